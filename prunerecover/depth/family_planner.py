@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from prunerecover.calibration.candidates import Choice
@@ -65,7 +65,13 @@ class FamilyPlanner(DepthPlanner):
         )
         return numbers(self.config.registered(context))
 
-    def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
+    def _decide(self, budget: Budget, units: Sequence[Unit]) -> Decision:
+        return self._decided_by(self._searched, budget, units)
+
+    def _decide_part(self, budget: Budget, units: Sequence[Unit]) -> Decision:
+        return self._decided_by(self._searched_once, budget, units)
+
+    def _decided_by(self, search: Callable[[Goal], Searched], budget: Budget, units: Sequence[Unit]) -> Decision:
         units = [unit for unit in units if unit.kind in budget.kinds(FAMILY_KINDS)]
         if self.search == "one_shot":
             scores = self.rank()
@@ -79,29 +85,40 @@ class FamilyPlanner(DepthPlanner):
         if self.search == "run":
             first, chosen = self._one_run(self._goal(units, budget, self._saved_together))
         elif budget.latency is not None:
-            first, chosen = self._searched_for_latency(units, budget.latency, once)
+            first, chosen = self._searched_for_latency(search, units, budget.latency)
         else:
-            first, chosen = self._searched(self._goal(units, budget, self._saved_together), once)
+            first, chosen = search(self._goal(units, budget, self._saved_together))
         return self._decided(first, self._sets.finished(chosen), chosen)
 
-    def _searched(self, goal: Goal, once: bool) -> Searched:
-        """Return the best of all sets that are found, of several ways to search unless once is enough."""
+    def _searched(self, goal: Goal) -> Searched:
+        """Return the best of all sets that several ways to search find."""
+        if not isinstance(goal, Share):
+            return self._searched_once(goal)
         found = JointSearch(self._sets, goal, self.search, self._known)
         sets = [found.run()]
-        if isinstance(goal, Share) and not once:
-            sets += self._of_fewer_kinds(goal, sets[0])
-            sets += self._of_same_counts(goal, found.cheapest(sets).units)
+        sets += self._of_fewer_kinds(goal, sets[0])
+        sets += self._of_same_counts(goal, found.cheapest(sets).units)
+        return self._best_of(found, sets, goal)
+
+    def _searched_once(self, goal: Goal) -> Searched:
+        """Return the set that one search finds, or a run of blocks that is better."""
+        found = JointSearch(self._sets, goal, self.search, self._known)
+        return self._best_of(found, [found.run()], goal)
+
+    def _best_of(self, found: JointSearch, sets: list[Move], goal: Goal) -> Searched:
         sets += self._runs(goal, found.first)
         return found.first, found.best_of(sets, self._sets.tune, self._sets.leave_maps)
 
-    def _searched_for_latency(self, units: Sequence[Unit], wanted: float, once: bool) -> Searched:
+    def _searched_for_latency(
+        self, search: Callable[[Goal], Searched], units: Sequence[Unit], wanted: float
+    ) -> Searched:
         """Return the best set by estimated shares of the latency; what it saves is measured."""
         kinds = [unit.kind for unit in units]
         shares = LatencyShares(kinds, self._half_of, lambda own: self._saved_together(own, "macs", 1), self.store)
         return searched_for_latency(
             Share(units, wanted, shares.of, most_blocks=len(describe(self.model).blocks) - 1),
             shares,
-            lambda goal: self._searched(goal, once),
+            search,
             lambda found: self._saved_together(found[1], "latency", wanted),
         )
 

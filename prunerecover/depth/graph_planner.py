@@ -70,7 +70,7 @@ class GraphPlanner(DepthPlanner):
             return LossIncrease(self.session.loss, self.session.batches, self.session.device)
         return OutputDivergence(self.samples)
 
-    def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
+    def _decide(self, budget: Budget, units: Sequence[Unit]) -> Decision:
         scores, chosen = self._choose(budget, units)
         divergence = self._divergence(chosen)
         fits = fit_together(self.variants, self.samples, chosen)

@@ -86,21 +86,34 @@ class DepthPlanner(ABC):
             self._scores = {name: float(value) for name, value in saved.items()}
         self._begin()
 
-    def plan(self, budget: Budget, *, in_part: bool = False, kinds: Sequence[str] | None = None) -> Plan:
-        """Return the plan of one budget.
+    def plan(self, budget: Budget) -> Plan:
+        """Return the plan of one budget; a warning says if more goes than units make necessary.
 
         Args:
             budget: See `plan_depth`.
-            in_part: Whether something else removes what units of depth leave of a larger budget: excess is no matter,
-                and one search is enough.
-            kinds: Of the units that may go, of those that the planner knows; None: all.
         """
-        units = [unit for unit in self.units if kinds is None or unit.kind in kinds]
-        self.store.extend(budget, kinds, in_part)
+        self.store.extend(budget, None, False)
         with self.session.evaluating():
-            decided = self._decide(_aim(budget), units, once=in_part)
-            removed = self._removed_by(decided.edits, budget, in_part) if decided.edits else {}
-            order = self._steps(decided)
+            plan = self._described(budget, self._decide(_aim(budget), self.units))
+        if removed := DepthEvidence.of(plan.evidence).removed_share:
+            _warn_of_excess(removed)
+        return plan
+
+    def part(self, budget: Budget, kinds: Sequence[str] | None = None) -> Plan:
+        """Return the plan of a part of a larger budget, whose rest goes otherwise: one search is enough.
+
+        Args:
+            budget: Part, as of `plan_depth`.
+            kinds: Kinds of the units that may go, of those that the planner knows; None: all.
+        """
+        self.store.extend(budget, kinds, True)
+        units = [unit for unit in self.units if kinds is None or unit.kind in kinds]
+        with self.session.evaluating():
+            return self._described(budget, self._decide_part(_aim(budget), units))
+
+    def _described(self, budget: Budget, decided: Decision) -> Plan:
+        removed = self._removed_by(decided.edits, budget) if decided.edits else {}
+        order = self._steps(decided)
         found = DepthEvidence(
             units={unit.name: unit.kind for unit in self.units},
             importance=decided.importance,
@@ -186,14 +199,17 @@ class DepthPlanner(ABC):
         """Return the importance of every unit of the dense model."""
 
     @abstractmethod
-    def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
+    def _decide(self, budget: Budget, units: Sequence[Unit]) -> Decision:
         """Search for what goes.
 
         Args:
             budget: How much.
             units: That may go.
-            once: Whether the first set that is found is good enough, where several would be compared.
         """
+
+    def _decide_part(self, budget: Budget, units: Sequence[Unit]) -> Decision:
+        """Search as `_decide` does, but once where several sets would be compared."""
+        return self._decide(budget, units)
 
     @abstractmethod
     def _saved_by_units(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:
@@ -242,23 +258,27 @@ class DepthPlanner(ABC):
             steps.append(RemovalStep(unit=unit.name, config=config, result=result))
         return DepthEvidence(order=tuple(steps)).to_dict() if steps else {}
 
-    def _removed_by(self, edits: Sequence[Edit], budget: Budget, in_part: bool) -> dict[str, Any]:
-        """Measure what goes before and after `merge`, and warn if it is more than units make necessary."""
+    def _removed_by(self, edits: Sequence[Edit], budget: Budget) -> dict[str, Any]:
+        """Measure what goes before and after `merge`."""
         if budget.share is None or budget.share[0] == "latency":
             return {}
         cost, asked = budget.share
         dense = self.session.cost(cost)
-        live, merged = (dense.removed_share(edits, merged=merged) for merged in (False, True))
+        live, merged = dense.live_share(edits), dense.removed_share(edits)
         smallest = smallest_share(self.units, self._saver(cost), cost)
-        if merged - asked > smallest and not in_part:
-            warnings.warn(
-                f"The plan removes {merged:.1%} of the {cost} for a budget of {asked:.1%}, although the smallest unit "
-                f"holds {smallest:.1%}: what comes nearer was not found, or changes the output more. Ignore fewer "
-                "units, or give the budget in units (remove=...).",
-                stacklevel=4,
-            )
         said = {"cost": cost, "live": live, "merged": merged, "asked": asked, "smallest_unit": smallest}
         return DepthEvidence(removed_share=RemovedShare.model_validate(said)).to_dict()
+
+
+def _warn_of_excess(removed: RemovedShare) -> None:
+    """Warn if more goes than units make necessary."""
+    if removed.merged - removed.asked > removed.smallest_unit:
+        warnings.warn(
+            f"The plan removes {removed.merged:.1%} of the {removed.cost} for a budget of {removed.asked:.1%}, "
+            f"although the smallest unit holds {removed.smallest_unit:.1%}: what comes nearer was not found, or changes "
+            "the output more. Ignore fewer units, or give the budget in units (remove=...).",
+            stacklevel=5,
+        )
 
 
 def numbers(scores: Mapping[str, Tensor]) -> dict[str, float]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,6 @@ from prunerecover.model.batches import (
     Batches,
     CalibrationSet,
     ModelInputs,
-    as_inputs,
     listed,
     split_batches,
     with_samples,
@@ -25,7 +24,7 @@ from prunerecover.model.batches import (
 )
 from prunerecover.model.checks import check_call, check_network, check_plannable
 from prunerecover.model.copies import hooked_copy, share_copy
-from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.evaluation import device_of, inputs_of, ordinary_arithmetic, plain_evaluation
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.edits import Edit
 from prunerecover.recovery.dense_reference import fresh_statistics, with_own_statistics
@@ -116,11 +115,9 @@ class Session:
         """Device of the network."""
         return device_of(self.model)
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Evaluate the network inside a `with` block, in ordinary arithmetic and uncompiled."""
-        with ordinary_arithmetic(), evaluating(self.model), uncompiled():
-            yield
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Evaluate the network inside a `with` block; see `plain_evaluation`."""
+        return plain_evaluation(self.model)
 
     @cached_property
     def first(self) -> ModelInputs:
@@ -153,7 +150,7 @@ class Session:
 
     def inputs(self, batch: Any) -> ModelInputs:
         """Return what the network is called with for a batch, on its device."""
-        return as_inputs(without_labels(batch, self.model)).to(self.device)
+        return inputs_of(batch, self.model)
 
     def cost(self, name: str) -> DenseCost:
         """Return what the network costs.

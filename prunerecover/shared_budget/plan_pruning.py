@@ -249,8 +249,11 @@ class SplitSearch:
         made_by = plan.made_by.model_copy(update={"method": "joint", "arguments": arguments})
         found = SplitEvidence(splits=tuple(self.tried), depth_share=share, saved=saved)
         evidence = {**plan.evidence, **found.to_dict()}
-        if (part := DepthEvidence.of(evidence).removed_share) is not None:
-            live = self.planner.removed_share(plan, self.cost, merged=False)
+        part = DepthEvidence.of(evidence).removed_share
+        if part is not None and self.cost == "latency":  # of the MACs that depth alone took
+            del evidence["removed_share"]
+        elif part is not None:
+            live = self.planner.session.cost(self.cost).live_share(plan.edits)
             whole = part.model_copy(update={"live": live, "merged": saved, "asked": self.wanted})
             evidence |= DepthEvidence(removed_share=whole).to_dict()
         return plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(plan.tensors)

@@ -66,7 +66,7 @@ class SharedBudgetPlanner:
                 "Follow what one of these says, or prune another part of the network.",
             )
         self._kinds_of_depth: tuple[str, ...] | None = None  # that went when depth took all of the budget
-        self._shares: list[tuple[tuple[str, bool, tuple[Edit, ...]], float]] = []
+        self._shares: list[tuple[tuple[str, tuple[Edit, ...]], float]] = []
         self._together: list[tuple[tuple[Edit, ...], float, Plan]] = []  # by what goes in depth, and in all
 
     def score_width(self) -> None:
@@ -110,7 +110,9 @@ class SharedBudgetPlanner:
         Raises:
             ValueError: If the network cannot be pruned so.
         """
-        first = self._depth_plan(budget_of(self.counted, depth_share), in_part=True)
+        if self._depth is None:
+            raise ValueError(self.why_no_depth)
+        first = self._depth.part(budget_of(self.counted, depth_share), self._kinds_of_depth)
         known = (whole for edits, asked, whole in self._together if edits == first.edits and asked == share)
         if (plan := next(known, None)) is None:
             plan = self._completed(first, share)
@@ -139,20 +141,19 @@ class SharedBudgetPlanner:
         )
         return plan
 
-    def removed_share(self, plan: Plan, cost: str, *, merged: bool = True) -> float:
-        """Return the share of a cost that goes with a plan, once it is merged or not; latency is measured.
+    def removed_share(self, plan: Plan, cost: str) -> float:
+        """Return the share of a cost that goes with a plan, once it is merged; latency is measured.
 
         Args:
             plan: For the model.
             cost: "macs", "params" or "latency".
-            merged: Whether the network without what goes is merged.
         """
         if not plan.edits:
             return 0.0
-        asked = (cost, merged, plan.edits)  # settings in edits have no hash
+        asked = (cost, plan.edits)  # settings in edits have no hash
         share = next((share for other, share in self._shares if other == asked), None)
         if share is None:
-            share = self.session.cost(cost).removed_share(plan.edits, merged=merged)
+            share = self.session.cost(cost).removed_share(plan.edits)
             self._shares.append((asked, share))
         return share
 
@@ -187,11 +188,9 @@ class SharedBudgetPlanner:
             return plan.tensors
         return fitted_and_tuned(plan.edits, plan.tensors, batches, self.session.output)
 
-    def _depth_plan(self, budget: Budget, *, in_part: bool = False) -> Plan:
+    def _depth_plan(self, budget: Budget) -> Plan:
         if self._depth is None:
             raise ValueError(self.why_no_depth)
-        if in_part:
-            return self._depth.plan(budget, in_part=True, kinds=self._kinds_of_depth)
         plan = self._depth.plan(budget)
         self._kinds_of_depth = tuple(plan.removed) or None
         return plan

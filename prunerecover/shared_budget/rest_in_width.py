@@ -76,7 +76,8 @@ class RestInWidth:
             ValueError: If the network cannot be pruned so.
         """
         pruned, planner = self._after(part)
-        found = planner.plan(budget, in_part=bool(part.edits), finished=False)
+        latency = pruned.cost("latency")
+        found = planner.decided(budget, clock=latency.on_few if part.edits else latency)
         return part + _plan_of_unmerged(found, pruned)
 
     def _after(self, part: Plan) -> tuple[Session, WidthPlanner]:

@@ -53,19 +53,26 @@ class DenseCost:
             return self
         return replace(self, example=self.example.select(torch.arange(TIMED)))
 
-    def removed_share(self, edits: Sequence[Edit], *, merged: bool = True, wanted: float | None = None) -> float:
-        """Return the share of the cost that goes.
+    def live_share(self, edits: Sequence[Edit]) -> float:
+        """Return the share of the MACs or parameters that goes as long as the pruned model is not merged.
+
+        Args:
+            edits: In order, without fitted tensors.
+        """
+        with edited(self._twin, edits):
+            return 1 - self._counted(self._twin) / self._total
+
+    def removed_share(self, edits: Sequence[Edit], *, wanted: float | None = None) -> float:
+        """Return the share of the cost that goes, once the pruned model is merged, as it is when it is saved.
 
         Args:
             edits: In order, without fitted tensors: values do not change the cost.
-            merged: Whether the pruned model is merged, too, as it is once it is saved.
             wanted: A share; all that matters is whether so much goes, so that few pairs are enough for a latency that
                 is clearly another. None: the share itself matters; few pairs are enough where they agree.
         """
         with ExitStack() as stack:
             stack.enter_context(edited(self._twin, edits))
-            if merged:
-                stack.enter_context(edited(self._twin, merge_edits(self._twin)))
+            stack.enter_context(edited(self._twin, merge_edits(self._twin)))
             if self.cost == "latency":
                 return self._faster(wanted)
             return 1 - self._counted(self._twin) / self._total

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 
 import torch
@@ -115,7 +115,7 @@ class NarrowableNetwork:
             self._latest = tuple(edits), with_compensation(edits, predictions(narrowing, self._moments))
         return self._latest[1]
 
-    def finished(self, edits: Sequence[Edit], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def finished(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return what reading weights take over, fitted to all samples and tuned, once all is decided.
 
         Args:

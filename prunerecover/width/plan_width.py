@@ -152,7 +152,7 @@ def _in_rounds(session: Session, budget: Budget, config: WidthConfig) -> Plan:
         if taken:
             recalibrate_batchnorm(network, several)
         now = session.of(network)
-        step = WidthPlanner(now, config).plan(part, finished=False)
+        step = WidthPlanner(now, config).decided(part)
         taken.append(_used(step, budget, now))
         apply_edits(network, step.edits, step.tensors)
         plan = plan + step

@@ -27,6 +27,7 @@ from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
 from prunerecover.session.session import Session
 from prunerecover.surgery.provenance import plan_for
+from prunerecover.surgery.saved_cost import DenseCost
 from prunerecover.width.allocation.by_importance import lowest, per_cost
 from prunerecover.width.allocation.cost_model import CostModel
 from prunerecover.width.allocation.diagnostics import tolerance_evidence
@@ -113,29 +114,33 @@ class WidthPlanner:
         names = [group.name for group in self.groups]
         return self.config.scores.of_units(self.session.model, importance, names)
 
-    @ordinary_arithmetic()
-    def plan(
-        self,
-        budget: Budget | None = None,
-        rule: WidthRule | None = None,
-        *,
-        in_part: bool = False,
-        finished: bool = True,
-    ) -> Plan:
+    def plan(self, budget: Budget | None = None, rule: WidthRule | None = None) -> Plan:
         """Return the plan of one budget; see `plan_width`.
 
         Args:
-            budget: None: the rule has a tolerance.
+            budget: Budget; None: the rule has a tolerance.
             rule: How units are chosen, and what they leave; None: as the planner's `config` says.
-            in_part: More goes than this. Latency is measured once all is planned: few samples are enough here.
-            finished: Whether what weights take over is fitted to all samples and tuned; otherwise it is fitted to those
-                that are not held out.
+        """
+        plan = self.decided(budget, rule)
+        with ordinary_arithmetic():
+            return plan.with_tensors(self.network.finished(plan.edits, plan.tensors)) if plan.edits else plan
+
+    @ordinary_arithmetic()
+    def decided(
+        self, budget: Budget | None = None, rule: WidthRule | None = None, *, clock: DenseCost | None = None
+    ) -> Plan:
+        """Return a plan whose weights take over what least squares say of samples that are not held out.
+
+        Args:
+            budget: See `plan`.
+            rule: See `plan`.
+            clock: What measures latency; None: that of the session, on its whole first batch.
         """
         rule = self.config if rule is None else rule
         rule.check_budget(budget, sorted(self.units))
         weighing = self._weighing(budget, rule)
         if budget is not None and budget.latency is not None:
-            rule, budget_of_macs = self._in_macs(budget.latency, rule, weighing, in_part)
+            rule, budget_of_macs = self._in_macs(budget.latency, rule, weighing, clock or self.session.cost("latency"))
             removed, evidence = self._removed(budget_of_macs, rule, weighing)
         else:
             removed, evidence = self._measured(budget, rule, weighing)
@@ -158,7 +163,7 @@ class WidthPlanner:
                 **({} if rule.round_to is None else {"round_to": rule.round_to}),
             },
             seed=self.config.seed,
-            tensors=self.network.finished(edits, fitted) if finished else fitted,
+            tensors=fitted,
             example=self.session.example,
             evidence={**found.to_dict(), **evidence},
         )
@@ -248,7 +253,7 @@ class WidthPlanner:
         return found
 
     def _in_macs(
-        self, latency: float, rule: WidthRule, weighing: KindWeights, in_part: bool
+        self, latency: float, rule: WidthRule, weighing: KindWeights, clock: DenseCost
     ) -> tuple[WidthRule, Budget]:
         """Return the budget of MACs whose plan saves a share of the latency, and whether widths are rounded for it."""
         *_, scores = self.scores(*rule.importances)  # before errors mean that structure forbids a budget
@@ -259,8 +264,7 @@ class WidthPlanner:
             lost=lambda removed: sum(float(scores[name][units].sum()) for name, units in removed.items()),
         )
         ways = [way for way in rule.ways if way is rule or rounded(self.groups, way.round_to) != self.groups]
-        dense = self.session.cost("latency")
-        met = met_latency(dense.on_few if in_part else dense, latency, ways, choices)
+        met = met_latency(clock, latency, ways, choices)
         return met.way, met.budget
 
     def _edits_at(self, budget: Budget, rule: WidthRule, weighing: KindWeights) -> tuple[Edit, ...]:

@@ -187,7 +187,7 @@ def test_a_share_of_latency_may_be_missed_as_far_as_clocks_differ(
 ) -> None:
     sought: list[Budget] = []
 
-    def noted(planner: FamilyPlanner, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
+    def noted(planner: FamilyPlanner, budget: Budget, units: Sequence[Unit]) -> Decision:
         sought.append(budget)
         return Decision([], {}, {}, [])
 

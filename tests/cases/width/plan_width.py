@@ -87,5 +87,5 @@ def narrowed(make: Any, share: float = 0.3) -> tuple[nn.Module, tuple[Edit, ...]
     torch.manual_seed(0)
     model = spread(make().eval())
     planner = WidthPlanner(Session(model, [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]))
-    plan = planner.plan(Budget(params=share), WidthRule(allocation="uniform"), finished=False)
+    plan = planner.decided(Budget(params=share), WidthRule(allocation="uniform"))
     return model, plan.edits, dict(plan.tensors), split_batches(list(IMAGES.split(8)), CPU)

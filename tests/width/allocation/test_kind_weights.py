@@ -235,7 +235,7 @@ def test_budgets_that_are_near_are_weighed_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(PrunedOutput, "divergence", lambda *_: asked.append(1.0) or float(len(asked)))
     planner = WidthPlanner(Session(vit(), labelled_batches()))
     for share, trials in ((0.3, 1), (0.32, 1), (0.36, 2)):
-        planner.plan(Budget(macs=share), finished=False)
+        planner.decided(Budget(macs=share))
         assert len(asked) == trials * number_of_trials(KINDS)
 
 

@@ -123,7 +123,7 @@ def test_moments_that_a_planner_keeps_give_what_the_edits_alone_do(make: Any) ->
     x = torch.randn(64, 6) if make is Both else IMAGES
     batches = [(x, torch.arange(len(x)) % 3)]
     planner = WidthPlanner(Session(model, batches))
-    plan = planner.plan(Budget(params=0.3), WidthRule(allocation="uniform"), finished=False)  # before they are tuned
+    plan = planner.decided(Budget(params=0.3), WidthRule(allocation="uniform"))  # before they are tuned
     narrowing = [edit for edit in plan.edits if isinstance(edit, Narrow)]
     found = fit_compensation(model, narrowing, split_batches([x], x.device).fit)
     assert sum(map(len, found)) == len(plan.tensors) > 0

@@ -118,7 +118,7 @@ def test_what_a_user_plans_is_tuned_and_the_same_each_time() -> None:
     batches = [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]
     plans = [plan_width(spread(vit()), Budget(macs=0.4), batches=batches) for _ in range(2)]
     assert all(torch.equal(plans[1].tensors[key], value) for key, value in plans[0].tensors.items())
-    untuned = WidthPlanner(Session(spread(vit()), batches)).plan(Budget(macs=0.4), finished=False)
+    untuned = WidthPlanner(Session(spread(vit()), batches)).decided(Budget(macs=0.4))
     assert untuned.edits == plans[0].edits
     inputs = torch.randn(64, 3, 16, 16, generator=torch.Generator().manual_seed(4))
     divergences = []
