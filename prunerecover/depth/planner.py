@@ -275,8 +275,8 @@ def _warn_of_excess(removed: RemovedShare) -> None:
     if removed.merged - removed.asked > removed.smallest_unit:
         warnings.warn(
             f"The plan removes {removed.merged:.1%} of the {removed.cost} for a budget of {removed.asked:.1%}, "
-            f"although the smallest unit holds {removed.smallest_unit:.1%}: what comes nearer was not found, or changes "
-            "the output more. Ignore fewer units, or give the budget in units (remove=...).",
+            f"although the smallest unit holds {removed.smallest_unit:.1%}: what comes nearer was not found, or "
+            "changes the output more. Ignore fewer units, or give the budget in units (remove=...).",
             stacklevel=5,
         )
 

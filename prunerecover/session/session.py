@@ -104,6 +104,7 @@ class Session:
         Args:
             copied: Copy, perhaps pruned; it is what is planned for, and not copied again.
         """
+        assert self.samples, "split once, for both"
         other = copy.copy(self)
         for name in ("first", "example", "output"):
             vars(other).pop(name, None)
