@@ -35,11 +35,13 @@ class TrainingPass:
     """A pass in training mode, beside one in evaluation mode.
 
     Attributes:
+        inputs: What it was called with.
         graph: Of the pass in training mode.
         evaluated: Graph of the pass in evaluation mode.
         touched: Paths of modules whose parts are read in the backward pass, but not by a call of theirs.
     """
 
+    inputs: ModelInputs
     graph: ComputationGraph
     evaluated: ComputationGraph
     touched: frozenset[str]
@@ -68,7 +70,7 @@ def training_pass(model: nn.Module, inputs: ModelInputs, evaluated: ComputationG
     try:
         with _functions_called() as functions:
             graph = trace_training(apart_copy(model), inputs)
-        return TrainingPass(graph, evaluated, _touched(apart_copy(model), inputs) if functions else frozenset())
+        return TrainingPass(inputs, graph, evaluated, _touched(apart_copy(model), inputs) if functions else frozenset())
     except Exception:  # whatever the network's own code raises
         return None
 

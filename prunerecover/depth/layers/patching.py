@@ -138,7 +138,7 @@ def _largest_modules(
         pooled: Poolings by node; a module in which nothing but one is left becomes it.
     """
     found: dict[str, StandIn] = {}
-    for call, inside in zip(graph.calls, graph.inside, strict=True):
+    for call, inside, entered in zip(graph.calls, graph.inside, graph.entered, strict=True):
         covered = any(call.path.startswith(f"{path}.") for path in found)
         if not call.path or covered or graph.times[call.path] > 1 or not call.children or call.returns < 0:
             continue
@@ -146,7 +146,7 @@ def _largest_modules(
         ends_in_pool = bool(pools) and max(inside, default=0) in ends
         if not inside or len(pools) > 1 or ends_in_pool:
             continue
-        if not _hands_on(graph, sorted(inside), passing | pooled.keys()):
+        if not _hands_on(graph, sorted(inside), passing | pooled.keys(), entered):
             continue
         if graph.reader_of_parts(call.path) is not None:
             continue  # a stand-in has no parts that other code could read
@@ -163,9 +163,12 @@ def _largest_modules(
     return found
 
 
-def _hands_on(graph: ComputationGraph, inside: Sequence[int], passing: Set[int]) -> bool:
-    """Whether nodes do nothing but hand on the one tensor that enters them, and only the last is read elsewhere."""
+def _hands_on(graph: ComputationGraph, inside: Sequence[int], passing: Set[int], given: Edge | None) -> bool:
+    """Whether nodes do nothing but hand on the tensor that their module is given, and only the last is read elsewhere.
+
+    A stand-in hands on the first tensor that it is given; a module may read another one.
+    """
     nodes, own = [graph.nodes[index] for index in inside], set(inside)
     entered = {edge for node in nodes for edge in node.inputs if edge.node not in own}
     nothing_done = all(node.index in passing or node.kind == "identity" for node in nodes)
-    return nothing_done and len(entered) == 1 and all(own.issuperset(graph.readers[n.index]) for n in nodes[:-1])
+    return nothing_done and entered == {given} and all(own.issuperset(graph.readers[n.index]) for n in nodes[:-1])

@@ -43,9 +43,11 @@ def with_blocks_taken_out(model: nn.Module, example: ModelInputs, edits: Sequenc
     try:
         removals = removals_of(model, [edit.unit for edit in bypassed])
         standard = _is_standard(model, example, bypassed, removals)
-    except Exception:  # it computes with the numbers of its layers: its own code raises anything
+        taken = (*(edit for edit in edits if edit not in bypassed), *removals)
+        apply_edits(share_copy(model), taken)
+    except Exception:  # it computes with the numbers of its layers, or others leave no block that shows its list
         return tuple(edits)
-    return (*(edit for edit in edits if edit not in bypassed), *removals) if standard else tuple(edits)
+    return taken if standard else tuple(edits)
 
 
 def _is_standard(model: nn.Module, example: ModelInputs, bypassed: Sequence[Edit], removals: Sequence[Edit]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -21,6 +21,7 @@ from prunerecover.graph.training import TrainingPass, train_once, training_pass
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.copies import apart_copy
 from prunerecover.model.evaluation import evaluating
+from prunerecover.model.key_values import asking_for_cache
 from prunerecover.model.paths import is_within
 from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass, Edit, Merge, Patch
@@ -133,6 +134,8 @@ class Companions:
 class TrainingTrials:
     """Trials in training mode of what a network does otherwise there with the modules that go.
 
+    It is run once more to keep what a next call needs, as decoders do by default: that may read modules, too.
+
     Attributes:
         model: Unwrapped; it is not changed.
         example: One batch on its device.
@@ -150,23 +153,24 @@ class TrainingTrials:
             modules: Paths of those that go.
             edits: Returns the edits that take them out.
         """
-        if self._pass is None or not any(map(self._pass.differs, modules)):
-            return ""
-        return self._failure(edits()) if self._trains else ""
+        for one in self._passes:
+            if any(map(one.differs, modules)):
+                reason = self._failure(edits(), one.inputs)
+                if reason and not self._failure([], one.inputs):
+                    return reason
+        return ""
 
     @cached_property
-    def _pass(self) -> TrainingPass | None:
-        return training_pass(self.model, self.example, self.graph)
+    def _passes(self) -> tuple[TrainingPass, ...]:
+        keeping = asking_for_cache(self.model, self.example.kwargs)
+        tried = (self.example,) if keeping is None else (self.example, replace(self.example, kwargs=keeping))
+        return tuple(filter(None, (training_pass(self.model, inputs, self.graph) for inputs in tried)))
 
-    @cached_property
-    def _trains(self) -> bool:
-        return not self._failure([])
-
-    def _failure(self, edits: Sequence[Edit]) -> str:
+    def _failure(self, edits: Sequence[Edit], inputs: ModelInputs) -> str:
         trial = apart_copy(self.model)
         apply_edits(trial, edits)
         try:
-            train_once(trial, self.example)
+            train_once(trial, inputs)
         except Exception as error:  # whatever the network's own code raises
             return _told(error, "train")
         return ""

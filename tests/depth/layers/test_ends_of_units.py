@@ -52,6 +52,41 @@ class Depthwise(nn.Module):
         return torch.relu(self.pointwise(x))
 
 
+class SecondArgument(nn.Module):
+    """A module whose layer reads what it is given second."""
+
+    class End(nn.Module):
+        """The module."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, beside: Tensor, x: Tensor) -> Tensor:
+            return self.layer(x)  # type: ignore[no-any-return]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.inner, self.end, self.head = (
+            nn.Linear(3, WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+            self.End(),
+            nn.Linear(WIDTH, 2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head(self.end(x, self.inner(x).tanh()))  # type: ignore[no-any-return]
+
+
+def test_module_in_which_nothing_is_left_hands_on_what_it_read() -> None:
+    torch.manual_seed(0)
+    x, model = torch.rand(2, 3), SecondArgument()
+    removals = removals_of(model, x)
+    left = pruned(removals, [unit for unit in removals.units if unit.name == "end.layer"])
+    torch.testing.assert_close(left(x), model.head(model.inner(model.stem(x)).tanh()))
+
+
 def test_code_that_stays_does_not_write_into_what_a_branch_reads() -> None:
     torch.manual_seed(0)
     model = SharedReLU().eval()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases.depth.hybrids import hybrid
+from cases.depth.removal import removals_of
 from cases.models.cached import cached, handing_on, numbers, uncached
 from cases.models.decoders import OTHERS, tiny_diff_llama, tiny_minimax
 from cases.models.tiny import tiny_inputs, tiny_timm
@@ -14,10 +15,13 @@ from cases.sampling import one_in
 from torch import nn
 
 from prunerecover import Plan, apply_plan, load_pruned, plan_depth, save_pruned
+from prunerecover.depth.layers.standard import with_blocks_taken_out
 from prunerecover.families.describe import describe_blocks, is_supported
 from prunerecover.families.transformers_layers import read_stacks
+from prunerecover.model.batches import as_inputs
+from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.edits import Bypass, Config, Remove
-from prunerecover.surgery.apply_edits import undo
+from prunerecover.surgery.apply_edits import apply_edits, undo
 from prunerecover.surgery.transformers_depth import config_edits
 
 BATCHES = [tiny_inputs("text", batch=8)]
@@ -75,6 +79,19 @@ def test_saved_model_reopens_without_the_dense_one(name: str, tmp_path: Path) ->
     again = load_pruned(folder)
     assert torch.equal(uncached(again, IDS), uncached(model, IDS))
     assert type(model).from_pretrained(folder).config.num_hidden_layers == 3
+
+
+@pytest.mark.slow
+def test_block_goes_beside_others_in_which_nothing_is_left() -> None:
+    model, batch = hybrid("Lfm2ForCausalLM")
+    removals = removals_of(model, batch, ("block", "attention", "mlp"))
+    block = "model.layers.0"
+    units = [u for u in removals.units if u.name == block or (u.kind != "block" and not u.name.startswith(block))]
+    with evaluating(model):
+        edits = with_blocks_taken_out(model, as_inputs(batch), removals.edits(units))
+    apply_edits(model, edits)
+    stream = model.model.embedding_norm(model.model.embed_tokens(IDS))
+    torch.testing.assert_close(uncached(model, IDS), model.lm_head(stream))
 
 
 def test_config_counts_the_first_dense_layers_and_lists_the_mixtures() -> None:
