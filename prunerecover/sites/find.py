@@ -160,7 +160,7 @@ def _look(
     if ignore and not sites and not found.linked:
         raise ValueError(f"Expected some sites outside ignore={list(ignore)}, but all {len(names)} are ignored.")
     for name, reason in stay.items():
-        refused[name] = f"{refused[name]}. {reason}" if name in refused else reason
+        refused[name] = f"{refused[name].removesuffix('.')}. {reason}" if name in refused else reason
     refused = {name: why for name, why in refused.items() if not matches(name, ignore)}
     return Sites(sites, refused, replace(found, traced=None)), found
 
