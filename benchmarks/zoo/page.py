@@ -71,9 +71,8 @@ def exports(rows: Sequence[Row]) -> str:
 def not_with_free_sizes(rows: Sequence[Row]) -> list[str]:
     """Return the networks that are exported with fixed sizes alone or not at all, with the reasons."""
     left = [row for row in rows if row["outcome"] == "ok" and not row.get("onnx")]
-    waiting = (
-        [f"ONNX is not tried yet of {len(left)} networks, whose rows are of an earlier version.", ""] if left else []
-    )
+    earlier = "whose rows are of an earlier version or of a run without it"
+    waiting = [f"ONNX is not tried yet of {len(left)} networks, {earlier}.", ""] if left else []
     told = [row for row in rows if row.get("onnx") in (FIXED, REFUSED, LATE)]
     return waiting + section("ONNX with fixed sizes, refused, or not in time", told, "onnx_reason", "onnx")
 

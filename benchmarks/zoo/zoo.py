@@ -1,6 +1,6 @@
 """Pruning in width or in depth on networks of all kinds, with random weights: a row per network.
 
-    python -m benchmarks.zoo.zoo --kind width|depth [--suite SUITE ...] [--only NAME ...] [--again-failed]
+    python -m benchmarks.zoo.zoo --kind width|depth [--suite SUITE ...] [--only NAME ...] [--again-failed] [--no-onnx]
     python -m benchmarks.zoo.zoo --kind width --large
     python -m benchmarks.zoo.zoo --kind depth --sequences N [--only NAME ...]
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -36,6 +36,7 @@ from benchmarks.zoo.worker import Late, Lost, Worker
 
 CALLS = 100  # of a process, before another one takes its place: what libraries keep in memory goes with it
 Name = tuple[str, str]  # suite, and the name in it
+Step = Callable[[str, str, Path], Row]
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ class Dimension:
     """
 
     page: str
-    pruned: Callable[[str, str, Path], Row]
+    pruned: Step
     row: Row
 
     @property
-    def steps(self) -> tuple[Callable[[str, str, Path], Row], ...]:
+    def steps(self) -> tuple[Step, ...]:
         """Each in a process of its own."""
         return self.pruned, reloaded, exported
 
@@ -81,6 +82,7 @@ def arguments() -> argparse.Namespace:
     command_line.add_argument("--suite", nargs="+", choices=SUITES, default=SUITES, help="these suites alone")
     command_line.add_argument("--only", nargs="+", metavar="NAME", default=["*"], help="these alone, as shell patterns")
     command_line.add_argument("--again-failed", action="store_true", help="measure anew what is not ok")
+    command_line.add_argument("--no-onnx", action="store_true", help="leave exports out, which take longest")
     command_line.add_argument("--timeout", type=float, default=120, help="seconds that a network may take")
     command_line.add_argument("--sequences", type=int, metavar="N", help="random sequences of each small architecture")
     command_line.add_argument("--large", action="store_true", help="find the groups of large networks instead")
@@ -103,13 +105,14 @@ def measure_networks(options: argparse.Namespace) -> None:
     names = [(suite, name) for suite in options.suite for name in found.get(suite, {})]
     chosen = [name for name in names if is_chosen(name, options.only)]
     due = [name for name in chosen if is_due(rows.get(name), options.again_failed, dimension)]
-    workers = [Worker(prepare) for _ in dimension.steps]
+    steps = dimension.steps[: -1 if options.no_onnx else None]
+    workers = {step: Worker(prepare) for step in steps}
     for count, name in enumerate(track(due, "networks")):
         if count % CALLS == 0:
-            stop(workers)
+            stop(workers.values())
         rows[name] = measured(workers, options.kind, name, options.timeout)
         save(options.kind, rows.values(), missing)
-    stop(workers)
+    stop(workers.values())
     save(options.kind, rows.values(), missing)
 
 
@@ -161,15 +164,15 @@ def key(row: Row) -> Name:
     return row["suite"], row["name"]
 
 
-def measured(workers: list[Worker], kind: str, which: Name, timeout: float) -> Row:
+def measured(workers: Mapping[Step, Worker], kind: str, which: Name, timeout: float) -> Row:
     """Return the row of a network; each step runs in a process of its own."""
     dimension, (suite, name) = DIMENSIONS[kind], which
     row: Row = {"name": name, "suite": suite, "kind": kind, "outcome": "ok", **dimension.row}
-    for worker in workers:
+    for worker in workers.values():
         worker.start()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        for worker, step in zip(workers, dimension.steps, strict=True):
+        for step, worker in workers.items():
             try:
                 found = worker.call(step, suite, name, Path(folder), timeout=timeout)
             except (Lost, RuntimeError) as error:
@@ -211,7 +214,7 @@ def save(kind: str, rows: Iterable[Row], missing: dict[str, str], others: list[R
     write(page, {**found, further: others}, markdown(in_order, missing, others))
 
 
-def stop(workers: list[Worker]) -> None:
+def stop(workers: Iterable[Worker]) -> None:
     """End the processes."""
     for worker in workers:
         worker.stop()
