@@ -54,8 +54,9 @@ def no_unit(removals: Removals, kinds: Sequence[str]) -> Refusal:
         removals: Removals without units.
         kinds: Kinds that were looked for.
     """
-    first = list(removals.refused.items())[:3]
-    why = "; ".join(f"'{path}': {reason.partition('; ')[0]}" for path, reason in first)
+    first = [(path, *reason.partition("; ")[::2]) for path, reason in list(removals.refused.items())[:3]]
+    why = "; ".join(f"'{path}': {cause}" for path, cause, _ in first)
+    ways = "".join(f"{way[0].upper()}{way[1:].removesuffix('.')}. " for way in dict.fromkeys(w for *_, w in first if w))
     others = Counter(unit.kind for unit in of_all_kinds(removals).units)
     instead = f"It has others: {', '.join(f'{n} of kind {kind}' for kind, n in others.items())}. " if others else ""
     _, made_plain = computed_in(removals.model)
@@ -63,5 +64,5 @@ def no_unit(removals: Removals, kinds: Sequence[str]) -> Refusal:
     return Refusal(
         f"{type(removals.model).__name__} to have units of kind {', '.join(kinds)} that may go",
         f"there is none{f' ({why})' if why else ''}",
-        f"{plain}{instead}Channels, heads and neurons are narrowed by plan_width and WidthPrune.",
+        f"{plain}{ways}{instead}Channels, heads and neurons are narrowed by plan_width and WidthPrune.",
     )
