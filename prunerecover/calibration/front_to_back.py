@@ -10,7 +10,7 @@ return something else than tensors, or whose output is written to by what follow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -53,13 +53,16 @@ class FrontToBack:
     Args:
         network: In evaluation mode. Up to the layer that a pass is for, it must stay as it is from then on.
         batches: That it is run on.
+
+    Attributes:
+        calls: How often a pass of the first batch calls each module, in the order of their first calls.
     """
 
     def __init__(self, network: nn.Module, batches: Sequence[ModelInputs]) -> None:
         self.network = network
         self._numbers = {id(inputs): number for number, inputs in enumerate(batches)}
         self._modules = {n: m for n, m in network.named_modules() if not isinstance(m, torch.jit.ScriptModule)}
-        self._begins, self._ends = self._traced(batches[0])
+        self.calls, self._begins, self._ends = self._traced(batches[0])
         self._kept: dict[Key, _Output] = {}
         self._complete: tuple[str, list[str]] = ("", [])
         self._room = MOST_KEPT
@@ -117,12 +120,8 @@ class FrontToBack:
             self.run(inputs, path)
         return list(zip(taken, given, strict=True))
 
-    def in_order(self, paths: Iterable[str]) -> list[str]:
-        """Return those of some modules that the first batch calls, in the order of their first calls."""
-        return sorted((path for path in paths if path in self._begins), key=self._begins.__getitem__)
-
-    def _traced(self, inputs: ModelInputs) -> tuple[dict[str, int], dict[str, int]]:
-        """Return when modules begin for the first time, and when those that may be skipped end."""
+    def _traced(self, inputs: ModelInputs) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+        """Return how often modules are called, when they begin first, and when those that may be skipped end."""
         begins, ends = dict[str, list[int]](), dict[str, int]()
         watched = {path for path, module in self._modules.items() if any(map(users_hooks, module.modules()))}
         time, handles = count(), []
@@ -137,9 +136,9 @@ class FrontToBack:
             handles += [module.register_forward_pre_hook(begin(path)), module.register_forward_hook(end(path))]
         with removed_after(*handles):
             call(self.network, inputs)
-        once = {path for path, times in begins.items() if len(times) == 1}
-        skipped = {path: at for path, at in ends.items() if path in once - watched}
-        return {path: times[0] for path, times in begins.items()}, skipped
+        calls = {path: len(times) for path, times in begins.items()}
+        skipped = {path: at for path, at in ends.items() if calls[path] == 1 and path not in watched}
+        return calls, {path: times[0] for path, times in begins.items()}, skipped
 
     def _complete_before(self, before: str) -> list[str]:
         """Return the modules that are complete before a layer begins, but those inside others of them."""

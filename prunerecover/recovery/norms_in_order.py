@@ -7,7 +7,7 @@ times keeps its statistics, which are averages over its calls: they fit if what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.calibration.front_to_back import FrontToBack
-from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.hooks import Reached, counting, removed_after
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.hooks import Reached, removed_after
 from prunerecover.model.paths import get_module
 from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, check_finite, recalibrate_batchnorm, several_samples
 
@@ -26,23 +26,18 @@ class NormsInOrder:
 
     Args:
         network: In evaluation mode.
-        layers: Paths of layers that it is asked to stop at.
         samples: What the network is called with.
 
     Attributes:
         passes: Of the network over the samples, up to layers in order.
     """
 
-    def __init__(self, network: nn.Module, layers: Iterable[str], samples: Sequence[ModelInputs]) -> None:
+    def __init__(self, network: nn.Module, samples: Sequence[ModelInputs]) -> None:
         self.network, self.samples = network, samples
-        every = batchnorms(network)
-        with counting({path: get_module(network, path) for path in (*every, *layers)}) as calls:
-            call(network, samples[0])
-        self.calls = calls
-        self.norms = {path: norm for path, norm in every.items() if self.calls[path] == 1}
+        every, self.passes = batchnorms(network), FrontToBack(network, samples)
+        self.norms = {path: norm for path, norm in every.items() if self.passes.calls.get(path) == 1}
         self.settled: set[str] = set()
         self._estimate_at_once([norm for path, norm in every.items() if path not in self.norms])
-        self.passes = FrontToBack(network, samples)
 
     def settle(self, before: str | None = None) -> None:
         """Estimate what comes before the first call of a layer and is not settled; None: all of it.
@@ -53,7 +48,7 @@ class NormsInOrder:
         Raises:
             ValueError: If statistics come out as NaN or infinite.
         """
-        for path in self.calls:
+        for path in self.passes.calls:
             if path == before:
                 return
             if path in self.norms and path not in self.settled:

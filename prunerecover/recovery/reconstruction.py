@@ -155,7 +155,7 @@ def _fit_all(
         some = max(samples, key=lambda inputs: inputs.n_samples)
         some = some.select(torch.arange(min(some.n_samples, 2)))
         now, then = (branch_ends(model, calls, some) for model in (network, dense))
-        norms, dense_passes = NormsInOrder(network, calls, samples), FrontToBack(dense, samples)
+        norms, dense_passes = NormsInOrder(network, samples), FrontToBack(dense, samples)
         with progress("reconstructing layers", len(calls)) as advance:
             for path, number in calls.items():
                 norms.settle(before=path)
