@@ -250,8 +250,8 @@ def refit_in_order(
     passes, dense = FrontToBack(pruned, batches), FrontToBack(model, batches)
     fitted = {edit.unit: edit for edit in edits if isinstance(edit, Bypass) and edit.leaves in FITTED_STAND_INS}
     places, found = {place.path: place for place in (_place_in(edit, dense) for edit in fitted.values())}, {}
-    for path in (path for path in dense.calls if path in places):
-        place, sums = places[path], _Sums(places[path])
+    for place in (places[path] for path in dense.calls if path in places):
+        path, sums = place.path, _Sums(place)
         for batch in batches:
             for (x, _), (_, y) in zip(passes.seen_at(path, batch), dense.seen_at(place.gives, batch), strict=False):
                 sums.add(x, y)
@@ -266,15 +266,8 @@ def refit_in_order(
 def _place_in(edit: Bypass, dense: FrontToBack) -> FitPlace:
     """Return where an edit puts something fitted, given passes of the dense network."""
     path, one = next((path, one) for path, one in edit.modules.items() if one.leaves in FITTED_STAND_INS)
-    return FitPlace(
-        edit.unit,
-        edit.kind,
-        path,
-        [own for own in dense.calls if own in edit.modules][-1],
-        one.dim,
-        one.channels,
-        edit.modules,
-    )
+    gives = [own for own in dense.calls if own in edit.modules][-1]
+    return FitPlace(edit.unit, edit.kind, path, gives, one.dim, one.channels, edit.modules)
 
 
 def with_fit(edit: Edit, fits: Mapping[str, Fit], others: Sequence[Edit]) -> Edit:

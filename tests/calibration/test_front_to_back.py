@@ -106,9 +106,8 @@ def test_calls_of_modules_are_seen_and_counted_in_order() -> None:
         (_, first), (second, last) = passes.seen_at("twice", BATCHES[0], calls=2)
         assert torch.equal(first, second)
         assert torch.equal(last, network.twice(second))
-    assert [(path, n) for path, n in passes.calls.items() if path in LAYERS] == [
-        (path, 1 + (path == "twice")) for path in LAYERS
-    ]
+    assert [path for path in passes.calls if path in LAYERS] == list(LAYERS)
+    assert {path: passes.calls[path] for path in LAYERS} == {path: 1 + (path == "twice") for path in LAYERS}
 
 
 def test_modules_that_others_watch_are_computed_in_every_pass() -> None:
