@@ -53,6 +53,7 @@ class FitPlace:
         modules: What takes the place of each module where nothing is fitted.
         entry: Path of the module that reads what a stand-in would read; empty where code in between changes it.
         positions: Number of positions in a sample.
+        trains: Whether code with weights of its own makes what a stand-in reads: a constant would leave it no gradient.
     """
 
     unit: str
@@ -64,6 +65,7 @@ class FitPlace:
     modules: Mapping[str, StandIn] = field(hash=False)
     entry: str = ""
     positions: int = 1
+    trains: bool = False
 
     def bypass(self) -> Bypass:
         """Return the edit that takes the unit out where nothing is fitted."""
@@ -144,7 +146,8 @@ class _Sums:
 
     def all(self) -> tuple[Fit, ...]:
         """Solve for everything that may stand there."""
-        return tuple(self.solve(*form) for form in FORMS[self.place.kind] if self.alike or form[0] == "constant")
+        able = {"constant": not self.place.trains}
+        return tuple(self.solve(*form) for form in FORMS[self.place.kind] if able.get(form[0], self.alike))
 
     def solve(self, leaves: str, ridge: float) -> Fit:
         """Solve for one form."""

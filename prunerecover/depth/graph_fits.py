@@ -161,7 +161,10 @@ def _place(removals: Removals, unit: GraphUnit) -> FitPlace | None:
     if not 0 < shape[dim] <= LARGEST:
         return None
     entry = path if unit.kind == "block" else _entry(graph, unit, number)
-    return FitPlace(unit.name, unit.kind, path, path, dim, shape[dim], unit.modules, entry, prod(shape) // shape[dim])
+    inside = {n for own, call in zip(graph.inside, graph.calls, strict=True) if call.path in unit.modules for n in own}
+    trains = any(graph.nodes[n].weights for n in unit.nodes - inside if n < min(graph.inside[number]))
+    where = (unit.name, unit.kind, path, path, dim, shape[dim], unit.modules)
+    return FitPlace(*where, entry, prod(shape) // shape[dim], trains)
 
 
 def _place_of_one(removals: Removals, unit: Unit) -> FitPlace | None:

@@ -90,6 +90,30 @@ def test_what_is_fitted_stays_where_nothing_else_is_left_in_a_module() -> None:
     assert not torch.equal(after(torch.ones(2, 3)), after[3](after[2](after[0](torch.ones(2, 3)))))  # type: ignore[index]
 
 
+class Scaled(nn.Module):
+    """A branch inside which code with a weight of its own runs, and which always adds the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.scale = nn.Parameter(torch.ones(6))
+        self.second.weight.data.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(x + self.scale * self.first(x))  # type: ignore[no-any-return]
+
+
+def test_no_constant_takes_the_gradient_of_code_before_it() -> None:
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(3, 6), Scaled(), nn.Linear(6, 5)).eval()
+    batches = [torch.randn(16, 7, 3) for _ in range(4)]
+    plan = plan_depth(dense, remove={"mlp": 1}, batches=batches, ignore=["1.first"])
+    left = pruned(dense, plan)
+    assert [edit.leaves for edit in plan.edits if isinstance(edit, Bypass)] == ["affine"]
+    left(torch.randn(2, 7, 3)).square().mean().backward()
+    assert all(parameter.grad is not None for parameter in left.parameters())
+
+
 def test_what_memory_has_no_room_for_is_fitted_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     dense, batches = Sums("rows", leaf=False).eval(), [torch.randn(16, 7, 3) for _ in range(4)]
