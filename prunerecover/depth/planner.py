@@ -93,8 +93,7 @@ class DepthPlanner(ABC):
             budget: See `plan_depth`.
         """
         self.store.extend(budget, None, False)
-        with self.session.evaluating():
-            plan = self._described(budget, self._decide(_aim(budget), self.units))
+        plan = self._planned(budget, self._decide, self.units)
         if removed := DepthEvidence.of(plan.evidence).removed_share:
             _warn_of_excess(removed)
         return plan
@@ -108,12 +107,15 @@ class DepthPlanner(ABC):
         """
         self.store.extend(budget, kinds, True)
         units = [unit for unit in self.units if kinds is None or unit.kind in kinds]
-        with self.session.evaluating():
-            return self._described(budget, self._decide_part(_aim(budget), units))
+        return self._planned(budget, self._decide_part, units)
 
-    def _described(self, budget: Budget, decided: Decision) -> Plan:
-        removed = self._removed_by(decided.edits, budget) if decided.edits else {}
-        order = self._steps(decided)
+    def _planned(
+        self, budget: Budget, decide: Callable[[Budget, Sequence[Unit]], Decision], units: Sequence[Unit]
+    ) -> Plan:
+        with self.session.evaluating():
+            decided = decide(_aim(budget), units)
+            removed = self._removed_by(decided.edits, budget) if decided.edits else {}
+            order = self._steps(decided)
         found = DepthEvidence(
             units={unit.name: unit.kind for unit in self.units},
             importance=decided.importance,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, TypeVar
 
 from torch import nn
@@ -44,6 +45,7 @@ def bound_to(network: nn.Module, function: Callable[[nn.Module, Any], Result]) -
         function: `function(network, batch)`, such as a loss.
     """
 
+    @wraps(function)
     def bound(copied: nn.Module, batch: Any) -> Result:
         with standing_in(copied, network):
             return function(copied, batch)

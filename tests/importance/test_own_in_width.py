@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,8 @@ def test_the_context_is_what_planning_was_given() -> None:
     options = {"loss": cross_entropy, "labels": labels, "seed": 3, "ignore": "layer1.*"}
     plan_width(model, Budget(macs=0.1), batches=batches, importance=look, **options)
     (given,) = seen
-    assert (given.loss, given.labels, given.seed) == (cross_entropy, labels, 3)
-    assert given.model is model
+    assert (inspect.unwrap(given.loss), given.labels, given.seed) == (cross_entropy, labels, 3)
+    assert {id(p) for p in given.model.parameters()} == {id(p) for p in model.parameters()}
     assert len(given.batches) == len(batches)
     assert {group.name for group in given.groups}.isdisjoint({"layer1.0.conv1"})
     assert model.training
