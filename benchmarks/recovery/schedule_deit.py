@@ -1,4 +1,4 @@
-"""DeiT-Tiny in the benchmark of learning rates after surgery: pruned in depth, one epoch of tiny_imagenet."""
+"""DeiT-Tiny in the benchmark of learning rates after surgery: pruned by its latency, one epoch of tiny_imagenet."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from torch.nn import functional as F
 from benchmarks.data import tiny_imagenet
 from benchmarks.data.real import autocast, deit_tiny, image_data, kept_plan
 from benchmarks.recovery.schedule_subjects import CALIBRATION, PLANS, Hits, Subject, fitted
-from prunerecover import Budget, DepthPrune, Plan, plan_depth
+from prunerecover import Budget, Plan, Prune, plan_pruning
 
-PLANNED_ON, TRAINED, HELD_OUT, TESTED = 32, 1000, 1500, 1500
+PLANNED_ON, TRAINED, HELD_OUT, TESTED = 64, 1000, 1500, 1500
 RATES = (2e-5, 1e-4, 5e-4)
-KINDS = {0.33: None, 0.5: "block"}  # by share of the MACs
 
 
 class Classifier(pl.LightningModule):
@@ -39,21 +38,21 @@ class Classifier(pl.LightningModule):
 
 @cache
 def plan(share: float) -> Plan:
-    """Return what goes of the MACs, decided on training images; made once."""
+    """Return what goes of the latency, decided on training images; made once."""
 
     def made() -> Plan:
         network, batches = tiny_imagenet.unfused(deit_tiny()), tiny_imagenet.calibration(PLANNED_ON)
         with autocast():
-            return plan_depth(network, Budget(macs=share), batches=batches, kinds=KINDS[share])
+            return plan_pruning(network, Budget(latency=share), batches=batches, loss=tiny_imagenet.loss)
 
-    return kept_plan(PLANS / f"deit_{round(100 * share)}_of_macs.json", made)
+    return kept_plan(PLANS / f"deit_{round(100 * share)}_of_latency.json", made)
 
 
 def recovered(share: float, seed: int, rate: float, schedules: Sequence[pl.Callback]) -> nn.Module:
     """Prune and train in one fit, and return the network."""
     source = tiny_imagenet.data(TRAINED, num_workers=0)
     source.setup("fit")
-    surgeon = DepthPrune(plan=plan(share), calibration=CALIBRATION, merge="never", seed=seed)
+    surgeon = Prune(plan=plan(share), calibration=CALIBRATION, merge="never", seed=seed)
     settings: dict[str, Any] = {"max_epochs": 1, **tiny_imagenet.PRECISION}
     made = fitted(lambda: Classifier(rate), source.train_dataloader(), [surgeon, *schedules], seed, **settings)
     network: nn.Module = made.net
@@ -75,13 +74,12 @@ def tested(network: nn.Module) -> Hits:
 
 
 def deit(share: float) -> Subject:
-    """Return DeiT-Tiny without a share of its MACs."""
-    what = "" if KINDS[share] is None else " in whole blocks"
+    """Return DeiT-Tiny without a share of its latency."""
     return Subject(
-        f"DeiT-Tiny, {share:.0%} of the MACs{what}",
-        f"DeiT-Tiny without {share:.0%} of its MACs{what} by `plan_depth`, planned on {PLANNED_ON} images, then one "
-        f"epoch of {TRAINED:,} images of tiny_imagenet: AdamW, weight decay 0.05, batches of 16, augmented. Top-1 in "
-        f"percent on {TESTED:,} validation images.",
+        f"DeiT-Tiny, {share:.0%} of the latency",
+        f"DeiT-Tiny without {share:.0%} of its latency by `Prune`, planned on {PLANNED_ON} images, then one epoch of "
+        f"{TRAINED:,} images of tiny_imagenet: AdamW, weight decay 0.05, batches of 16, augmented. Top-1 in percent on "
+        f"{TESTED:,} validation images.",
         RATES,
         partial(recovered, share),
         held_out,
