@@ -49,12 +49,12 @@ def pruned(suite: str, name: str, folder: Path) -> Row:
         before = size(model, sample)
         applied(model, plan)
         row["saved"] = judged(before, size(model, sample), plan)
-        dead = trained_and_saved(model, plan, given, network, folder)
+        row["dead"] = trained_and_saved(model, plan, given, network, folder)
     except Ended as end:
         return {**row, **end.row}
     gone = sum(len(names) for kind, names in row["removed"].items() if kind in wanted)
     more = {"outcome": "over", "reason": f"{gone} units go instead of {len(wanted)}"} if gone > len(wanted) else {}
-    return {**row, **(more or silently(dead, row["planning_seconds"]))}
+    return {**row, **(more or silently(row["dead"], row["planning_seconds"]))}
 
 
 def drawn(units: Sequence[Unit], most_blocks: int) -> list[str]:

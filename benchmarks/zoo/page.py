@@ -52,6 +52,13 @@ def silent(count: dict[str, int]) -> str:
     return ", ".join(str(count[outcome]) for outcome in ("dead", "over", "slow"))
 
 
+def not_tried(rows: Sequence[Row]) -> list[str]:
+    """Say of how many networks it is not known yet whether they end in such a way: their rows are earlier."""
+    left = sum("dead" not in row for row in rows)
+    told = f"Dead parameters are not tried yet of {left} networks, whose rows are of an earlier version."
+    return [told, ""] if left else []
+
+
 EXPORTED = (
     "ONNX: how many of those that were saved are exported by `export(model, path, batch)` and give the same outputs in "
     "onnxruntime, with free sizes, with fixed ones (`dynamic=False`), and refused."

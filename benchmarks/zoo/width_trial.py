@@ -50,12 +50,12 @@ def pruned(suite: str, name: str, folder: Path) -> Row:
             plan, told = _planned(model, given, network, row)
         applied(model, plan)
         removed = 1 - count_macs(model, example) / before
-        dead = trained_and_saved(model, plan, given, network, folder)
+        row["dead"] = trained_and_saved(model, plan, given, network, folder)
     except Ended as end:
         return {**row, **end.row}
     found = judged(removed, told, row["asked"])
     if found["outcome"] == "ok":
-        found |= silently(dead, row["planning_seconds"])
+        found |= silently(row["dead"], row["planning_seconds"])
     return {**row, **found, "removed": removed}
 
 

@@ -39,6 +39,9 @@ Name = tuple[str, str]  # suite, and the name in it
 Step = Callable[[str, str, Path], Row]
 
 
+UNKNOWN: Row = {"planning_seconds": None, "dead": None, "onnx": None}  # of a row, until they are measured
+
+
 @dataclass(frozen=True)
 class Dimension:
     """What is measured of every network: the page's name, the first step, and what a row begins with.
@@ -57,10 +60,8 @@ class Dimension:
 
 
 DIMENSIONS = {
-    "width": Dimension(
-        "zoo", width_trial.pruned, {"asked": width_trial.ASKED, "removed": None, "planning_seconds": None, "onnx": None}
-    ),
-    "depth": Dimension("zoo_depth", depth_trial.pruned, {"onnx": None}),
+    "width": Dimension("zoo", width_trial.pruned, {"asked": width_trial.ASKED, "removed": None} | UNKNOWN),
+    "depth": Dimension("zoo_depth", depth_trial.pruned, UNKNOWN),
 }
 
 
