@@ -7,7 +7,8 @@
 ResNet-20 without half of its MACs and DeiT-Tiny without a third or half train on in the fit that prunes them, at three
 constant rates. `--choose` compares schedules on training images that were left out; the default is what it
 finds, and the page's other tables are of test images. `--curve` notes top-1 over the steps, for the picture.
-Resumable: rows that are there are not made again. A minute a fit on a core; a plan of DeiT-Tiny takes a quarter of an hour.
+Resumable: rows that are there are not made again. A minute a fit on a core; a plan of DeiT-Tiny takes a quarter of an
+hour.
 """
 
 from __future__ import annotations
