@@ -10,8 +10,7 @@ from all batches, where that is lower by more than its standard error over batch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,35 +40,15 @@ def dense_reference(network: nn.Module, batches: Sequence[Any], loss: Loss | Non
 def with_own_statistics(network: nn.Module, statistics: Mapping[str, Tensor]) -> nn.Module:
     """Return a copy with the given statistics, by the names of their buffers, that shares all else."""
     copied = share_copy(network)
-    for name, value in statistics.items():
-        path, _, buffer = name.rpartition(".")
-        copied.get_submodule(path)._buffers[buffer] = value.clone()
+    give_statistics(copied, statistics)
     return copied
 
 
-def as_dense_reference(
-    network: nn.Module, batches: Sequence[Any], loss: Loss | None = None
-) -> AbstractContextManager[None]:
-    """Have a network itself hold the statistics of its weights inside a `with` block; a loss may know it by reference.
-
-    Args:
-        network: Unwrapped; bit for bit as it was afterwards.
-        batches: See `fresh_statistics`.
-        loss: See `fresh_statistics`.
-    """
-    return holding(network, fresh_statistics(network, batches, loss))
-
-
-@contextmanager
-def holding(network: nn.Module, statistics: Mapping[str, Tensor]) -> Iterator[None]:
-    """Have a network hold given statistics, by the names of their buffers, inside a `with` block."""
-    buffers = dict(network.named_buffers())
-    before = {name: buffers[name].clone() for name in statistics}
-    try:
-        _put(buffers, statistics)
-        yield
-    finally:
-        _put(buffers, before)
+def give_statistics(copied: nn.Module, statistics: Mapping[str, Tensor]) -> None:
+    """Give a copy that shares buffers given statistics in buffers of its own, by the names of the buffers."""
+    for name, value in statistics.items():
+        path, _, buffer = name.rpartition(".")
+        copied.get_submodule(path)._buffers[buffer] = value.clone()
 
 
 @ordinary_arithmetic()
@@ -121,9 +100,3 @@ def _loss_of_classes(network: nn.Module, batch: Any) -> Tensor:
     if split_labels(batch)[1].is_floating_point():
         raise TypeError("Expected integer labels: others need a loss that says what they are.")
     return supervised_loss(network, batch)
-
-
-@torch.no_grad()
-def _put(buffers: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    for name, value in values.items():
-        buffers[name].copy_(value)

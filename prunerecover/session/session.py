@@ -27,7 +27,7 @@ from prunerecover.model.copies import hooked_copy, share_copy
 from prunerecover.model.evaluation import device_of, inputs_of, ordinary_arithmetic, plain_evaluation
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.edits import Edit
-from prunerecover.recovery.dense_reference import fresh_statistics, with_own_statistics
+from prunerecover.recovery.dense_reference import fresh_statistics, give_statistics
 from prunerecover.session.pruned_output import PrunedOutput, judge_of
 from prunerecover.session.standing_in import bound_to
 from prunerecover.surgery.apply_edits import apply_edits
@@ -84,8 +84,7 @@ class Session:
 
     def take_statistics(self, statistics: Mapping[str, Tensor]) -> None:
         """Give the copy BatchNorm statistics of its own, by the names of their buffers; before anything is computed."""
-        if statistics:
-            self.model = with_own_statistics(self.model, statistics)
+        give_statistics(self.model, statistics)
 
     def pruned(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> Session:
         """Return the session of the network with some edits, on the same samples.

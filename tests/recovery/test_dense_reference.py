@@ -12,7 +12,8 @@ from cases.support.stale import anew, same
 from torch import Tensor, nn
 
 from prunerecover import Budget, apply_plan, plan_depth, plan_width, reconstruct
-from prunerecover.recovery.dense_reference import as_dense_reference, dense_reference, fresh_statistics
+from prunerecover.recovery.dense_reference import dense_reference, fresh_statistics
+from prunerecover.session.session import Session
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -62,11 +63,8 @@ def test_a_loss_may_know_the_network_by_reference(stale: nn.Module, batches: Bat
         return nn.functional.cross_entropy(stale(batch[0]), batch[1])
 
     before = copy.deepcopy(stale)
-    with as_dense_reference(stale, batches, loss):
-        assert same(stale, anew(before, batches))
-    assert same(stale, before)
-    with pytest.raises(KeyError), as_dense_reference(stale, batches, loss):
-        raise KeyError
+    session = Session.with_dense_reference(stale, batches, loss=loss)
+    assert same(session.model, anew(before, batches))
     assert same(stale, before)
 
 

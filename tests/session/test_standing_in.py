@@ -123,3 +123,13 @@ def test_a_session_holds_tensors_of_the_network_and_no_module() -> None:
     session = Session(network, BATCHES)
     assert {id(p) for p in session.model.parameters()} == {id(p) for p in network.parameters()}
     assert not set(session.model.modules()) & set(network.modules())
+
+
+def test_statistics_of_a_session_are_its_own_and_hooks_stay() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    network[0].register_forward_hook(lambda _, __, output: output + 1)
+    session = Session(network, [torch.randn(8, 4)])
+    session.take_statistics({"1.running_mean": torch.ones(4)})
+    assert torch.equal(network[1].running_mean, torch.zeros(4))
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(session.model.eval()(x), network(x) - 1 / (1 + network[1].eps) ** 0.5)
