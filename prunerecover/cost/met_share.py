@@ -68,7 +68,7 @@ def met_share(
             f"The plan saves {saved:.1%} of the {cost} for a budget of {wanted:.1%}, and what was planned for more "
             "saves no more. Is the machine busy? Ask for a larger budget, or plan on an idle one.",
             BudgetMissed,
-            stacklevel=5,
+            stacklevel=6,
         )
     return planned, saved
 

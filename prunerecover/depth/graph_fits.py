@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite, prod
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from prunerecover.calibration.learning import (
     EPOCHS,
@@ -181,9 +182,17 @@ def _place_of_one(removals: Removals, unit: Unit) -> FitPlace | None:
     if edits[0].unit != unit.name or len(node.shape) not in (2, 3, 4, 5) or not 0 < node.shape[dim] <= LARGEST:
         return None
     modules, channels = edits[0].modules, node.shape[dim]
+    if _is_shared(removals.model, modules):
+        return None
     gives = max(modules, key=lambda path: graph.first_in.get(path, -1))
     where = (unit.name, unit.kind, unit.name, gives, dim, channels, modules)
     return FitPlace(*where, unit.name, prod(node.shape) // channels)
+
+
+def _is_shared(model: nn.Module, paths: Iterable[str]) -> bool:
+    """Whether a module of some paths has others, too, as an activation may that all layers of a network call."""
+    held = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    return any(held[id(get_module(model, path))] > 1 for path in paths)
 
 
 def _entry(graph: ComputationGraph, unit: GraphUnit, number: int) -> str:

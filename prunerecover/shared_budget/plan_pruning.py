@@ -138,7 +138,7 @@ class SplitSearch:
             self._try_splits()
         best = self._best()
         for message in self._warnings[best]:
-            warnings.warn(message, stacklevel=3)
+            warnings.warn(message, stacklevel=4)
         return self._described(best, *self._met(best))
 
     def _try_splits(self) -> None:

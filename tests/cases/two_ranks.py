@@ -33,6 +33,7 @@ from prunerecover import (
 )
 from prunerecover.callbacks import depth_prune
 from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.depth.plan_depth import depth_plan
 
 torch.set_num_threads(1)
 ONCE = {"remove": {"attention": 1, "activation": 2}, "schedule": {"start": 1}}
@@ -194,15 +195,15 @@ def local_data(folder):
     decided = []
 
     def spy(*args, **kwargs):
-        plan = plan_depth(*args, **kwargs)
+        plan = depth_plan(*args, **kwargs)
         decided.append(hashlib.sha256(str(sorted(plan.evidence["importance"].items())).encode()).hexdigest())
         return plan
 
-    depth_prune.plan_depth = spy
+    depth_prune.depth_plan = spy
     try:
         result = fit(folder, seeded(), data=data, use_distributed_sampler=False)
     finally:
-        depth_prune.plan_depth = plan_depth
+        depth_prune.depth_plan = depth_plan
     everyone = [None, None]
     dist.all_gather_object(everyone, (decided, result["plans"]))
     return {**result, "decided": [each[0] for each in everyone], "plans": [each[1] for each in everyone]}

@@ -129,3 +129,23 @@ def test_a_slope_of_dimension_1_is_a_diagonal_map(shape: tuple[int, ...]) -> Non
     scaled.slope.data, scaled.bias.data = torch.randn(3), torch.randn(3)
     mapped.weight.data, mapped.bias.data = scaled.slope.data.diag(), scaled.bias.data
     torch.testing.assert_close(scaled(x), mapped(x))
+
+
+class Serving(nn.Module):
+    """A convolution, its norm, and an activation that others call, too."""
+
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.norm(self.conv(x)))  # type: ignore[no-any-return]
+
+
+def test_layers_that_share_an_activation_leave_identities() -> None:
+    act = nn.SiLU()
+    net = nn.Sequential(*[Serving(act) for _ in range(3)], nn.Conv2d(4, 2, 1)).eval()
+    plan = plan_depth(net, remove={"layer": 1}, batches=[torch.randn(16, 4, 5, 5)])
+    assert [edit.leaves for edit in plan.edits if isinstance(edit, Bypass)] == ["identity"]
+    apply_plan(net, plan)
+    assert net(torch.ones(1, 4, 5, 5)).shape == (1, 2, 5, 5)

@@ -24,7 +24,8 @@ def _no_other_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plan_applies_and_its_picture_lies_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = run(tmp_path, *OPTIONS)
     assert "Wrote" in capsys.readouterr().out
-    assert {file.name for file in tmp_path.iterdir()} == {"recipe.yaml", "plan.json", "plan.network.png"}
+    files = {"recipe.yaml", "plan.json", "plan.safetensors", "plan.network.png"}
+    assert {file.name for file in tmp_path.iterdir()} == files
     picture = imread(tmp_path / "plan.network.png")[..., :3]
     assert picture.min() < 0.5
     assert picture.max() == 1
