@@ -1,4 +1,4 @@
-"""What units of any network leave that is fitted: where it can stand, which units it serves, and its last fit."""
+"""Fitted stand-ins of units of any network: their places, the units that they serve, and their last fit."""
 
 from __future__ import annotations
 

@@ -103,11 +103,10 @@ class Session:
         Args:
             copied: Copy, perhaps pruned; it is what is planned for, and not copied again.
         """
-        assert self.samples, "split once, for both"
         other = copy.copy(self)
         for name in ("first", "example", "output"):
             vars(other).pop(name, None)
-        other.model, other._costs = copied, {}
+        other.model, other.samples, other._costs = copied, self.samples, {}
         return other
 
     @property
