@@ -14,11 +14,13 @@ from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Form
 from prunerecover.calibration.stand_in_fits import refit_in_order
 from prunerecover.model.batches import Batches, CalibrationSet
+from prunerecover.model.copies import deep_copy
 from prunerecover.model.hashing import weights_hash
-from prunerecover.model.paths import unwrap
-from prunerecover.plan.edits import Bypass, Edit, Fold, Merge, Replace
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.edits import Bypass, Edit, Fold, Merge, Refit, Replace
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.plan.removed_units import removed_units
+from prunerecover.recovery.reconstruction import fit_layers
 from prunerecover.session.session import Session
 from prunerecover.sites.find import find_units
 from prunerecover.surgery.apply_edits import Applied, apply_and_check, check_source, check_tensors
@@ -35,7 +37,7 @@ def apply_plan(model: nn.Module, plan: Plan | str | Path, refit: Batches | None 
     Args:
         model: The model the plan was made for, at any dtype and on any device, wrapped or not.
         plan: The plan, or the path of its file; one without edits changes nothing.
-        refit: Calibration batches to fit replacements anew, for a model with other weights than the plan's.
+        refit: Calibration batches to fit replacements and layers anew, for a model with other weights than the plan's.
 
     Returns:
         What became of the parameters.
@@ -89,6 +91,9 @@ def refit(session: Session, plan: Plan) -> Plan:
     with session.evaluating():
 
         def depth(done: Sequence[Edit], stage: Sequence[Edit], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            refits = [edit for edit in stage if isinstance(edit, Refit)]
+            if refits:
+                return _fit_layers(session, done, refits, tensors)
             fitted = [edit for edit in stage if isinstance(edit, Replace | Fold) and edit.tensors]
             if fitted:
                 return _fit_depth(judge.pruned(done, tensors), stage, fitted, samples, seed)
@@ -97,6 +102,43 @@ def refit(session: Session, plan: Plan) -> Plan:
         tensors = fitted_in_stages(plan.edits, samples.whole, judge, depth)
     source = plan.source.model_copy(update={"weights": weights_hash(session.model)})
     return plan.model_copy(update={"source": source}).with_tensors(tensors)
+
+
+def _fit_layers(
+    session: Session, done: Sequence[Edit], refits: Sequence[Refit], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the values of layers, by least squares towards the dense ones on what now enters them.
+
+    Raises:
+        ValueError: If a layer cannot be fitted so.
+    """
+    network = deep_copy(session.output.pruned(done, tensors))
+    _check_refitted_whole(network, refits)
+    fit_layers(
+        network,
+        session.model,
+        Plan(edits=tuple(done)),
+        session.samples.whole,
+        seed=session.seed,
+        only={edit.unit for edit in refits},
+    )
+    layers = ((get_module(network, edit.unit), edit) for edit in refits)
+    return {
+        key: layer.get_parameter(name).detach().float().cpu()
+        for layer, edit in layers
+        for name, key in zip(edit.names, edit.tensors, strict=True)
+    }
+
+
+def _check_refitted_whole(network: nn.Module, refits: Sequence[Refit]) -> None:
+    for edit in refits:
+        held = {name for name, own in get_module(network, edit.unit)._parameters.items() if own is not None}
+        if held != set(edit.names):
+            raise ValueError(
+                f"Expected '{edit.unit}' to be a layer of which all parameters are fitted by least squares, but it "
+                f"holds {', '.join(sorted(held))}. Apply the plan with the tensors that it was saved with, or plan "
+                "anew for this model."
+            )
 
 
 def _fit_on_graph(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet) -> dict[str, Tensor]:

@@ -137,6 +137,33 @@ class Fold(EditRecord):
     tensors: Items[str] = ()
 
 
+class Refit(EditRecord):
+    """Parameters of a module take other values, of the same shapes.
+
+    Attributes:
+        unit: Path of the module: a linear, a convolution, an attention.
+        tensors: Keys of the values; the part after the last dot names a parameter of the module itself.
+    """
+
+    op: Literal["refit"] = "refit"
+    unit: str
+    tensors: Items[str] = Field(min_length=1)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters, in the order of `tensors`."""
+        return tuple(key.rpartition(".")[2] for key in self.tensors)
+
+    @model_validator(mode="after")
+    def _names_each_parameter_once(self) -> Refit:
+        if len(set(self.names)) < len(self.names):
+            raise ValueError(
+                f"Expected one tensor for each parameter of '{self.unit}', but got {', '.join(self.tensors)}. Was the "
+                "plan edited?"
+            )
+        return self
+
+
 class Config(EditRecord):
     """Entries of a transformers config that change so that the pruned model stays a standard one."""
 
@@ -261,7 +288,7 @@ class Reroute(EditRecord):
         return self
 
 
-_AnyEdit = Remove | Replace | Merge | Config | Narrow | Rewrite | FreeHeads | Bypass | Patch | Reroute | Fold
+_AnyEdit = Remove | Replace | Merge | Config | Narrow | Rewrite | FreeHeads | Bypass | Patch | Reroute | Fold | Refit
 Edit = Annotated[_AnyEdit, Field(discriminator="op")]
 OPS = tuple(edit.model_fields["op"].default for edit in get_args(_AnyEdit))
-FITTED = (Replace, Narrow, Fold, Bypass)  # what may need tensors
+FITTED = (Replace, Narrow, Fold, Bypass, Refit)  # what may need tensors

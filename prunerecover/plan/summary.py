@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from prunerecover.display.summary import Summary, listed
+from prunerecover.plan.edits import Edit, Refit
 from prunerecover.plan.evidence import BoundaryEvidence, DepthEvidence, SplitEvidence, ToleranceEvidence, WidthEvidence
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS
@@ -26,6 +27,10 @@ class Planned(Protocol):
     @property
     def kept_groups(self) -> Sequence[KeptGroup]:
         """What groups keep."""
+
+    @property
+    def edits(self) -> Sequence[Edit]:
+        """What it does, in order."""
 
     @property
     def result(self) -> Result:
@@ -53,7 +58,7 @@ def summarised(plan: Planned) -> Summary:
     left = [f"{plan.result.params:,} parameters"] if plan.result.params else []
     left += [f"{plan.result.macs:,} MACs per sample"] if plan.result.macs else []
     title = f"Plan by {plan.made_by.method or 'hand'}" + (f", which leaves {' and '.join(left)}" if left else "")
-    rows = [*_units(plan), *_shares(plan), *_scores(plan)] if plan.removed else []
+    rows = [*_units(plan), *_refitted(plan), *_shares(plan), *_scores(plan)] if plan.edits else []
     return Summary.of_list(title if rows else "Plan of nothing", ("", "goes", "of", "which"), rows, tuple)
 
 
@@ -67,6 +72,13 @@ def _units(plan: Planned) -> Iterator[Row]:
         else:
             size, which = there[kind], list(names)
         yield kind, f"{len(names):,}", f"{size:,}" if size else "", listed(which)
+
+
+def _refitted(plan: Planned) -> Iterator[Row]:
+    """Yield the modules whose weights take other values."""
+    paths = dict.fromkeys(edit.unit for edit in plan.edits if isinstance(edit, Refit))
+    if paths:
+        yield "refitted", "", f"{len(paths):,}", listed(paths)
 
 
 def _shares(plan: Planned) -> Iterator[Row]:

@@ -21,7 +21,7 @@ fused experts, weights that several layers share, and layers with more than `LAR
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -105,7 +105,13 @@ def reconstruct(
 
 
 def fit_layers(
-    network: nn.Module, dense: nn.Module, plan: Plan, samples: Sequence[ModelInputs], *, seed: int = 0
+    network: nn.Module,
+    dense: nn.Module,
+    plan: Plan,
+    samples: Sequence[ModelInputs],
+    *,
+    seed: int = 0,
+    only: Collection[str] | None = None,
 ) -> None:
     """Fit the layers of a pruned network to those of the dense one, and estimate BatchNorm anew, in place.
 
@@ -115,19 +121,33 @@ def fit_layers(
         plan: What lies between them.
         samples: On the network's device.
         seed: Of the positions that are taken.
+        only: Paths of the layers that are fitted, each by its own weights; None: all that can be.
 
     Raises:
-        ValueError: See `reconstruct`.
+        ValueError: See `reconstruct`; also if one of `only` cannot be fitted.
     """
     reference = reference_of(dense, plan)
     rows = kept_rows(reference, plan)
     with uncompiled(), evaluating(network, reference), torch.no_grad():
-        calls = calls_of(network, reference, rows, samples[0], all_layers="activation" in plan.removed)
+        calls = calls_of(network, reference, rows, samples[0], all_layers=bool(only) or "activation" in plan.removed)
+        if only is not None:
+            calls = _these(calls, only)
         check_between(network, reference, rows, calls)
     with all_or_nothing(network):
-        statistics = _fit_all(network, reference, rows, calls, samples, seed)
+        statistics = _fit_all(network, reference, rows, calls, samples, seed, alone=only is not None)
         for name, value in statistics.items():
             network.get_buffer(name).copy_(value)
+
+
+def _these(calls: Mapping[str, int], only: Collection[str]) -> dict[str, int]:
+    """Return the calls of some layers alone."""
+    missing = [path for path in only if path not in calls]
+    if missing:
+        raise ValueError(
+            f"Expected linear layers and convolutions before the last, called alike in both networks, to fit, but got "
+            f"{', '.join(missing[:3])}. Apply the plan with the tensors that it was saved with, or plan anew."
+        )
+    return {path: number for path, number in calls.items() if path in only}
 
 
 def reconstructible(plan: Plan) -> bool:
@@ -148,8 +168,13 @@ def _fit_all(
     calls: Mapping[str, int],
     samples: Sequence[ModelInputs],
     seed: int,
+    *,
+    alone: bool = False,
 ) -> dict[str, Tensor]:
-    """Fit layers, and return the statistics of BatchNorm by the names of their buffers."""
+    """Fit layers, and return the statistics of BatchNorm by the names of their buffers.
+
+    Where a layer is fitted alone, a BatchNorm behind it stays out of the fit.
+    """
     generator = torch.Generator().manual_seed(seed)
     with uncompiled(), evaluating(network, dense), torch.no_grad():
         some = max(samples, key=lambda inputs: inputs.n_samples)
@@ -159,7 +184,7 @@ def _fit_all(
         with progress("reconstructing layers", len(calls)) as advance:
             for path, number in calls.items():
                 norms.settle(before=path)
-                ends = number == 1 and path in now and now[path] == then.get(path)
+                ends = number == 1 and path in now and now[path] == then.get(path) and not (alone and now[path])
                 _fit(
                     norms,
                     dense_passes,

@@ -222,7 +222,7 @@ def _check_settings(model: nn.Module, plan: Plan) -> None:
 def _difference(model: nn.Module, plan: Plan) -> str:
     units = f"The plan removes {', '.join(shortened(unit for names in plan.removed.values() for unit in names))}"
     planning = {"bypass": "depth", "patch": "depth", "reroute": "depth"}
-    planning |= {"narrow": "width", "rewrite": "width", "free_heads": "width"}
+    planning |= {"narrow": "width", "rewrite": "width", "free_heads": "width", "refit": "width"}
     if all(edit.op in planning for edit in plan.edits):
         found = "depth" if any(planning[edit.op] == "depth" for edit in plan.edits) else "width"
         return (

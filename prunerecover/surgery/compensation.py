@@ -1,13 +1,16 @@
-"""Let weights that read a group take over what its removed units did, as far as the kept ones predict it."""
+"""Fitted values: what replacements hold, what weights become, and what weights that read a group take over.
+
+A weight takes over what removed units did as far as the kept ones predict it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from prunerecover.plan.edits import Narrow
+from prunerecover.plan.edits import PARAMETERS, Bypass, Narrow, Refit, Replace
 from prunerecover.plan.groups import Slice
 from prunerecover.plan.kinds import WidthKind
 
@@ -39,6 +42,55 @@ def absorb(
         return new, None
     constant = torch.einsum("og...,g->o...", lost, matrix[:, -1]).flatten(1).sum(1)
     return new, (bias.detach() + constant.to(bias.dtype))
+
+
+def stand_in_values(edit: Replace | Bypass, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Return the fitted values of what stands in for a unit, by the names of its parameters.
+
+    Args:
+        edit: Names the keys.
+        tensors: By key. None: only the structure is wanted; nothing is returned.
+
+    Raises:
+        ValueError: If the keys are not those of such a stand-in.
+    """
+    named = [key.rpartition(".")[2] for key in edit.tensors]
+    if tensors is None:
+        return {}
+    if named and sorted(named) != sorted(PARAMETERS[edit.leaves]):
+        raise ValueError(
+            f"Expected keys of the fitted {', '.join(PARAMETERS[edit.leaves])} of '{edit.unit}', but got "
+            f"{', '.join(edit.tensors)}. Was the plan edited?"
+        )
+    return {name: tensors[key] for name, key in zip(named, edit.tensors, strict=True)}
+
+
+def refitted_values(module: nn.Module, edit: Refit, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Return what parameters of a module become, by name.
+
+    Args:
+        module: Its module; not changed.
+        edit: Names the parameters, and the keys of their values.
+        tensors: By key. None: only the structure is wanted, which stays; nothing is returned.
+
+    Raises:
+        ValueError: If the module has no such parameter of its own, or one of another shape.
+    """
+    own = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+    missing = [name for name in edit.names if name not in own]
+    if missing:
+        raise ValueError(
+            f"Expected '{edit.unit}' ({type(module).__name__}) to hold {', '.join(missing)} itself, but it holds "
+            f"{', '.join(own) or 'no parameters'}. Was the plan made for another model?"
+        )
+    values = {} if tensors is None else {name: tensors[key] for name, key in zip(edit.names, edit.tensors, strict=True)}
+    for name, value in values.items():
+        if value.shape != own[name].shape:
+            raise ValueError(
+                f"Expected a tensor of shape {tuple(own[name].shape)} for the {name} of '{edit.unit}', but got "
+                f"{tuple(value.shape)}. Does the .safetensors file belong to the plan?"
+            )
+    return values
 
 
 def entries_per_unit(kind: WidthKind, part: Slice) -> int:

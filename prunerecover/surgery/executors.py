@@ -27,7 +27,6 @@ from prunerecover.model.replacements import (
     replacement_for,
 )
 from prunerecover.plan.edits import (
-    PARAMETERS,
     Bypass,
     Config,
     Fold,
@@ -35,16 +34,18 @@ from prunerecover.plan.edits import (
     Merge,
     Narrow,
     Patch,
+    Refit,
     Remove,
     Replace,
     Reroute,
     Rewrite,
 )
 from prunerecover.plan.units import number_of_block
+from prunerecover.surgery.compensation import refitted_values, stand_in_values
 from prunerecover.surgery.folding import folded_map, merged_linear
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.module_sizes import settings_without_fusion
-from prunerecover.surgery.narrowing import Cuts, free_heads, narrow
+from prunerecover.surgery.narrowing import Cuts, free_heads, narrow, places_of
 
 
 @dataclass
@@ -93,6 +94,14 @@ class EditContext:
             parameter = Parameter(value, requires_grad=like.requires_grad)
             new.register_parameter(name, parameter)
             self.likes[parameter] = like
+
+    def set_values(self, path: str, values: Mapping[str, Tensor]) -> None:
+        """Give parameters of a module other values, in new parameters, which take the optimizer's state of the old."""
+        for name, value in values.items():
+            old = get_module(self.model, path).get_parameter(name)
+            new = Parameter(torch.empty_like(old.detach()).copy_(value), requires_grad=old.requires_grad)
+            self.journal.replace_tensor(self.model, places_of(self.model, [id(old)])[id(old)], new)
+            self.likes[new], self.cuts[new] = old, (old, ())
 
     def replace_module(self, path: str, new: nn.Module) -> None:
         """Put a module at a path."""
@@ -150,11 +159,12 @@ def _(edit: Narrow, context: EditContext) -> None:
 
 @execute.register
 def _(edit: Fold, context: EditContext) -> None:
-    for name, value in folded_map(context.model, edit, context.tensors).items():
-        old = get_module(context.model, edit.into).get_parameter(name)
-        new = Parameter(value.to(old.dtype).contiguous(), requires_grad=old.requires_grad)
-        context.journal.replace_tensor(context.model, [(edit.into, name)], new)
-        context.likes[new], context.cuts[new] = old, (old, ())
+    context.set_values(edit.into, folded_map(context.model, edit, context.tensors))
+
+
+@execute.register
+def _(edit: Refit, context: EditContext) -> None:
+    context.set_values(edit.unit, refitted_values(get_module(context.model, edit.unit), edit, context.tensors))
 
 
 @execute.register
@@ -196,7 +206,7 @@ def _(edit: Bypass | Patch, context: EditContext) -> None:
         new = replacement_for(one.leaves, one.returns, one.dim, one.window, one.channels)
         if isinstance(edit, Bypass) and any(True for _ in new.parameters()):
             around = get_module(context.model, parent_path(path)), context.model
-            context.register(new, _likes(old, *before.values(), *around), _values(context, edit))
+            context.register(new, _likes(old, *before.values(), *around), stand_in_values(edit, context.tensors))
         carry_attributes(old, new)
         context.replace_module(path, new)
     for path, attribute, value in settings_without_fusion(context.model, edit.modules):
@@ -243,11 +253,11 @@ def _replace_activation(context: EditContext, edit: Replace) -> None:
     if edit.leaves == "affine":
         linear = nn.Linear(width, width, device="meta")  # drawing initial values would move the random state
         linear.weight, linear.bias = Parameter(torch.eye(width)), Parameter(torch.zeros(width))
-        context.register(linear, _likes(first), _values(context, edit))
+        context.register(linear, _likes(first), stand_in_values(edit, context.tensors))
         context.replace_module(forward.first, linear)
         context.replace_by_identity((forward.activation, *forward.between, forward.second))
     elif edit.leaves == "slope_bias":
-        context.register(new := SlopeBias(hidden), _likes(first), _values(context, edit))
+        context.register(new := SlopeBias(hidden), _likes(first), stand_in_values(edit, context.tensors))
         context.replace_module(forward.activation, new)
     else:
         context.replace_module(forward.activation, nn.Identity())
@@ -258,7 +268,9 @@ def _replace_branch(context: EditContext, edit: Replace) -> None:
     stand_in: nn.Module = PassThrough(branch.returns)
     if edit.leaves != "identity":
         stand_in = (Affine if edit.leaves == "affine" else Constant)(branch.dim, branch.returns)
-        context.register(stand_in, _likes(get_module(context.model, branch.path)), _values(context, edit))
+        context.register(
+            stand_in, _likes(get_module(context.model, branch.path)), stand_in_values(edit, context.tensors)
+        )
     context.replace_module(branch.path, stand_in)
     if edit.leaves == "identity":
         context.replace_by_identity(through_last_matrix(context.model, branch.then))
@@ -270,18 +282,6 @@ def _likes(*old: nn.Module) -> dict[str, Parameter]:
     """Return the parameters of modules that those of something fitted in their place are made like."""
     weight, bias = matrix_and_vector(*old)
     return {"weight": weight, "slope": bias, "bias": bias}
-
-
-def _values(context: EditContext, edit: Replace | Bypass) -> dict[str, Tensor]:
-    if context.tensors is None:
-        return {}
-    named = [key.rpartition(".")[2] for key in edit.tensors]
-    if named and sorted(named) != sorted(PARAMETERS[edit.leaves]):
-        raise ValueError(
-            f"Expected keys of the fitted {', '.join(PARAMETERS[edit.leaves])} of '{edit.unit}', but got "
-            f"{', '.join(edit.tensors)}. Was the plan edited?"
-        )
-    return {name: context.tensors[key] for name, key in zip(named, edit.tensors, strict=True)}
 
 
 @execute.register

@@ -7,7 +7,7 @@ the same tensor: along different dimensions, or in different parts of a concaten
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -78,7 +78,7 @@ def narrow(
     edit.check()
     found = _cuts(model, edit)
     check_routing(model, edit)
-    places = _places(model, found)
+    places = places_of(model, found)
     attributes = {**_sizes(model, places, found), **_settings(model, edit)}
     for path in {path for path, _ in attributes}:
         own = {name: value for (where, name), value in attributes.items() if where == path}
@@ -88,7 +88,7 @@ def narrow(
     values, biases = _compensated(model, edit, compensation or {})
     for bias, _ in biases:
         found.setdefault(id(bias), (bias, ()))  # one that makes units of the group is cut besides
-    places = _places(model, found)
+    places = places_of(model, found)
     values |= {id(bias): value for bias, value in biases}
     made: dict[Parameter, tuple[Parameter, Cuts]] = {}
     for key, (old, cuts) in found.items():
@@ -215,8 +215,8 @@ def _check_apart(parts: list[Slice], edit: Narrow) -> None:
             )
 
 
-def _places(model: nn.Module, found: Mapping[int, Any]) -> dict[int, list[TensorHolder]]:
-    """Return every place of each tensor: tied tensors have several."""
+def places_of(model: nn.Module, found: Collection[int]) -> dict[int, list[TensorHolder]]:
+    """Return every place of each tensor, by identity: tied tensors have several."""
     places: dict[int, list[TensorHolder]] = {key: [] for key in found}
     for path, module in model.named_modules():
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):

@@ -2,8 +2,9 @@
 
 Groups are edited in place and may become empty: schedulers, gradient scalers and wrappers of optimizers hold references
 to them and count them. A parameter that lost entries keeps its place, and its state (momentum, moments) loses the same
-entries; state of another shape, as Adafactor's factors, is dropped. LBFGS, whose state is one vector over all
-parameters, starts anew, and says so.
+entries; state of another shape, as Adafactor's factors, is dropped. One that takes other values keeps its state whole:
+its momentum is of other values, but fades within a few steps, while moments that begin at zero would make the next ones
+as large as the learning rate. LBFGS, whose state is one vector over all parameters, starts anew, and says so.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torch import Tensor
 
 from prunerecover.model.batches import ModelInputs
-from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove
+from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Refit, Remove
 from prunerecover.session.pruned_output import PrunedOutput
 from prunerecover.width.tuning import fitted_and_tuned
 
@@ -39,16 +39,16 @@ def fitted_in_stages(
 def _stages(edits: Sequence[Edit]) -> Iterator[list[Edit]]:
     """Split into runs that can be fitted on one model.
 
-    A merge starts anew, and so does a unit that is named after blocks have moved or after something was narrowed, and a
-    group that is narrowed a second time.
+    A merge starts anew, and so does a unit that is named after blocks have moved or after something was narrowed or
+    refitted, and a group that is narrowed a second time.
     """
     stage: list[Edit] = []
     moved = False
     for edit in edits:
         is_block = isinstance(edit, Remove) and edit.kind == "block"
-        narrowed = bool(stage) and isinstance(stage[-1], Narrow) != isinstance(edit, Narrow)
+        other = any(stage and isinstance(stage[-1], apart) != isinstance(edit, apart) for apart in (Narrow, Refit))
         again = isinstance(edit, Narrow) and any(isinstance(e, Narrow) and e.unit == edit.unit for e in stage)
-        behind = narrowed or again or (moved and not is_block and not isinstance(edit, Config))
+        behind = other or again or (moved and not is_block and not isinstance(edit, Config))
         if stage and (isinstance(edit, Merge) or behind):
             yield stage
             stage, moved = [], False

@@ -193,7 +193,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "newer, nameless": ({"schema": "prunerecover.plan/7"}, "prunerecover of unknown version; install that version"),
     "unknown op": (
         {**GOOD, "edits": [{"op": "rotate"}], "made_by": {"version": "9.1"}},
-        r"operations remove, .*, rewrite, .*, fold of prunerecover .*, but the plan \(made by 9\.1\) has 'rotate'",
+        r"operations remove, .*, rewrite, .*, refit of prunerecover .*, but the plan \(made by 9\.1\) has 'rotate'",
     ),
     "edit is no object": ({**GOOD, "edits": ["remove"]}, "Expected a valid plan, but .* wrong: "),
     "edit without op": ({**GOOD, "edits": [{"unit": "a"}]}, "Expected a valid plan, but .* wrong: "),
