@@ -24,6 +24,7 @@ from prunerecover.boundary.feasible import TYPES, feasible_within
 from prunerecover.boundary.search import BoundaryConfig, BoundarySearch, Evaluate
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.family_planner import FamilyPlanner
+from prunerecover.display.progress import beside_other_displays, progress
 from prunerecover.importance.context import Importance
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.model.batches import Batches
@@ -91,6 +92,8 @@ def plan_boundary(
     """
     depth = DepthConfig(importance=importance, loss=loss, replace=replace, search=search, ignore=ignore, seed=seed)
     config = BoundaryConfig(design=design, runs=runs, surface=surface, dense=dense, noise=noise, seed=seed)
-    planner = FamilyPlanner(Session(model, batches, loss=loss, seed=seed), TYPES, depth)
-    feasible = feasible_within(planner, budget, n_remove=n_remove, n_keep=n_keep)
-    return BoundarySearch(planner, feasible.splits, evaluate, config, feasible.more).run()[1]
+    evaluate = beside_other_displays()(evaluate)
+    with progress("searching for the best split"):
+        planner = FamilyPlanner(Session(model, batches, loss=loss, seed=seed), TYPES, depth)
+        feasible = feasible_within(planner, budget, n_remove=n_remove, n_keep=n_keep)
+        return BoundarySearch(planner, feasible.splits, evaluate, config, feasible.more).run()[1]

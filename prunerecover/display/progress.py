@@ -1,42 +1,69 @@
-"""Progress of long searches: one line that names the stage at once, with a bar and the time left where they are known.
+"""Progress of long searches: one bar for the whole of a search, with its stages, and the time left where it is known.
 
-On a terminal, shown by one process of several.
+Without a terminal, or where a display holds it that cannot be shared, lines take the place of the bar. Shown by one
+process of several.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
+from prunerecover.display.lines import Lines
+from prunerecover.display.messages import on_first_rank
+from prunerecover.display.stages import Stage, Stages
 
-# What is shown now: nothing, so that a line can start; a line that an inner stage may take over; or nothing else may.
-_SHOWN: ContextVar[tuple[Progress, TaskID] | Literal["free", "taken"]] = ContextVar("_SHOWN", default="free")
+if TYPE_CHECKING:
+    from prunerecover.display.bar import Bar
+
+
+@dataclass
+class _Search:
+    """The search that is going on, and what shows it."""
+
+    stages: Stages
+    display: Bar | Lines
+
+
+_SEARCH: ContextVar[_Search | Literal["hidden"] | None] = ContextVar("_SEARCH", default=None)
 
 
 @contextmanager
-def progress(description: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-    """Show a stage inside a `with` block; yields the function that moves its bar on by one.
+def progress(
+    description: str, total: int | None = None, *, expected: float | None = None, bar: bool = True
+) -> Iterator[Callable[[], None]]:
+    """Show a stage inside a `with` block; yields the function that moves it on by one step.
 
-    A stage of unknown length, without a total, gives its line to the stages inside it while they last. Inside a bar
-    nothing is shown: it says when all is done. Nothing is shown either when the output is no terminal, by ranks other
-    than 0, where the terminal is taken by a display that cannot be shared, or inside `hidden`.
+    What begins inside is a stage of the same search, and shares its bar: this says what the outermost stage is, and
+    counts the steps of the outermost one of known length. Nothing is shown by ranks other than 0, or inside `hidden`.
 
     Args:
         description: The stage.
-        total: How many times it will be moved on; None: nobody knows.
+        total: Number of its steps; None: nobody knows.
+        expected: Seconds that it is expected to take, all that is inside included; None: nobody knows.
+        bar: Whether a search that begins here may show a bar; else it says the same in lines.
 
     >>> with progress("planning"), progress("ranking", 2) as advance:
     ...     advance()
     """
-    with ExitStack() as stack:
-        yield _start(stack, description, total)
+    search = _SEARCH.get()
+    if search == "hidden" or (search is None and not on_first_rank()):
+        yield lambda: None
+        return
+    stage = Stage(description, total, expected)
+    stages = Stages() if search is None else search.stages
+    stages.under_way.append(stage)
+    try:
+        with _begun(stages, bar) if search is None else nullcontext(search) as own:
+            own.display.refresh()
+            yield stage.advance
+            own.display.refresh()
+    finally:
+        stages.under_way.pop()
 
 
 @contextmanager
@@ -46,69 +73,61 @@ def hidden(hide: bool = True) -> Iterator[None]:
     >>> with hidden(), progress("ranking", 2):
     ...     pass
     """
-    token = _SHOWN.set("taken" if hide else _SHOWN.get())
+    token = _SEARCH.set("hidden" if hide else _SEARCH.get())
     try:
         yield
     finally:
-        _SHOWN.reset(token)
+        _SEARCH.reset(token)
 
 
-def _may_show() -> bool:
-    first = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK"))
-    return first and _console().is_terminal
+@contextmanager
+def beside_other_displays() -> Iterator[None]:
+    """Leave the terminal inside a `with` block to others, such as the bar of a Trainer: lines take the bar's place.
 
+    Also a decorator, of functions of the user's.
 
-def _console() -> Console:
-    """Return rich's console. Importing it draws a random number, which must not change what a search is seeded with."""
-    state = random.getstate()
-    from rich import get_console
-
-    console = get_console()
-    random.setstate(state)
-    return console
-
-
-def _start(stack: ExitStack, description: str, total: int | None) -> Callable[[], None]:
-    outer = _SHOWN.get()
-    if outer == "taken" or (outer == "free" and not _may_show()):
-        return _nothing
-    display = _new_display(stack) if outer == "free" else outer[0]
-    if display is None:
-        return _nothing
-    if outer != "free":
-        display.update(outer[1], visible=False)
-        stack.callback(display.update, outer[1], visible=True)
-    task = display.add_task(description, total=total)
-    display.refresh()
-    stack.callback(_end, display, task)
-    token = _SHOWN.set((display, task) if total is None else "taken")
-    stack.callback(_SHOWN.reset, token)
-    return lambda: display.advance(task)
-
-
-def _end(display: Progress, task: TaskID) -> None:
-    display.refresh()
-    display.remove_task(task)
-
-
-def _new_display(stack: ExitStack) -> Progress | None:
-    """Return a display that has started; None if another one holds the terminal."""
-    from rich.errors import LiveError
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
-    from rich.progress import TimeRemainingColumn as Remaining
-    from rich.text import Text
-
-    class Count(MofNCompleteColumn):
-        def render(self, task: Task) -> Text:
-            return Text() if task.total is None else super().render(task)
-
-    columns = (TextColumn("{task.description}"), BarColumn(), Count(), TimeElapsedColumn(), Remaining())
-    display = Progress(*columns, console=_console(), transient=True)
+    >>> with progress("recovering", 2), beside_other_displays():
+    ...     pass
+    """
+    search = _SEARCH.get()
+    if not isinstance(search, _Search) or isinstance(search.display, Lines):
+        yield
+        return
+    search.display.stop()
+    search.display = _started(search.stages, bar=False)
     try:
-        return stack.enter_context(display)
-    except LiveError:
-        return None
+        yield
+    finally:
+        search.display.stop()
+        search.display = _started(search.stages, bar=True)
 
 
-def _nothing() -> None:
-    """Advance a bar that is not shown."""
+@contextmanager
+def _begun(stages: Stages, bar: bool) -> Iterator[_Search]:
+    search = _Search(stages, _started(stages, bar))
+    token = _SEARCH.set(search)
+    try:
+        yield search
+    finally:
+        _SEARCH.reset(token)
+        search.display.stop()
+
+
+def _started(stages: Stages, bar: bool) -> Bar | Lines:
+    """Return a display that has started: a bar, if it may be one and there is a terminal that has room for it."""
+    if bar:
+        state = random.getstate()  # importing rich draws a random number, which must not change what a search draws
+        from rich import get_console
+        from rich.errors import LiveError
+
+        from prunerecover.display.bar import Bar
+
+        random.setstate(state)
+        if get_console().is_interactive:
+            shown = Bar(stages)
+            with suppress(LiveError):  # of rich before 14.1, where another display is running
+                shown.start()
+                return shown
+    lines = Lines(stages)
+    lines.start()
+    return lines

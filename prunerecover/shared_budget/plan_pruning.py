@@ -10,7 +10,7 @@ from torch import nn
 
 from prunerecover.boundary.search import Evaluate, Trial, accuracies_of
 from prunerecover.cost.met_share import MOST, BudgetMissed, met_share
-from prunerecover.display.progress import progress
+from prunerecover.display.progress import beside_other_displays, progress
 from prunerecover.divergence.registry import Divergence, comparing_by
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.model.batches import Batches
@@ -84,6 +84,7 @@ def plan_pruning(
     config = SharedBudgetConfig(
         loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed
     )
+    evaluate = None if evaluate is None else beside_other_displays()(evaluate)
     with comparing_by(divergence):
         return joint_plan(Session.with_dense_reference(model, batches, loss=loss, seed=seed), budget, config, evaluate)
 

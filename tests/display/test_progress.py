@@ -1,32 +1,35 @@
-"""Long searches say how far they are: on a terminal, one bar at a time, on one rank."""
+"""Long searches say how far they are: one bar on a terminal, lines elsewhere, on one rank."""
 
 from __future__ import annotations
 
-import io
+import logging
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 import rich
 from cases.models.habits import Plain, dataset, tiny_vit
+from cases.paths import ROOT
 from cases.trainers import fit, prune
 from lightning.pytorch.callbacks import TQDMProgressBar
-from rich.console import Console
 from rich.progress import Progress
 
 from prunerecover import Budget, plan_depth, plan_width
 from prunerecover.callbacks import WidthPrune
 from prunerecover.callbacks.planning_progress import planning_progress
-from prunerecover.display.progress import progress
+from prunerecover.display import stages
+from prunerecover.display.progress import hidden, progress
 
 
 @pytest.fixture
-def terminal(monkeypatch):
-    """A console that believes it is a terminal; what it shows."""
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr(rich, "_console", console)
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    return console.file
+def clock(monkeypatch):
+    """The monotonic clock of stages, which stands still."""
+    now = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(stages, "time", SimpleNamespace(monotonic=lambda: now.seconds))
+    now.stage = lambda *args, **kwargs: stages.Stage(*args, **kwargs, started=now.seconds)
+    return now
 
 
 def plan(search):
@@ -88,23 +91,108 @@ def test_other_ranks_of_a_trainer_are_quiet(terminal):
     assert not terminal.getvalue()
 
 
-def test_a_stage_gives_its_line_to_those_inside_and_gets_it_back(terminal):
+def test_stages_share_the_bar_of_the_outermost_one(terminal):
     with progress("outer"):
         with progress("inner", 2) as advance:
             advance()
-            with progress("hidden by the bar"):
+            with progress("inside a counted one"):
                 pass
         before = len(terminal.getvalue())
         with progress("another"):
             pass
-    assert "hidden by the bar" not in terminal.getvalue()
+    assert "inside a counted one" not in terminal.getvalue()
+    assert "outer: inner" in terminal.getvalue()
     assert "1/2" in terminal.getvalue()
-    assert "outer" in terminal.getvalue()[before:]
+    assert "outer: another" in terminal.getvalue()[before:]
+
+
+def test_a_narrow_terminal_shows_the_stage_and_not_the_whole(terminal):
+    rich.get_console().width = 45
+    with progress("planning depth"), progress("ranking units", 2):
+        pass
+    assert "ranking units" in terminal.getvalue()
+    assert "planning depth: ranking" not in terminal.getvalue()
 
 
 def test_nothing_where_there_is_no_terminal(capsys):
     plan("greedy")
     assert capsys.readouterr() == ("", "")
+
+
+def test_lines_say_how_far_it_is_where_there_is_no_terminal(said):
+    with progress("planning", expected=120), progress("ranking", 4) as advance:
+        advance()
+        time.sleep(0.05)
+    first, then, *_ = said()
+    assert first == "prunerecover: planning takes about 2 minutes."
+    assert then == "prunerecover: planning: ranking (1/4), 0% done, about 2 minutes left."
+    before = len(said())
+    time.sleep(0.05)
+    assert len(said()) == before  # it is over
+
+
+def test_lines_go_to_stderr_where_nobody_has_set_up_logging(tmp_path):
+    code = """
+import time
+from prunerecover.display import lines
+from prunerecover.display.progress import progress
+lines.EVERY = 0.1
+with progress("planning"):
+    time.sleep(0.15)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == ""
+    assert done.stderr == "prunerecover: planning, 10 seconds so far.\n"
+
+
+def test_what_takes_less_than_a_line_says_nothing_of_its_time(caplog):
+    caplog.set_level(logging.INFO, "prunerecover")
+    with progress("planning", expected=20):
+        pass
+    assert not caplog.records
+
+
+def test_hidden_searches_say_nothing(said):
+    with hidden(), progress("planning", expected=120):
+        time.sleep(0.05)
+    assert said() == []
+
+
+def told(search):
+    """Share that is done, and the seconds left."""
+    spent, left = search.state()
+    return spent / (spent + left), left
+
+
+def test_time_left_follows_the_expectation_until_there_is_a_pace(clock):
+    search = stages.Stages([clock.stage("planning", expected=100)])
+    clock.seconds += 20
+    assert told(search) == (0.2, 80)
+    search.under_way.append(steps := clock.stage("steps", 4, expected=80))
+    clock.seconds += 40
+    steps.advance()  # by its pace 120 more, as was expected 40
+    assert told(search)[1] == 0.25 * 120 + 0.75 * 40  # more than is left of the whole as was expected, 40
+    clock.seconds += 10
+    steps.advance()
+    steps.advance()
+    steps.advance()
+    assert told(search)[1] == 30
+    search.under_way.pop()
+    clock.seconds += 130
+    assert told(search)[1] == stages.LATE * 200  # it is late, and not over
+
+
+def test_without_an_expectation_the_outermost_known_stage_counts(clock):
+    search = stages.Stages([clock.stage("planning"), clock.stage("splits", 5), clock.stage("units", 4)])
+    assert search.state() == (0, None)
+    assert str(search) == "planning: splits (0/5), 10 seconds so far"
+    clock.seconds += 10
+    search.under_way[-1].advance()
+    assert search.state() == (10, 190)  # the first of five takes 40
+    search.under_way.pop()
+    assert search.state() == (10, None)
+    search.under_way[-1].advance()
+    assert str(search) == "planning: splits (1/5), 20% done, about 40 seconds left"
 
 
 @pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK"])

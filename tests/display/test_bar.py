@@ -1,0 +1,90 @@
+"""The bar shares the terminal with the displays of others: a Trainer's around it, and a Trainer's inside."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import time
+
+import pytest
+import rich
+from cases.models.habits import Plain
+from cases.paths import ROOT
+from cases.trainers import fit, prune
+from lightning.pytorch.callbacks import RichProgressBar
+from rich.progress import Progress
+
+from prunerecover.display.progress import beside_other_displays, progress
+
+
+def test_a_display_that_throws_the_bar_out_does_no_harm(terminal):
+    """Such as the bar of a Trainer inside a function of the user's: it takes the terminal as if nobody else had it."""
+    anew = {"file": terminal, "force_terminal": True, "width": 100}
+    for throw_out in (lambda console: console.clear_live(), lambda _: rich.reconfigure(**anew)):
+        with progress("planning"):
+            throw_out(rich.get_console())
+            with Progress(console=rich.get_console()) as other:
+                other.add_task("theirs")
+        assert not rich.get_console()._live_stack
+        assert not rich.get_console()._render_hooks
+    assert "theirs" in terminal.getvalue()
+    with progress("the next one"):
+        pass
+    assert "the next one" in terminal.getvalue()
+
+
+def test_lines_take_the_place_of_a_bar_that_makes_room(terminal, said):
+    with progress("planning"):
+        with beside_other_displays():
+            assert not rich.get_console()._live_stack
+            time.sleep(0.05)
+        assert rich.get_console()._live_stack
+    assert said()[0] == "prunerecover: planning, 10 seconds so far."
+    with beside_other_displays(), progress("alone"):
+        assert rich.get_console()._live_stack
+
+
+TRAINER_INSIDE = """
+import lightning.pytorch as pl
+from cases.models.habits import Plain, dataset, loader, tiny_vit
+from lightning.pytorch.callbacks import RichProgressBar
+from prunerecover import Budget, plan_pruning
+
+def evaluate(trials):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
+    for _ in trials:
+        trainer = pl.Trainer(max_epochs=1, accelerator="cpu", callbacks=RichProgressBar(), **quiet)
+        trainer.fit(Plain(), loader())
+    return [50.0] * len(trials)
+
+plan = plan_pruning(tiny_vit(), Budget(macs=0.2), batches=[dataset().tensors], evaluate=evaluate)
+print("planned", len(plan.edits) > 0)
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_inside_evaluate_shows_its_own_bar():
+    mine, its = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}"}
+    command = [sys.executable, "-W", "ignore", "-c", TRAINER_INSIDE]
+    process = subprocess.Popen(command, stdout=its, stderr=its, stdin=its, env=environment, cwd=ROOT)
+    os.close(its)
+    shown = b""
+    try:
+        while some := os.read(mine, 65536):
+            shown += some
+    except OSError:  # how the terminal of a process that has ended says so
+        pass
+    assert process.wait() == 0, shown.decode()[-3000:]
+    assert all(text in shown.decode() for text in ("planning depth and width", "Epoch 0/0", "planned True"))
+
+
+@pytest.mark.slow
+def test_surgery_shows_its_bar_below_that_of_the_trainer(tmp_path, terminal):
+    shared = {"file": terminal, "force_terminal": True, "width": 100}
+    bar = RichProgressBar(console_kwargs=shared)
+    fit(tmp_path, Plain(), prune(schedule=1, importance="output_divergence"), bar, enable_progress_bar=True)
+    assert 0 < terminal.getvalue().find("Epoch 0/1") < terminal.getvalue().find("DepthPrune: planning")
+    assert not rich.get_console()._live_stack
