@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from prunerecover.model.batches import ModelInputs, as_inputs, call
 from prunerecover.model.evaluation import device_of, evaluating
 
 Stopwatch = Callable[[Callable[[], object]], float]  # runs the function and returns seconds
+FEWEST = 4  # pairs, that say how much pairs differ
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class LatencyRatio:
         ratio: Median over the pairs of pruned time / dense time, with its interval; below 1 is faster.
         dense_ms: Median latency of the dense model.
         pruned_ms: Median latency of the pruned model.
-        pairs: Number of pairs.
+        pairs: Number of pairs that were timed.
         batch_size: Samples per forward pass.
         device: Where it was measured.
         threads: CPU threads of PyTorch during the measurement.
@@ -64,6 +65,7 @@ def latency_ratio(
     confidence: float = 0.95,
     seed: int = 0,
     stopwatch: Stopwatch | None = None,
+    enough: float | None = None,
 ) -> LatencyRatio:
     """Compare two models by interleaved pairs of forward passes.
 
@@ -71,12 +73,14 @@ def latency_ratio(
         dense: The model to compare with.
         pruned: The model to judge, on the same device.
         example_inputs: One batch of any form that `as_inputs` takes.
-        pairs: Timed pairs; 30 give a usable interval, fewer than 6 only a range.
+        pairs: Timed pairs at most; 30 give a usable interval, fewer than 6 only a range.
         warmup: Untimed pairs before them.
         threads: CPU threads to hold during the measurement; by default those PyTorch uses now.
         confidence: Coverage of the interval.
         seed: Seed of the bootstrap.
         stopwatch: How to time one call; None: as `stopwatch_for` says.
+        enough: Width of the interval, or of the range, at which no further pair is timed, once there are 4; None: all
+            pairs are timed.
 
     Raises:
         ValueError: If there is no pair, the models are on different devices, or they have no weights.
@@ -88,13 +92,17 @@ def latency_ratio(
     runs = (partial(call, dense, inputs), partial(call, pruned, inputs))
     with evaluating(dense, pruned), _quiet(threads) as held:
         seconds = stopwatch or stopwatch_for(device)
-        times = np.array([_timed_pair(runs, seconds, swapped=i % 2 == 1) for i in range(warmup + pairs)])[warmup:]
+        for i in range(warmup):
+            _timed_pair(runs, seconds, swapped=i % 2 == 1)
+        times: list[tuple[float, float]] = []
+        while len(times) < pairs and not (enough is not None and _agree(times, enough, seed)):
+            times.append(_timed_pair(runs, seconds, swapped=(warmup + len(times)) % 2 == 1))
     medians = np.median(times, axis=0) * 1e3
     return LatencyRatio(
-        ratio=median_interval(times[:, 1] / times[:, 0], confidence=confidence, seed=seed),
+        ratio=median_interval(_ratios(times), confidence=confidence, seed=seed),
         dense_ms=float(medians[0]),
         pruned_ms=float(medians[1]),
-        pairs=pairs,
+        pairs=len(times),
         batch_size=inputs.n_samples,
         device=str(device),
         threads=held,
@@ -175,6 +183,18 @@ def _timed_pair(
     return first, seconds(runs[1])
 
 
+def _ratios(times: Sequence[tuple[float, float]]) -> list[float]:
+    return [pruned / dense for dense, pruned in times]
+
+
+def _agree(times: Sequence[tuple[float, float]], enough: float, seed: int) -> bool:
+    """Whether pairs are enough to say what their ratio is."""
+    if len(times) < FEWEST:
+        return False
+    found = median_interval(_ratios(times), seed=seed)
+    return found.high - found.low <= enough
+
+
 def _shared_device(*models: nn.Module) -> torch.device:
     devices = [device_of(model) for model in models]
     if len(set(devices)) > 1:
@@ -190,7 +210,7 @@ def _quiet(threads: int | None) -> Iterator[int]:
     """Hold the number of threads and keep the garbage collector out of the timings."""
     before, collecting = torch.get_num_threads(), gc.isenabled()
     held = threads or before
-    gc.collect()
+    gc.collect(1)  # what was just made; all objects of a large process take half a second
     gc.disable()
     torch.set_num_threads(held)
     try:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import nn
 
-from prunerecover.cost.latency import latency_ratio
+from prunerecover.cost.latency import LatencyRatio, latency_ratio
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import meta_copy, share_copy
@@ -70,12 +70,27 @@ class DenseCost:
             wanted: A share; all that matters is whether so much goes, so that few pairs are enough for a latency that
                 is clearly another. None: the share itself matters; few pairs are enough where they agree.
         """
-        with ExitStack() as stack:
-            stack.enter_context(edited(self._twin, edits))
-            stack.enter_context(edited(self._twin, merge_edits(self._twin)))
+        with self._pruned(edits):
             if self.cost == "latency":
                 return self._faster(wanted)
             return 1 - self._counted(self._twin) / self._total
+
+    def rough_ratio(self, edits: Sequence[Edit]) -> LatencyRatio:
+        """Return the latency that is left, by few pairs: as many as it takes to tell it by a percent or so.
+
+        Args:
+            edits: In order, without fitted tensors.
+        """
+        with self._pruned(edits):
+            return latency_ratio(
+                self._merged, self._twin, self.example, pairs=FEW, warmup=1, seed=self.seed, enough=2 * CLOCKS
+            )
+
+    @contextmanager
+    def _pruned(self, edits: Sequence[Edit]) -> Iterator[None]:
+        """Prune and merge the twin inside a `with` block."""
+        with edited(self._twin, edits), edited(self._twin, merge_edits(self._twin)):
+            yield
 
     def _faster(self, wanted: float | None) -> float:
         """Return the share of the latency that the pruned twin saves, by few pairs if these are enough."""
@@ -102,6 +117,34 @@ class DenseCost:
 
     def _counted(self, model: nn.Module) -> int:
         return count_macs(model, self.example) if self.cost == "macs" else sum(p.numel() for p in model.parameters())
+
+
+class RoughClock:
+    """Measures shares of the latency by few pairs on few samples, and counts what that takes.
+
+    Args:
+        cost: Of the latency.
+
+    Attributes:
+        timed: Samples that went through the network so far, dense or pruned.
+    """
+
+    def __init__(self, cost: DenseCost) -> None:
+        self._cost, self.timed = cost.on_few, 0
+
+    def __call__(self, edits: Sequence[Edit]) -> float:
+        """Return the share of the latency that edits save.
+
+        Args:
+            edits: In order, without fitted tensors.
+        """
+        found = self._cost.rough_ratio(edits)
+        self.timed += 2 * (1 + found.pairs) * found.batch_size
+        return 1 - found.ratio.value
+
+    def passes(self, samples: int) -> float:
+        """Return how many passes over so many calibration samples the measurements took."""
+        return self.timed / samples
 
 
 def budget_used(

@@ -123,6 +123,14 @@ def test_ratio_is_right_on_a_machine_that_slows_down_tenfold() -> None:
     assert 20 < found.dense_ms < 200
 
 
+@pytest.mark.parametrize(("spread", "pairs"), [(0.0, 4), (0.019, 4), (0.2, 20)])
+def test_no_more_pairs_are_timed_than_it_takes_to_agree(spread: float, pairs: int) -> None:
+    times = iter([1.0, 0.5 - spread / 2, 0.5 + spread / 2, 1.0] * 10)
+    found = latency_ratio(mlp(), mlp(), X, pairs=20, warmup=0, stopwatch=lambda run: next(times), enough=0.02)
+    assert found.pairs == pairs
+    assert 0.5 in found.ratio
+
+
 def test_outliers_do_not_move_the_ratio() -> None:
     times = iter([1.0, 0.5, 0.5, 1.0, 1.0, 50.0, 0.5, 1.0, 1.0, 0.5])
     found = latency_ratio(mlp(), mlp(), X, pairs=5, warmup=0, stopwatch=lambda run: next(times))

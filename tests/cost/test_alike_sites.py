@@ -1,0 +1,173 @@
+"""Latency of variants, estimated from few measurements, against clocks whose law is known."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+import torch
+from cases.engine import batches_of, build
+
+from prunerecover.cost.alike_sites import MOST, SIZES, TimedVariant, latency_shares
+from prunerecover.model.batches import as_inputs
+from prunerecover.plan.edits import Edit, Remove
+from prunerecover.surgery.saved_cost import FEW, TIMED, DenseCost, RoughClock
+
+SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)  # of its site's MACs, that a variant saves
+
+
+def variants(
+    kind: str, sites: int, macs: float, *, alike: str = "", sizes: Sequence[float] = SHARES
+) -> list[TimedVariant]:
+    """Variants of alike sites; the edit is a label that the clock reads."""
+    names = [f"{alike}{kind}.{i}" for i in range(sites)]
+    return [
+        TimedVariant(
+            name, alike or kind, str(size), kind, (Remove(unit=f"{name}={size * macs}", kind="mlp"),), size * macs
+        )
+        for name in names
+        for size in sizes
+    ]
+
+
+class AffineClock:
+    """Each site saves a rate times its MACs, and something for being changed at all, by kind; with noise.
+
+    Attributes:
+        seen: Sites of each measurement.
+    """
+
+    def __init__(self, rates: Mapping[str, float], fixed: float = 0.0, noise: float = 0.0) -> None:
+        self.rates, self.fixed, self.noise = rates, fixed, noise
+        self.random, self.seen = np.random.default_rng(0), list[list[str]]()
+
+    def truth(self, edits: Sequence[Edit]) -> float:
+        saved = 0.0
+        for edit in edits:
+            name, macs = edit.unit.split("=")  # type: ignore[union-attr]
+            saved += next(rate for kind, rate in self.rates.items() if kind in name) * float(macs) + self.fixed
+        return saved
+
+    def __call__(self, edits: Sequence[Edit]) -> float:
+        self.seen.append([edit.unit.split("=")[0] for edit in edits])  # type: ignore[union-attr]
+        return self.truth(edits) + self.noise * self.random.standard_normal()
+
+
+def errors(found: Sequence[float], asked: Sequence[TimedVariant], clock: AffineClock) -> np.ndarray:
+    return np.array([share - clock.truth(one.edits) for share, one in zip(found, asked, strict=True)])
+
+
+def test_shares_are_those_of_a_clock_that_is_linear_in_the_macs_of_each_kind() -> None:
+    asked = variants("attention", 12, 0.03) + variants("mlp", 12, 0.05)
+    clock = AffineClock({"attention": 1.4, "mlp": 0.7})
+    np.testing.assert_allclose(errors(latency_shares(asked, clock), asked, clock), 0, atol=1e-12)
+
+
+def test_what_changes_cost_beyond_their_macs_is_seen() -> None:
+    asked = variants("attention", 12, 0.03) + variants("mlp", 12, 0.05)
+    clock = AffineClock({"attention": 1.4, "mlp": 0.7}, fixed=-0.004)
+    assert abs(errors(latency_shares(asked, clock), asked, clock)).max() < 0.0025  # between nothing and the smallest
+
+
+def test_noise_of_a_clock_is_shared_by_the_sites() -> None:
+    asked = variants("attention", 12, 0.03) + variants("mlp", 12, 0.05)
+    clock = AffineClock({"attention": 1.4, "mlp": 0.7}, noise=0.01)
+    assert abs(errors(latency_shares(asked, clock), asked, clock)).max() < 0.003
+
+
+def test_each_size_is_measured_at_all_alike_sites_at_once() -> None:
+    clock = AffineClock({"attention": 1.0, "mlp": 1.0})
+    latency_shares(variants("attention", 5, 0.03) + variants("mlp", 7, 0.05), clock)
+    assert Counter(map(len, clock.seen)) == {5: SIZES, 7: SIZES}
+    assert all(len(set(names)) == len(names) for names in clock.seen)
+
+
+def test_smaller_variants_save_at_least_as_much_whatever_a_clock_says() -> None:
+    asked = variants("mlp", 4, 0.04)
+    found = latency_shares(asked, AffineClock({"mlp": 1.0}, noise=0.2))
+    by_site = np.array(found).reshape(4, len(SHARES))
+    assert (np.diff(by_site, axis=1) <= 1e-12).all()
+    assert (by_site >= 0).all()
+
+
+def test_a_kind_that_saves_nothing_is_found_out() -> None:
+    asked = variants("norm", 6, 0.05) + variants("mlp", 6, 0.05)
+    found = np.array(latency_shares(asked, AffineClock({"norm": 0.0, "mlp": 1.8})))
+    np.testing.assert_allclose(found[: len(asked) // 2], 0, atol=1e-12)
+    np.testing.assert_allclose(found[len(asked) // 2 :], [1.8 * one.macs for one in asked[len(asked) // 2 :]])
+
+
+def test_small_classes_of_a_kind_are_measured_together_at_the_same_relative_size() -> None:
+    """Stages of two blocks each, as a Swin's, of other widths."""
+    asked = [v for i, macs in enumerate((0.02, 0.04, 0.03)) for v in variants("mlp", 2, macs, alike=f"stage{i}.")]
+    clock = AffineClock({"mlp": 0.6})
+    np.testing.assert_allclose(errors(latency_shares(asked, clock), asked, clock), 0, atol=1e-12)
+    assert [len(names) for names in clock.seen] == [6] * SIZES
+
+
+def test_sites_too_small_for_a_clock_save_at_the_rate_of_their_kind() -> None:
+    asked = variants("mlp", 10, 0.05) + variants("mlp", 1, 0.01, alike="last.") + variants("norm", 1, 0.01)
+    clock = AffineClock({"mlp": 0.5, "norm": 0.5})  # other kinds that are not measured take the rate of all
+    np.testing.assert_allclose(errors(latency_shares(asked, clock), asked, clock), 0, atol=1e-12)
+    assert [len(names) for names in clock.seen] == [10] * SIZES
+
+
+@pytest.mark.parametrize(("macs", "measured"), [(0.9, True), (0.01, False)])
+def test_a_single_site_is_measured_where_a_clock_can_tell_it(macs: float, measured: bool) -> None:
+    asked, clock = variants("mlp", 1, macs), AffineClock({"mlp": 0.5})
+    found = latency_shares(asked, clock)
+    np.testing.assert_allclose(found, [(0.5 if measured else 1.0) * one.macs for one in asked])
+    assert bool(clock.seen) == measured
+
+
+def test_classes_of_one_site_are_measured_apart() -> None:
+    """Heads of 48 are as slow as those of 64, say, and fewer heads are quicker."""
+    fewer = variants("attention", 6, 0.06, alike="heads ", sizes=(0.67, 0.33))
+    smaller = variants("attention", 6, 0.06, alike="sizes ", sizes=(0.5, 0.25))
+    clock = AffineClock({"heads ": 1.0, "sizes ": 0.1})
+    np.testing.assert_allclose(
+        errors(latency_shares([*fewer, *smaller], clock), [*fewer, *smaller], clock), 0, atol=1e-12
+    )
+
+
+def test_measurements_have_a_cap() -> None:
+    asked = [v for i in range(9) for v in variants("mlp", 3, 0.03, alike=f"stage{i}.")]
+    for most in (1, 5, MOST):
+        clock = AffineClock({"mlp": 0.6})
+        np.testing.assert_allclose(errors(latency_shares(asked, clock, most=most), asked, clock), 0, atol=1e-12)
+        assert 0 < len(clock.seen) <= most
+
+
+def test_sites_as_they_are_save_nothing_and_are_not_measured() -> None:
+    asked = [TimedVariant(f"{i}.mlp", "mlp", "dense", "mlp", (), 0.0) for i in range(4)]
+    assert latency_shares(asked, AffineClock({})) == [0.0] * 4
+    assert latency_shares([], AffineClock({})) == []
+
+
+def test_variants_that_cost_more_are_refused() -> None:
+    more = TimedVariant("0.mlp", "mlp", "affine", "mlp", (), -0.01)
+    with pytest.raises(ValueError, match=re.escape("'affine' of 0.mlp saves -1.00%. Leave out variants")):
+        latency_shares([more], AffineClock({}))
+
+
+def test_no_measurement_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one measurement, but got 0. 16 are usual"):
+        latency_shares([], AffineClock({}), most=0)
+
+
+def test_a_rough_clock_counts_what_it_times() -> None:
+    model = build("timm")
+    clock = RoughClock(DenseCost(model, "latency", as_inputs(batches_of("timm")[0])))
+    size = clock._cost.example.n_samples
+    assert -1 < clock([Remove(unit="blocks.0.mlp", kind="mlp")]) < 1
+    pairs = clock.timed / size / 2 - 1
+    assert 4 <= pairs <= FEW
+    assert clock.passes(samples=2 * size) == pairs + 1
+
+
+def test_a_rough_clock_times_few_samples() -> None:
+    cost = DenseCost(build("timm"), "latency", as_inputs(torch.zeros(4 * TIMED, 3, 32, 32)))
+    assert RoughClock(cost)._cost.example.n_samples == TIMED
