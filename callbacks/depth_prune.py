@@ -15,7 +15,7 @@ from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.reconstructing import ReconstructingCallback
 from prunerecover.callbacks.schedule import PruneSchedule
-from prunerecover.depth.arguments import DepthConfig, planned_by_parts
+from prunerecover.depth.arguments import DepthConfig, budget_of, planned_by_parts
 from prunerecover.depth.family.units import known_by_parts
 from prunerecover.depth.feasible import check_feasible
 from prunerecover.depth.plan_depth import depth_plan
@@ -90,11 +90,9 @@ class DepthPrune(ReconstructingCallback):
         store: str | Path | None = None,
     ) -> None:
         check_one({"budget": budget, "remove": remove, "plan": plan}, 'DepthPrune(remove={"attention": 2})')
-        if budget is not None and not isinstance(budget, Budget):
-            raise TypeError(
-                f"Expected argument budget to be a Budget, but got {type(budget).__name__}. Use remove={{...}}."
-            )
-        for kind in () if budget is None and remove is None else (budget or Budget(remove=remove)).kinds(()):
+        if plan is None:
+            budget = budget_of(budget, remove)
+        for kind in budget.kinds(()) if budget is not None else ():
             if kind not in DEPTH_KINDS:
                 raise ValueError(
                     f"Expected kinds among {', '.join(DEPTH_KINDS)} for DepthPrune, but got '{kind}'. Channels, heads, "
@@ -114,7 +112,7 @@ class DepthPrune(ReconstructingCallback):
             check_alone(DepthPrune, planning)
         self.config = DepthConfig(**planning, seed=seed)
         super().__init__(
-            Budget(remove=remove) if remove is not None else budget,
+            budget,
             reconstruct=reconstruct,
             plan=plan,
             target=target,

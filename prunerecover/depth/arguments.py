@@ -166,7 +166,7 @@ def budget_of(budget: Budget | None, remove: Mapping[str, int] | None) -> Budget
     """Return the budget, given as one or as units per kind.
 
     Raises:
-        ValueError: If none or both are given.
+        ValueError: If none or both are given, or a budget in several costs.
         TypeError: If `budget` is no `Budget`.
     """
     if (budget is None) == (remove is None):
@@ -174,6 +174,8 @@ def budget_of(budget: Budget | None, remove: Mapping[str, int] | None) -> Budget
     if budget is not None and not isinstance(budget, Budget):
         raise TypeError(
             f"Expected argument budget to be a Budget, but got {type(budget).__name__}. "
-            "Units per kind are remove={...}."
+            "Use remove={...} for units per kind."
         )
-    return Budget(remove=remove) if budget is None else budget
+    given = Budget(remove=remove) if budget is None else budget
+    given.check_one_cost()
+    return given

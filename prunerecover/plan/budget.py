@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from prunerecover.display.summary import call_text, changed_fields
 from prunerecover.plan.kinds import KINDS
 
+COSTS = ("macs", "params", "latency")
+ROUNDING = 1e-9  # of shares
+
 
 @dataclass(frozen=True)
 class Budget:
-    """Say what is removed: exactly one of the arguments.
+    """Say what is removed: units, by number or ratio, or a share of one cost or of several at once.
 
     Args:
         remove: Number of units per kind.
@@ -24,11 +27,13 @@ class Budget:
         latency: Share of the latency, measured on the target device. A plan may miss it by 0.01, as clocks do.
 
     Raises:
-        ValueError: If none or several are given, or a number is out of range.
+        ValueError: If nothing is given, or units with anything else, or a number is out of range.
         TypeError: If something is no number, or units are not given per kind.
 
     >>> Budget(remove={"attention": 3})
     Budget(remove={'attention': 3})
+    >>> Budget(macs=0.3, params=0.2).shares
+    {'macs': 0.3, 'params': 0.2}
     """
 
     remove: Mapping[str, int] | None = None
@@ -40,10 +45,10 @@ class Budget:
     def __post_init__(self) -> None:
         """Check the arguments."""
         given = {name: value for name, value in vars(self).items() if value is not None}
-        if len(given) != 1:
+        if not given or (len(given) > 1 and self.in_units):
             raise ValueError(
-                f"Expected exactly one of remove, ratio, macs, params, latency, but got {sorted(given) or 'none'}. "
-                'For example Budget(remove={"attention": 3}).'
+                "Expected exactly one of remove and ratio, or one or more of macs, params and latency, but got "
+                f'{sorted(given) or "none"}. For example Budget(remove={{"attention": 3}}), or Budget(macs=0.3).'
             )
         for name in ("remove", "ratio"):
             if not isinstance(given.get(name, {}), Mapping):
@@ -57,8 +62,7 @@ class Budget:
         for kind, count in (self.remove or {}).items():
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
                 raise ValueError(f"Expected a whole number of units >= 0 for '{kind}', but got {count!r}.")
-        shares = {f"ratio of '{kind}'": value for kind, value in (self.ratio or {}).items()}
-        shares |= {name: given[name] for name in ("macs", "params", "latency") if name in given}
+        shares = self.shares | {f"ratio of '{kind}'": value for kind, value in (self.ratio or {}).items()}
         for name, value in shares.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise TypeError(
@@ -80,10 +84,28 @@ class Budget:
         return self.remove is not None or self.ratio is not None
 
     @property
+    def shares(self) -> dict[str, float]:
+        """How much goes of each cost that is given: "macs", "params", "latency"; empty for a budget in units."""
+        given = {name: getattr(self, name) for name in COSTS}
+        return {name: share for name, share in given.items() if share is not None}
+
+    @property
     def share(self) -> tuple[str, float] | None:
-        """What is measured ("macs", "params" or "latency") and how much of it goes; None for a budget in units."""
-        given = ((name, getattr(self, name)) for name in ("macs", "params", "latency"))
-        return next(((name, value) for name, value in given if value is not None), None)
+        """What is measured and how much of it goes, where that is one cost; None for a budget in units.
+
+        Raises:
+            ValueError: If several costs are given.
+        """
+        self.check_one_cost()
+        return next(iter(self.shares.items()), None)
+
+    def check_one_cost(self) -> None:
+        """Raise ValueError if several costs are given, for planning that takes one."""
+        if len(self.shares) > 1:
+            raise ValueError(
+                f"Expected a budget in one cost for now, but got {self}. Plan for the cost that matters most, and "
+                "measure what goes of the others."
+            )
 
     def kinds(self, available: Sequence[str]) -> tuple[str, ...]:
         """Return the kinds that the budget takes from; all `available` ones for a share of cost."""
@@ -111,14 +133,15 @@ class Budget:
         steps = range(1, n + 1)
         if self.remove is not None:
             return [Budget(remove={kind: count * i // n for kind, count in self.remove.items()}) for i in steps]
-        if self.share is None:
+        if self.ratio is not None:
             raise ValueError(f"Expected a budget in a share of cost or a number of units, but got {self.to_dict()}.")
-        name, total = self.share
-        shares: list[Any] = [total * i / n for i in steps]
-        return [replace(self, **{name: share}) for share in shares]
+        parts: list[dict[str, Any]] = [{name: total * i / n for name, total in self.shares.items()} for i in steps]
+        return [Budget(**shares) for shares in parts]
 
     def remaining(self, taken: Iterable[Mapping[str, float]]) -> Budget | None:
         """Return what is still to go, relative to what is left; None if steps before have taken as much.
+
+        Of several costs, those are left out of which steps before have taken as much.
 
         Args:
             taken: By each of them: units by kind, or by cost the share of what there was before it.
@@ -126,16 +149,17 @@ class Budget:
         >>> Budget(macs=0.5).remaining([{"macs": 0.25}]).macs  # a quarter of the first model is a third of what is left
         0.3333333333333333
         """
-        if self.share is None:
+        if self.in_units:
             gone = Counter[str]()
             for step in taken:
                 gone.update({kind: int(count) for kind, count in step.items()})
-            missing = {kind: count - gone[kind] for kind, count in (self.remove or {}).items() if count > gone[kind]}
-            return Budget(remove=missing) if missing else None
-        name, total = self.share
-        left = math.prod(1 - step.get(name, 0.0) for step in taken)
-        share: Any = (total - (1 - left)) / left
-        return replace(self, **{name: share}) if share > 0 else None
+            units = {kind: count - gone[kind] for kind, count in (self.remove or {}).items() if count > gone[kind]}
+            return Budget(remove=units) if units else None
+        steps = list(taken)
+        left = {name: math.prod(1 - step.get(name, 0.0) for step in steps) for name in self.shares}
+        missing = {name: (total - (1 - left[name])) / left[name] for name, total in self.shares.items()}
+        shares: dict[str, Any] = {name: share for name, share in missing.items() if share > ROUNDING}
+        return Budget(**shares) if shares else None
 
     def counts(self, available: Mapping[str, int]) -> dict[str, int]:
         """Return how many units of each kind go, given how many there are.

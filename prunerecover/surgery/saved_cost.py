@@ -150,16 +150,18 @@ class RoughClock:
 def budget_used(
     plan: Plan, budget: Budget, model: nn.Module, example: Callable[[], ModelInputs], seed: int = 0
 ) -> dict[str, float]:
-    """Return what a plan takes, in the terms of a budget: units by kind, or the share of the cost by its name.
+    """Return what a plan takes, in the terms of a budget: units by kind, or the share of each cost by its name.
 
     Args:
         plan: Not yet applied.
         budget: What is counted.
         model: Unwrapped, as it is before.
-        example: Returns one batch, which a share of cost is measured on.
+        example: Returns one batch, which shares of cost are measured on.
         seed: Of the latency's bootstrap.
     """
-    if budget.share is None:
+    if budget.in_units:
         return {kind: len(names) for kind, names in plan.removed.items()}
-    cost = budget.share[0]
-    return {cost: DenseCost(model, cost, example(), seed).removed_share(plan.edits)} if plan.edits else {}
+    if not plan.edits:
+        return {}
+    batch = example()
+    return {cost: DenseCost(model, cost, batch, seed).removed_share(plan.edits) for cost in budget.shares}

@@ -27,7 +27,7 @@ class DepthPlan(AnyNetworkMethod):
     """Remove whole blocks, attentions, MLPs, activations or layers (`plan_depth`).
 
     Args:
-        remove: Units per kind, for example `{"activation": 3, "attention": 2}`. Give exactly one budget.
+        remove: Units per kind, for example `{"activation": 3, "attention": 2}`. Give one budget.
         ratio: Share of the units per kind.
         macs: Share of the MACs to remove.
         params: Share of the parameters to remove.

@@ -27,7 +27,7 @@ class GraphPlan(AnyNetworkMethod):
     """Remove single linears and convolutions, and attentions, of any network (`plan_depth` on its computation graph).
 
     Args:
-        remove: Units per kind, for example `{"layer": 12}`. Give exactly one budget.
+        remove: Units per kind, for example `{"layer": 12}`. Give one budget.
         macs: Share of the MACs to remove.
         params: Share of the parameters to remove.
         latency: Share of the measured latency to remove.

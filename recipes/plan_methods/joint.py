@@ -29,7 +29,7 @@ class JointPlan(AnyNetworkMethod):
     """Remove units of depth and of width within one budget (`plan_pruning`).
 
     Args:
-        macs: Share of the MACs to remove. Give exactly one budget.
+        macs: Share of the MACs to remove. Give one budget.
         params: Share of the parameters to remove.
         latency: Share of the measured latency to remove.
         search: How splits between depth and width are compared: by the `divergence` of their outputs, or `recovered`

@@ -111,7 +111,7 @@ class PerCostPlan(WidthPlan):
     """Remove the channels, heads, neurons or experts that matter least for what they save (`plan_width`'s default).
 
     Args:
-        macs: Share of the MACs to remove. Give exactly one budget.
+        macs: Share of the MACs to remove. Give one budget.
         params: Share of the parameters to remove.
         latency: Share of the measured latency to remove.
         remove: Units of one kind, in all groups together, for example `{"expert": 8}`.

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from cases.engine import batches_of, build
+from torch import nn
 
+from prunerecover import DepthPrune, Prune, WidthPrune, plan_depth, plan_pruning, plan_width
+from prunerecover.model.batches import as_inputs
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.edits import Remove
+from prunerecover.plan.plan import Plan
+from prunerecover.surgery.saved_cost import budget_used
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "exactly one of remove, ratio, macs, params, latency, but got none"),
-        ({"macs": 0.1, "params": 0.1}, r"but got \['macs', 'params'\]"),
+        ({}, "exactly one of remove and ratio, or one or more of macs, params and latency, but got none"),
+        ({"remove": {"mlp": 1}, "ratio": {"mlp": 0.5}}, r"but got \['ratio', 'remove'\]"),
+        ({"remove": {"mlp": 1}, "macs": 0.1}, r"but got \['macs', 'remove'\]"),
+        (
+            {"macs": 0.3, "params": 1.5},
+            r"argument params to be a removed share between 0 and 1 \(exclusive\), but got 1.5",
+        ),
         ({"remove": {"attn": 1}}, "Expected kinds among .*, but got 'attn'"),
         ({"remove": {"attention": 1.5}}, "a whole number of units >= 0 for 'attention', but got 1.5"),
         ({"remove": {"attention": True}}, "but got True"),
@@ -36,5 +49,61 @@ def test_budget_tells_kinds_and_share() -> None:
     assert Budget(ratio={"block": 0.5}).counts({"block": 5}) == {"block": 2}
     assert Budget(macs=0.2).kinds(("block", "mlp")) == ("block", "mlp")
     assert Budget(params=0.2).share == ("params", 0.2)
+    assert Budget(params=0.2).shares == {"params": 0.2}
+    assert Budget(ratio={"block": 0.5}).shares == {}
     assert Budget(remove={"mlp": 1}).share is None
     assert Budget(remove={"mlp": 1}).to_dict() == {"remove": {"mlp": 1}}
+
+
+def test_several_costs_are_one_budget() -> None:
+    budget = Budget(params=0.2, macs=0.3)
+    assert budget.shares == budget.to_dict() == {"macs": 0.3, "params": 0.2}
+    assert Budget(**budget.to_dict()) == budget
+    assert repr(budget) == "Budget(macs=0.3, params=0.2)"
+    assert not budget.in_units
+    assert budget.kinds(("block", "mlp")) == ("block", "mlp")
+
+
+def test_steps_take_as_much_of_each_cost() -> None:
+    assert Budget(macs=0.5, params=0.2).in_steps(2) == [Budget(macs=0.25, params=0.1), Budget(macs=0.5, params=0.2)]
+
+
+def test_each_cost_has_a_rest_of_its_own() -> None:
+    budget = Budget(macs=0.5, latency=0.2)
+    left = budget.remaining(iter([{"macs": 0.25, "latency": 0.1}, {"macs": 1 / 9, "latency": 0.0}]))
+    assert left is not None
+    assert left.shares == pytest.approx({"macs": 0.25, "latency": 1 / 9})  # of the 2 / 3 and 9 / 10 that are there
+    assert budget.remaining([{"macs": 0.25, "latency": 0.2}]) == Budget(macs=1 / 3)  # all of the latency has gone
+    assert budget.remaining([{"macs": 0.6, "latency": 0.2}]) is None
+
+
+def test_planning_for_one_cost_refuses_several() -> None:
+    with pytest.raises(
+        ValueError, match=r"one cost for now, but got Budget\(macs=0.3, params=0.2\). Plan for the cost"
+    ):
+        _ = Budget(macs=0.3, params=0.2).share
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda budget: plan_depth(nn.Identity(), budget, batches=[]),
+        lambda budget: plan_width(nn.Identity(), budget, batches=[]),
+        lambda budget: plan_pruning(nn.Identity(), budget, batches=[]),
+        lambda budget: DepthPrune(budget),
+        lambda budget: WidthPrune(budget),
+        lambda budget: Prune(budget),
+    ],
+)
+def test_several_costs_are_refused_before_anything_is_computed(ask: Callable[[Budget], object]) -> None:
+    with pytest.raises(ValueError, match="Expected a budget in one cost for now"):
+        ask(Budget(macs=0.3, latency=0.2))
+
+
+def test_what_a_plan_takes_is_told_of_each_cost() -> None:
+    model, example = build("timm"), as_inputs(batches_of("timm")[0])
+    plan = Plan(edits=(Remove(unit="blocks.0.mlp", kind="mlp"),))
+    alone = [budget_used(plan, budget, model, lambda: example) for budget in (Budget(macs=0.3), Budget(params=0.3))]
+    assert budget_used(plan, Budget(macs=0.3, params=0.3), model, lambda: example) == alone[0] | alone[1]
+    assert min(alone[0]["macs"], alone[1]["params"]) > 0
+    assert budget_used(Plan(), Budget(macs=0.3, params=0.3), model, lambda: example) == {}
