@@ -18,6 +18,7 @@ from prunerecover.callbacks.logs.history import LoggedHistory, logged_in_trainin
 from prunerecover.callbacks.logs.report import log_report
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
 from prunerecover.checkpoint.ledger_record import SurgeryEvent
+from prunerecover.frontier.frontier import Frontier
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.evidence import PlanningCost, SearchEvidence
 from prunerecover.plan.plan import Plan
@@ -156,6 +157,8 @@ class PruneReport(LedgerCallback):
         self, plan: Plan, events: Sequence[SurgeryEvent], logged: Mapping[str, LoggedMetric]
     ) -> dict[str, Figure]:
         figures = {"layers": plan.plot()} if plan.removed else {}
+        if (frontier := Frontier.of(plan.evidence)) is not None:
+            figures["other budgets"] = frontier.plot()
         surgeries = [(event.epoch, event.summary) for event in events]
         for name, points in self.history.items():
             if name in logged or "loss" in name.lower():

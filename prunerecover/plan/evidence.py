@@ -8,7 +8,9 @@ there, or have another form than here, have their defaults: the evidence of a pl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -110,7 +112,8 @@ def joined(first: Mapping[str, Any], second: Mapping[str, Any], dense_name: Call
     """
     before, after = DepthEvidence.of(first), DepthEvidence.of(second)
     found = {**first, **second}
-    for entry in ("saved", "removed_share", "divergence") if after.units else ("saved",):  # of one of them alone
+    alone = ("saved", *FrontierEvidence.model_fields)  # of one of them
+    for entry in (*alone, "removed_share", "divergence") if after.units else alone:
         found.pop(entry, None)
     for entry in ("units", "importance"):
         own = getattr(before, entry) | {dense_name(name): value for name, value in getattr(after, entry).items()}
@@ -226,6 +229,41 @@ class SplitEvidence(_Evidence):
     splits: Items[TriedSplit] = ()
     depth_share: float | None = None
     saved: float | None = None
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """What a plan for a share of a cost would save, and by how much it would change the output.
+
+    Attributes:
+        share: Share that is asked for.
+        divergence: Divergence of the output, as it is predicted.
+        costs: Share of every cost that would go, by name: "macs", "params", "latency".
+    """
+
+    share: float
+    divergence: float
+    costs: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if not 0 <= self.share < 1 or not all(map(math.isfinite, (self.divergence, *self.costs.values()))):
+            raise ValueError(
+                f"Expected a share from 0 to 1 (exclusive) with finite numbers, but got {self}. Leave out shares that "
+                "no plan meets."
+            )
+
+
+class FrontierEvidence(_Evidence):
+    """What plans for other shares would have cost.
+
+    Attributes:
+        frontier: Plans, in rising order of their shares.
+        frontier_cost: Cost that the shares are of.
+    """
+
+    frontier: Items[FrontierPoint] = ()
+    frontier_cost: Literal["macs", "params", "latency"] = "macs"
 
 
 class PlanningCost(_Record):

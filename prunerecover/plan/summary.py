@@ -8,7 +8,14 @@ from typing import Any, Protocol
 
 from prunerecover.display.summary import Summary, listed
 from prunerecover.plan.edits import Edit, Refit
-from prunerecover.plan.evidence import BoundaryEvidence, DepthEvidence, SplitEvidence, ToleranceEvidence, WidthEvidence
+from prunerecover.plan.evidence import (
+    BoundaryEvidence,
+    DepthEvidence,
+    FrontierEvidence,
+    SplitEvidence,
+    ToleranceEvidence,
+    WidthEvidence,
+)
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.plan.records import MadeBy, Result
@@ -112,3 +119,5 @@ def _scores(plan: Planned) -> Iterator[Row]:
         yield "tolerance", f"{tolerance:.3g}", "", "of difference of the two rankings"
     if (predicted := BoundaryEvidence.of(plan.evidence).predicted) is not None:
         yield "accuracy", f"{predicted.accuracy:.2f}%", "", "predicted after recovery"
+    if frontier := FrontierEvidence.of(plan.evidence).frontier:
+        yield "frontier", "", "", ", ".join(f"{one.divergence:.2g} at {one.share:.0%}" for one in frontier)

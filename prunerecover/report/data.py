@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from prunerecover.cost.latency import LatencyRatio
 from prunerecover.cost.measurement import Measurement
 from prunerecover.cost.statistics import Interval
+from prunerecover.plan.evidence import FrontierEvidence
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.plan.plan import Plan
@@ -65,6 +66,7 @@ class PlanSummary(Record):
         removed: Names of the units in the dense model, per kind, in the order of the edits.
         leaves: What stands in the place of each unit of depth.
         groups: How many channels, heads, neurons or experts every group of them keeps.
+        frontier: What plans for other shares would have cost; None: nobody has asked.
     """
 
     method: str = ""
@@ -73,6 +75,7 @@ class PlanSummary(Record):
     removed: dict[str, list[str]] = Field(default_factory=dict)
     leaves: dict[str, str] = Field(default_factory=dict)
     groups: tuple[KeptGroup, ...] = ()
+    frontier: FrontierEvidence | None = None
 
     @classmethod
     def of(cls, plan: Plan) -> PlanSummary:
@@ -90,6 +93,7 @@ class PlanSummary(Record):
             removed=removed,
             leaves=leaves,
             groups=plan.kept_groups,
+            frontier=found if (found := FrontierEvidence.of(plan.evidence)).frontier else None,
         )
 
 

@@ -10,8 +10,11 @@ from prunerecover.cost.latency import LatencyRatio
 from prunerecover.cost.statistics import Interval
 from prunerecover.display.markdown import table as markdown_table
 from prunerecover.display.summary import Summary
+from prunerecover.frontier.frontier import frontier_table
+from prunerecover.plan.evidence import FrontierEvidence
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS
+from prunerecover.plan.summary import COSTS
 from prunerecover.report.data import LoggedMetric, MetricComparison, PlanSummary, ReportData, SearchCost
 
 if TYPE_CHECKING:
@@ -70,6 +73,8 @@ def markdown(report: ReportData, figures: Iterable[str] = ()) -> str:
     parts = ["# Before and after pruning", markdown_table(HEADER, rows(report), "lrrr"), _how_measured(report)]
     if report.plan:
         parts.append(_what_was_removed(report.plan))
+    if report.plan and report.plan.frontier:
+        parts.append(_other_budgets(report.plan.frontier))
     if report.search:
         parts.append(_search_cost(report.search))
     images = [f"![{file}]({file})" for file in figures]
@@ -168,6 +173,12 @@ def _what_was_removed(plan: PlanSummary) -> str:
     how += " In brackets: what is left in its place." if plan.leaves else ""
     body = "\n".join(lines) or "Nothing."
     return f"## What was removed\n\n{body}\n\n{how}"
+
+
+def _other_budgets(found: FrontierEvidence) -> str:
+    header, rows = frontier_table(found.frontier)
+    said = f"Asked of the {COSTS[found.frontier_cost]}; divergence of the output is predicted."
+    return f"## What other budgets would cost\n\n{markdown_table(header, rows, 'r' * len(header))}\n\n{said}"
 
 
 def _counts(groups: Sequence[KeptGroup]) -> str:

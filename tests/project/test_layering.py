@@ -24,6 +24,7 @@ ORDER = (
     "prunerecover.model",
     "prunerecover.model.narrow",
     "prunerecover.plan",
+    "prunerecover.frontier",
     "prunerecover.families.libraries",
     "prunerecover.families",
     "prunerecover.cost",

@@ -1,0 +1,117 @@
+"""Frontier of a network: the divergence and the costs of plans for several shares, before one of them is picked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prunerecover.display.summary import Summarised, Summary
+from prunerecover.plan.evidence import FrontierEvidence, FrontierPoint
+from prunerecover.plan.plan import Plan
+from prunerecover.plan.summary import COSTS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Frontier(Summarised):
+    """What plans for several shares of a cost would save, and by how much they would change the output.
+
+    Args:
+        points: Plans, as the shares that they are for, in rising order.
+        plan_at: Function that returns the plan for a share; None: the frontier is read from a file.
+        cost: Cost that the shares are of: "macs", "params" or "latency".
+
+    >>> print(Frontier([FrontierPoint(0.1, 0.02, {"macs": 0.11}), FrontierPoint(0.2, 0.14, {"macs": 0.2})]))
+    Frontier over shares of the MACs
+    asked  divergence  MACs
+    10.0%  0.02        11.0%
+    20.0%  0.14        20.0%
+    """
+
+    points: Sequence[FrontierPoint]
+    plan_at: Callable[[float], Plan] | None = None
+    cost: str = "macs"
+
+    def __post_init__(self) -> None:
+        """Check the points."""
+        shares = [point.share for point in self.points]
+        if not shares or any(one >= other for one, other in zip(shares, shares[1:], strict=False)):
+            raise ValueError(
+                f"Expected points of a frontier in rising order of their shares, at least one, but got {shares}. Sort "
+                "them by `share`, and keep one plan for each."
+            )
+        if self.cost not in COSTS:
+            raise ValueError(f"Expected the cost of a frontier to be one of {', '.join(COSTS)}, but got {self.cost!r}.")
+
+    @classmethod
+    def of(cls, evidence: Mapping[str, Any], plan_at: Callable[[float], Plan] | None = None) -> Frontier | None:
+        """Return the frontier in the evidence of a plan; None if there is none.
+
+        Args:
+            evidence: `Plan.evidence`.
+            plan_at: See the class.
+        """
+        found = FrontierEvidence.of(evidence)
+        return cls(found.frontier, plan_at, found.frontier_cost) if found.frontier else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the frontier as entries of a plan's evidence."""
+        return FrontierEvidence(frontier=tuple(self.points), frontier_cost=self.cost).to_dict()
+
+    def plan(self, share: float) -> Plan:
+        """Return the plan for a share of the cost, of the points or not; nothing is scored again.
+
+        Args:
+            share: Share that has to go.
+
+        Raises:
+            RuntimeError: If the frontier is read from a file.
+        """
+        if self.plan_at is None:
+            raise RuntimeError(
+                "Expected a frontier of this process, but got one that is read from a plan: scores are not kept there. "
+                f"Plan with Budget({self.cost}={share:g})."
+            )
+        return self.plan_at(share)
+
+    def summary(self) -> Summary:
+        """Return a row for each point."""
+        title = f"Frontier over shares of the {COSTS[self.cost]}"
+        header, rows = frontier_table(self.points)
+        return Summary.of_list(title, header, rows, tuple)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Draw divergence and costs over the shares; write a PNG if `path` is given.
+
+        Args:
+            path: File of the PNG.
+        """
+        from prunerecover.display.style import save_figure
+        from prunerecover.frontier.figure import plot_frontier
+
+        figure = plot_frontier(self.points, self.cost)
+        if path is not None:
+            save_figure(figure, path)
+        return figure
+
+
+def frontier_table(points: Sequence[FrontierPoint]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the names of the columns, and a row for each point; what is not known is empty.
+
+    Args:
+        points: Points of a frontier.
+    """
+    costs = [cost for cost in COSTS if any(cost in point.costs for point in points)]
+    rows = [
+        (
+            f"{point.share:.1%}",
+            f"{point.divergence:.3g}",
+            *(f"{point.costs[cost]:.1%}" if cost in point.costs else "" for cost in costs),
+        )
+        for point in points
+    ]
+    return ("asked", "divergence", *(COSTS[cost] for cost in costs)), rows
