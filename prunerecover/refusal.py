@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+
+class Stay(NamedTuple):
+    """What keeps units of a network from going.
+
+    Attributes:
+        name: Path of the module that would make them.
+        by: What keeps them.
+        way_out: What to do about it, a sentence without its full stop.
+    """
+
+    name: str
+    by: str
+    way_out: str
+
 
 class Refusal(ValueError):
     """What cannot be done to a network that is sound otherwise.

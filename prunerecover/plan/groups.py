@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from prunerecover.display.summary import Summarised, Summary
@@ -51,12 +51,13 @@ class Slice(BaseModel):
 
 
 class Setting(BaseModel):
-    """An integer attribute of a module that follows the number of units: `per_unit` times it.
+    """An attribute of a module that follows the number of units: `per_unit` times it, or a power of that.
 
     Attributes:
         module: Path of the module; with `config.` in front of the attribute, an entry of its config.
         attribute: Its name, such as `num_heads`.
         per_unit: What one unit adds.
+        power: Of the product: 1 for a whole number, -0.5 for a scale by which attention divides its logits.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=LONGEST_NAME)
@@ -64,6 +65,16 @@ class Setting(BaseModel):
     module: str
     attribute: str
     per_unit: int = 1
+    power: float = Field(default=1.0, ge=-2, le=2)
+
+    def value(self, units: int) -> int | float:
+        """Return the attribute's value with so many units.
+
+        >>> Setting(module="attn", attribute="scale", power=-0.5).value(64)
+        0.125
+        """
+        size = self.per_unit * units
+        return size if self.power == 1 else float(size**self.power)
 
 
 Place = tuple[str, Literal["input", "output"]]  # path of a module, and which of its tensors
@@ -98,8 +109,8 @@ class Group(Site, Summarised):
     """Units that can be removed alone, with everything that goes with them.
 
     Attributes:
-        name: Path of the first module that makes the units, with more where it makes several groups (`fc:64`, `fc.b`);
-            unique among a model's groups of one kind.
+        name: Path of the first module that makes the units, with more where it makes several groups (`fc:64`, `fc.b`,
+            `qkv:head_dim`); unique among a model's groups of one kind.
         kind: What a unit is.
         size: How many units there are.
         slices: All tensors that lose entries.
@@ -110,6 +121,8 @@ class Group(Site, Summarised):
         strata: The units lie in so many stretches of one length, which must keep equally many units each: experts among
             which the router chooses group by group. `multiple` is divisible by it.
         products: MACs per sample and unit in products without weights, such as attention's scores and values.
+        scaled_by: Power of the number of units by which the network multiplies what units make: -0.5 where attention
+            divides its logits by the root of the size of a head, 0 where its scale stays.
         params: Parameters that all units hold together; 0 until `find_sites` has counted them.
         macs: MACs of all units together on the example batch; likewise.
         block: See `Site`; likewise.
@@ -125,6 +138,7 @@ class Group(Site, Summarised):
     multiple: int = 1
     strata: int = 1
     products: int = 0
+    scaled_by: float = 0.0
     params: int = field(default=0, compare=False)
     macs: int = field(default=0, compare=False)
     block: str = field(default="", compare=False)

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prunerecover.display.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY
+from prunerecover.display.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 
-Kind = Literal["block", "attention", "mlp", "activation", "layer", "channel", "head", "neuron", "expert", "hidden"]
-WidthKind = Literal["channel", "head", "neuron", "expert", "hidden"]
+Kind = Literal[
+    "block", "attention", "mlp", "activation", "layer", "channel", "head", "head_dim", "neuron", "expert", "hidden"
+]
+WidthKind = Literal["channel", "head", "head_dim", "neuron", "expert", "hidden"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class KindTraits:
         fitted: Whether something can be fitted in their place, or, for blocks, before it.
         composite: Whether a unit is several features at once.
         weighed: Whether its scores do not compare with those of other kinds, so that what it counts for is tried.
+        ranked: Whether its units are ranked. Dimensions of heads are not: the best ones are sums of those there are.
         color: Of bars of the kind in figures.
         ink: Of text on that colour.
     """
@@ -33,6 +36,7 @@ class KindTraits:
     fitted: bool = False
     composite: bool = False
     weighed: bool = False
+    ranked: bool = True
     color: str = BLACK
     ink: str = "white"
 
@@ -48,6 +52,7 @@ TRAITS: dict[str, KindTraits] = {
     "layer": KindTraits("depth", edits=("bypass",)),
     "channel": KindTraits("width", edits=("narrow",), color=BLUE),
     "head": KindTraits("width", edits=("narrow",), composite=True, weighed=True, color=ORANGE, ink=BLACK),
+    "head_dim": KindTraits("width", edits=("narrow",), weighed=True, ranked=False, color=VERMILION),
     "neuron": KindTraits("width", edits=("narrow",), color=GREEN),
     "expert": KindTraits("width", edits=("narrow",), composite=True, weighed=True, color=PURPLE, ink=BLACK),
     "hidden": KindTraits("width", edits=("narrow",), weighed=True, color=SKY, ink=BLACK),
@@ -56,6 +61,8 @@ KINDS = tuple(TRAITS)
 DEPTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "depth" and traits.edits)
 FAMILY_KINDS = tuple(kind for kind in DEPTH_KINDS if kind != "layer")
 WIDTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "width")
+RANKED_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.ranked)
+RANKED_WIDTH_KINDS = tuple(kind for kind in RANKED_KINDS if kind in WIDTH_KINDS)
 
 
 def kinds_among(
@@ -85,10 +92,10 @@ def kinds_among(
 def plural(kind: str) -> str:
     """Return what several units of a kind are called.
 
-    >>> plural("head"), plural("hidden")
-    ('heads', 'hidden features')
+    >>> plural("head"), plural("hidden"), plural("head_dim")
+    ('heads', 'hidden features', 'head dimensions')
     """
-    return "hidden features" if kind == "hidden" else f"{kind}s"
+    return {"hidden": "hidden features", "head_dim": "head dimensions"}.get(kind, f"{kind}s")
 
 
 def holders_first(kind: str) -> tuple[int, int]:

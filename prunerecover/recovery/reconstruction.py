@@ -15,8 +15,9 @@ fitted on; fitting it, too, made CIFAR-10's ResNet-20 worse.
 Made for convolutional networks with BatchNorm, whatever went of them, width or depth: a DeiT-Tiny with narrowed heads
 and neurons was worse after it than before.
 
-Not covered, and left as they are: grouped convolutions, transposed ones, subclasses of `nn.Linear` and `nn.Conv2d`,
-fused experts, weights that several layers share, and layers with more than `LARGEST` inputs or outputs.
+Not covered, and left as they are: weights that make smaller heads, whose outputs are sums of the dense one's, grouped
+convolutions, transposed ones, subclasses of `nn.Linear` and `nn.Conv2d`, fused experts, weights that several layers
+share, and layers with more than `LARGEST` inputs or outputs.
 """
 
 from __future__ import annotations
@@ -49,7 +50,13 @@ from prunerecover.recovery.judged import (
     recalibration,
 )
 from prunerecover.recovery.norms_in_order import NormsInOrder
-from prunerecover.recovery.reconstruction_order import calls_of, check_between, kept_rows, reference_of
+from prunerecover.recovery.reconstruction_order import (
+    calls_of,
+    check_between,
+    kept_rows,
+    of_other_outputs,
+    reference_of,
+)
 from prunerecover.recovery.reconstruction_rows import FittedLayer, missing_outputs, rows_of
 
 ROWS = 60  # positions or tokens that are taken per input of a layer, at most
@@ -130,6 +137,7 @@ def fit_layers(
     rows = kept_rows(reference, plan)
     with uncompiled(), evaluating(network, reference), torch.no_grad():
         calls = calls_of(network, reference, rows, samples[0], all_layers=bool(only) or "activation" in plan.removed)
+        calls = {path: number for path, number in calls.items() if path not in of_other_outputs(plan)}
         if only is not None:
             calls = _these(calls, only)
         check_between(network, reference, rows, calls)
@@ -144,8 +152,9 @@ def _these(calls: Mapping[str, int], only: Collection[str]) -> dict[str, int]:
     missing = [path for path in only if path not in calls]
     if missing:
         raise ValueError(
-            f"Expected linear layers and convolutions before the last, called alike in both networks, to fit, but got "
-            f"{', '.join(missing[:3])}. Apply the plan with the tensors that it was saved with, or plan anew."
+            "Expected linear layers and convolutions before the last to fit, called alike in both networks and not "
+            f"such as make smaller heads, but got {', '.join(missing[:3])}. Apply the plan with the tensors that it "
+            "was saved with, or plan anew."
         )
     return {path: number for path, number in calls.items() if path in only}
 

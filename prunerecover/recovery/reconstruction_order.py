@@ -54,6 +54,12 @@ def kept_rows(dense: nn.Module, plan: Plan) -> dict[str, Tensor]:
     return kept
 
 
+def of_other_outputs(plan: Plan) -> set[str]:
+    """Return paths of layers whose outputs are not some of the dense one's: those that make smaller heads."""
+    narrowed = (edit for edit in plan.edits if isinstance(edit, Narrow) and edit.kind == "head_dim")
+    return {part.tensor.rpartition(".")[0] for edit in narrowed for part in edit.group if part.makes}
+
+
 def is_plain(layer: Any) -> bool:
     """Whether a module is a linear layer or a convolution that least squares can fit as it is."""
     if type(layer) is nn.Conv2d:

@@ -25,7 +25,7 @@ from prunerecover.importance.measuring.names import name_of
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.kinds import DEPTH_KINDS, KINDS, WIDTH_KINDS, kinds_among, plural
+from prunerecover.plan.kinds import DEPTH_KINDS, RANKED_KINDS, WIDTH_KINDS, kinds_among, plural
 from prunerecover.sensitivity_table.rows import PARTS, GroupRow, UnitRow
 from prunerecover.session.session import Session
 from prunerecover.width.arguments import WidthConfig
@@ -170,7 +170,7 @@ def _by_dimension(network: nn.Module, kinds: Sequence[str] | None) -> tuple[tupl
     """Return the kinds of depth and those of width."""
     if kinds is None:
         return kinds_of(network, None, None), FOUND_KINDS
-    kinds = kinds_among(kinds, KINDS)
+    kinds = kinds_among(kinds, RANKED_KINDS)
     return tuple(k for k in kinds if k in DEPTH_KINDS), tuple(k for k in kinds if k in WIDTH_KINDS)
 
 

@@ -46,7 +46,7 @@ def needed(model: nn.Module, example: ModelInputs | None, kinds: Iterable[str]) 
         return example
     if getattr(model, "dummy_inputs", None) is not None:
         return inputs_of(model.dummy_inputs, model)
-    if not set(kinds) & {"layer", "channel", "head", "neuron", "hidden"}:
+    if not set(kinds) & {"layer", "channel", "head", "head_dim", "neuron", "hidden"}:
         describe(model)  # says which families are known by their parts
     raise ValueError(
         f"Expected batches, or one batch, to find what may go in {type(model).__name__}, but got none. Pass a batch as "

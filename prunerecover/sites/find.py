@@ -51,8 +51,9 @@ def find_sites(
         model: Network, wrapped or not, on any device; bit-identical afterwards.
         batches: Calibration batches, of which the first is run, or one batch alone. None: the `dummy_inputs` of the
             model; supported families need none for units of depth, whose MACs are 0 then.
-        kinds: Kinds among "block", "attention", "mlp", "activation", "layer", "channel", "head", "neuron", "expert" and
-            "hidden". None: the default kinds of `plan_depth` and `plan_width`.
+        kinds: Kinds among "block", "attention", "mlp", "activation", "layer", "channel", "head", "head_dim" (dimensions
+            of all heads of an attention), "neuron", "expert" and "hidden". None: the default kinds of `plan_depth` and
+            `plan_width`.
         ignore: Shell patterns of names of sites that stay, such as "layer4.*".
         include_strided: Switch for layers that change spatial dimensions: a pooling takes the place of each.
 
@@ -112,7 +113,7 @@ def find_groups(
     Args:
         model: Network, as of `find_sites`.
         batches: Batches or one batch, as of `find_sites`.
-        kinds: Kinds among "channel", "head", "neuron", "expert" and "hidden".
+        kinds: Kinds among "channel", "head", "head_dim", "neuron", "expert" and "hidden".
         ignore: Shell patterns of names of groups that stay.
         example_inputs: Former name of `batches`, for one release.
 

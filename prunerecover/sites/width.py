@@ -35,11 +35,14 @@ def with_costs(
     """
     rewritten = share_copy(model)
     apply_edits(rewritten, found.edits)
-    costs = cost_model(rewritten, found.groups, example)
+    sizes = [group for group in found.groups if group.kind == "head_dim"]  # inside heads: the same entries
+    others = [group for group in found.groups if group.kind != "head_dim"]
+    costs = [cost_model(rewritten, some, example) for some in (sizes, others) if some]
     samples = 0 if example is None else example.n_samples
     groups = []
     for group in found.groups:
-        macs, params = costs.saving(group.name, {}, group.size)
+        own = next(one for one in costs if group.name in one.sizes)
+        macs, params = own.saving(group.name, {}, group.size)
         made = [part.tensor for part in group.slices if part.makes]
         block = next((path for path in blocks if all(is_within(tensor, path) for tensor in made)), "")
         groups.append(replace(group, params=params, macs=macs * samples, block=block))
@@ -84,7 +87,7 @@ def _reasons(found: FoundGroups, kinds: Sequence[str]) -> Iterator[tuple[str, st
             if stay.name not in explained:
                 explained.add(stay.name)
                 yield stay.name, f"its {plural(kind)} stay by {stay.by}; {stay.way_out}"
-        if kind == "head" and found.traced is not None:
+        if kind in ("head", "head_dim") and found.traced is not None:
             yield from _attentions_without_heads(found.traced, found, explained)
 
 

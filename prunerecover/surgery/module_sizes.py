@@ -2,13 +2,14 @@
 
 PyTorch's convolutions, linears, recurrent layers, norms, embeddings and PReLU, their subclasses in timm and
 torchvision, and transformers' `Conv1D`. What cannot be read off a shape (the number of heads, the groups of a
-GroupNorm) is a `Setting` of the group. Not covered: bilinear layers, `proj_size`, and embeddings that lose rows with
-`padding_idx`.
+GroupNorm, the scale of an attention's logits) is a `Setting` of the group. Not covered: bilinear layers, `proj_size`,
+and embeddings that lose rows with `padding_idx`.
 Besides, the settings by which PyTorch fuses parts that may be gone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,7 +18,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from prunerecover.model.paths import get_module
+from prunerecover.model.paths import get_module, holder_of, parent_path
+from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS, alone, like
+from prunerecover.plan.edits import Narrow
+from prunerecover.plan.groups import Setting
 
 Shape = tuple[int, ...]
 GATES = {"LSTM": 4, "GRU": 3}
@@ -116,6 +120,62 @@ def _agreed(path: str, lengths: Mapping[str, int]) -> int:
             "Name all tensors of a unit in its group."
         )
     return next(iter(lengths.values()))
+
+
+def settings_of_edit(model: nn.Module, edit: Narrow) -> dict[tuple[str, str], Any]:
+    """Return the new values of a group's attributes, by path of the module and name.
+
+    A module's own attribute loses what the removed units added, for it may count others, too. A config is shared by
+    layers that are narrowed one after the other, so its entry becomes what the kept units add.
+
+    Args:
+        model: As it is before the edit.
+        edit: Which units go.
+
+    Raises:
+        ValueError: If an attribute is not there, or does not count the units.
+    """
+    _check_heads_follow(model, edit)
+    return {(setting.module, setting.attribute): _followed(model, setting, edit) for setting in edit.settings}
+
+
+def _followed(model: nn.Module, setting: Setting, edit: Narrow) -> Any:
+    holder, name = holder_of(get_module(model, setting.module), setting.attribute)
+    in_config = holder is not get_module(model, setting.module)
+    value, whole, left = getattr(holder, name), setting.per_unit * edit.of, setting.per_unit * len(edit.keep)
+    count = alone(value)
+    if setting.power != 1:
+        counts = isinstance(value, float) and math.isclose(value, setting.value(edit.of), rel_tol=1e-5)
+    else:
+        counts = isinstance(count, int) and not isinstance(count, bool) and (in_config or count >= whole)
+    if not counts:
+        power = "" if setting.power == 1 else f", to the power of {setting.power:g}"
+        raise ValueError(
+            f"Expected '{setting.attribute}' of '{setting.module}' to count {edit.of} units of {setting.per_unit}"
+            f"{power}, but got {value}. Was the plan made for another model, or was '{edit.unit}' narrowed before?"
+        )
+    if setting.power != 1:
+        return setting.value(len(edit.keep))
+    return like(value, left if in_config else count - (whole - left))
+
+
+def _check_heads_follow(model: nn.Module, edit: Narrow) -> None:
+    """Raise ValueError if an attention that loses heads would go on counting all of them."""
+    if edit.kind != "head":
+        return
+    told = {(setting.module, setting.attribute) for setting in edit.settings}
+    layers = dict.fromkeys(parent_path(part.tensor) for part in edit.group)
+    tables = {layer for layer in layers if isinstance(get_module(model, layer), nn.Embedding)}  # of position biases
+    itself = {layer for layer in layers if isinstance(get_module(model, layer), nn.MultiheadAttention)}
+    holders = (layer if layer in itself else parent_path(layer) for layer in layers if layer not in tables)
+    for path in dict.fromkeys(holders):
+        for name, count in vars(get_module(model, path)).items():
+            counts = name in (*HEADS, *KEY_VALUE_HEADS) and type(count) is int and count and count % edit.of == 0
+            if counts and (path, name) not in told:
+                raise ValueError(
+                    f"Expected the edit of '{edit.unit}' to set '{name}' of '{path}', which counts its {edit.of} "
+                    "heads, but it does not. Was the plan edited?"
+                )
 
 
 def settings_without_fusion(model: nn.Module, paths: Iterable[str]) -> list[tuple[str, str, Any]]:

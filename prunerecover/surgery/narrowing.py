@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from prunerecover.model.narrow.freeing import FREED
-from prunerecover.model.paths import get_module, holder_of, parent_path
-from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS, alone, like
+from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.edits import FreeHeads, Narrow
 from prunerecover.plan.groups import Slice
 from prunerecover.surgery.compensation import absorb, entries_per_unit
 from prunerecover.surgery.journal import Journal
-from prunerecover.surgery.module_sizes import check_norm_groups, settings_without_fusion, sizes_of
+from prunerecover.surgery.module_sizes import check_norm_groups, settings_of_edit, settings_without_fusion, sizes_of
 from prunerecover.surgery.routing import check_routing
 
 STRIDED = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -79,7 +78,7 @@ def narrow(
     found = _cuts(model, edit)
     check_routing(model, edit)
     places = places_of(model, found)
-    attributes = {**_sizes(model, places, found), **_settings(model, edit)}
+    attributes = {**_sizes(model, places, found), **settings_of_edit(model, edit)}
     for path in {path for path, _ in attributes}:
         own = {name: value for (where, name), value in attributes.items() if where == path}
         check_norm_groups(path, get_module(model, path), own)
@@ -247,46 +246,3 @@ def _sizes(
 def _shape(tensor: Tensor, cuts: Cuts) -> tuple[int, ...]:
     lengths = {cut.dim: len(cut.kept) for cut in cuts}
     return tuple(lengths.get(dim, size) for dim, size in enumerate(tensor.shape))
-
-
-def _settings(model: nn.Module, edit: Narrow) -> dict[TensorHolder, Any]:
-    """Return the new values of the group's attributes.
-
-    A module's own attribute loses what the removed units added, for it may count others, too. A config is shared by
-    layers that are narrowed one after the other, so its entry becomes what the kept units add.
-    """
-    _check_heads_follow(model, edit)
-    settings: dict[TensorHolder, Any] = {}
-    for setting in edit.settings:
-        holder, name = holder_of(get_module(model, setting.module), setting.attribute)
-        in_config = holder is not get_module(model, setting.module)
-        value = getattr(holder, name)
-        count = alone(value)
-        counts = isinstance(count, int) and not isinstance(count, bool)
-        if not counts or (count < setting.per_unit * edit.of and not in_config):
-            raise ValueError(
-                f"Expected '{setting.attribute}' of '{setting.module}' to count {edit.of} units of {setting.per_unit}, "
-                f"but got {value}. Was the plan made for another model, or was '{edit.unit}' narrowed before?"
-            )
-        number = setting.per_unit * len(edit.keep) if in_config else count - setting.per_unit * len(edit.gone)
-        settings[setting.module, setting.attribute] = like(value, number)
-    return settings
-
-
-def _check_heads_follow(model: nn.Module, edit: Narrow) -> None:
-    """Raise ValueError if an attention that loses heads would go on counting all of them."""
-    if edit.kind != "head":
-        return
-    told = {(setting.module, setting.attribute) for setting in edit.settings}
-    layers = dict.fromkeys(parent_path(part.tensor) for part in edit.group)
-    tables = {layer for layer in layers if isinstance(get_module(model, layer), nn.Embedding)}  # of position biases
-    itself = {layer for layer in layers if isinstance(get_module(model, layer), nn.MultiheadAttention)}
-    holders = (layer if layer in itself else parent_path(layer) for layer in layers if layer not in tables)
-    for path in dict.fromkeys(holders):
-        for name, count in vars(get_module(model, path)).items():
-            counts = name in (*HEADS, *KEY_VALUE_HEADS) and type(count) is int and count and count % edit.of == 0
-            if counts and (path, name) not in told:
-                raise ValueError(
-                    f"Expected the edit of '{edit.unit}' to set '{name}' of '{path}', which counts its {edit.of} "
-                    "heads, but it does not. Was the plan edited?"
-                )

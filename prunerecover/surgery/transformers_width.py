@@ -106,6 +106,8 @@ def _differing(config: Any, found: Mapping[str, set[int]]) -> dict[str, int]:
         return {}
     said = {name: next(iter(values)) for name, values in found.items()}
     differing = {name: v for name, v in said.items() if name != "head_dim" and getattr(config, name, v) != v}
-    if differing.keys() & {"num_attention_heads", "hidden_size"}:  # else its size is a share of the hidden size
-        differing["head_dim"] = said["head_dim"]
+    heads = getattr(config, "num_attention_heads", 0)
+    size = getattr(config, "head_dim", None) or (heads and getattr(config, "hidden_size", 0) // heads)
+    if differing.keys() & {"num_attention_heads", "hidden_size"} or said.get("head_dim", size) != size:
+        differing["head_dim"] = said["head_dim"]  # else it is a share of the hidden size
     return differing

@@ -14,7 +14,7 @@ from prunerecover.importance.registry import importance_of
 from prunerecover.importance.saved_scores import SavedScores, scores_from
 from prunerecover.model.arguments import check_flag, check_seed, patterns_of
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.kinds import WIDTH_KINDS, kinds_among
+from prunerecover.plan.kinds import RANKED_WIDTH_KINDS, kinds_among
 from prunerecover.width.allocation.by_importance import global_ranking, per_cost, uniform
 from prunerecover.width.allocation.greedy_fill import kind_of
 from prunerecover.width.allocation.registry import AllocationRule, RegisteredAllocation, allocation_of
@@ -148,7 +148,7 @@ class WidthConfig(WidthRule):
     def __post_init__(self) -> None:
         """Check the arguments, and take a single kind or pattern for a list of one."""
         super().__post_init__()
-        object.__setattr__(self, "kinds", kinds_among(self.kinds, WIDTH_KINDS, some=False))
+        object.__setattr__(self, "kinds", kinds_among(self.kinds, RANKED_WIDTH_KINDS, some=False))
         object.__setattr__(self, "ignore", patterns_of(self.ignore))
         object.__setattr__(self, "scores", scores_from(self.scores))
         check_seed(self.seed)

@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from prunerecover.plan.edits import Narrow
-from prunerecover.plan.groups import Group, Slice
+from prunerecover.plan.groups import Group, Setting, Slice
+from prunerecover.width.groups.assembly import linear_form
 
 
 def narrow_edits(groups: Sequence[Group], removed: Mapping[str, Tensor]) -> tuple[Narrow, ...]:
     """Return the edits that take units out of their groups.
 
     Groups that share a dimension, as in a concatenation, lie in stretches one after the other: once one has lost
-    entries, the stretches behind it begin earlier.
+    entries, the stretches behind it begin earlier. Heads and their dimensions share entries: once heads are gone, fewer
+    stretches hold a dimension, and once dimensions are gone, a head has fewer entries.
 
     Args:
         groups: In the order in which they are narrowed.
@@ -27,7 +29,7 @@ def narrow_edits(groups: Sequence[Group], removed: Mapping[str, Tensor]) -> tupl
         units = removed.get(group.name, torch.empty(0)).long()
         if not len(units):
             continue
-        moved = tuple(_moved(part, gone.get((part.tensor, part.dim), [])) for part in group.slices)
+        moved = [_moved(part, group.size, gone.get((part.tensor, part.dim), [])) for part in group.slices]
         leaving = set(units.tolist())
         edits.append(
             Narrow(
@@ -35,8 +37,8 @@ def narrow_edits(groups: Sequence[Group], removed: Mapping[str, Tensor]) -> tupl
                 kind=group.kind,
                 of=group.size,
                 keep=tuple(u for u in range(group.size) if u not in leaving),
-                group=moved,
-                settings=group.settings,
+                group=tuple(moved),
+                settings=_followed(group, moved, edits),
             )
         )
         for part in group.slices:
@@ -44,9 +46,31 @@ def narrow_edits(groups: Sequence[Group], removed: Mapping[str, Tensor]) -> tupl
     return tuple(edits)
 
 
-def _moved(part: Slice, gone: Sequence[Tensor]) -> Slice:
+def _moved(part: Slice, size: int, gone: Sequence[Tensor]) -> Slice:
+    """Return where entries lie once others are gone, their own among them."""
     if not gone:
         return part
-    indices = {int(index) for found in gone for index in found}
-    offsets = tuple(offset - sum(index < offset for index in indices) for offset in part.offsets)
-    return part.model_copy(update={"offsets": offsets})
+    indices = torch.unique(torch.cat(list(gone)))
+    own = part.indices(torch.arange(size))
+    if not torch.isin(own, indices).any():
+        offsets = tuple(offset - int((indices < offset).sum()) for offset in part.offsets)
+        return part.model_copy(update={"offsets": offsets})
+    unit_of = torch.full((int(max(own.max(), indices.max())) + 1,), -1)
+    for unit in range(size):
+        unit_of[part.indices(torch.tensor([unit]))] = unit
+    unit_of[indices] = -2
+    form = linear_form(unit_of[unit_of > -2].numpy(), size)
+    assert form is not None, "heads lose equally many dimensions"
+    return part.model_copy(update={"offsets": form[0], "span": form[1]})
+
+
+def _followed(group: Group, moved: Sequence[Slice], before: Sequence[Narrow]) -> tuple[Setting, ...]:
+    """Return a group's settings, of which those that earlier edits follow, too, count what is left for each unit."""
+    shared = {(one.module, one.attribute) for edit in before for one in edit.settings}
+    entries, left = (parts[0].span * len(parts[0].offsets) for parts in (group.slices, moved))
+    return tuple(
+        one.model_copy(update={"per_unit": one.per_unit * left // entries})
+        if left < entries and (one.module, one.attribute) in shared
+        else one
+        for one in group.settings
+    )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.groups import Group
-from prunerecover.plan.kinds import WIDTH_KINDS
+from prunerecover.plan.kinds import RANKED_WIDTH_KINDS
 from prunerecover.refusal import Refusal
 from prunerecover.width.allocation.cost_model import Cost, CostModel
 
@@ -97,10 +97,10 @@ def kind_of(budget: Budget) -> str:
         ValueError: If it is not in units of one kind of width.
     """
     kinds = budget.kinds(()) if budget.in_units else ()
-    if len(kinds) != 1 or kinds[0] not in WIDTH_KINDS:
+    if len(kinds) != 1 or kinds[0] not in RANKED_WIDTH_KINDS:
         raise ValueError(
             "Expected a budget in a share of macs, params or latency, or in units of one kind among "
-            f"{', '.join(WIDTH_KINDS)}, but got {budget.to_dict()}. For several kinds, add plans: p1 + p2."
+            f"{', '.join(RANKED_WIDTH_KINDS)}, but got {budget.to_dict()}. For several kinds, add plans: p1 + p2."
         )
     return kinds[0]
 

@@ -16,7 +16,8 @@ for a network with fewer of them would compute something else than with some set
 them. And the model's outputs, and heads in code that computes their size from the width.
 
 The features of residual streams that norms or attentions read (a transformer's hidden size) are asked for by name, too.
-Their norms take statistics over those that stay, so to remove one is not to set it to zero.
+Their norms take statistics over those that stay, so to remove one is not to set it to zero. So are the dimensions of
+heads (`heads.find`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from prunerecover.width.groups.dry_run import try_out
 from prunerecover.width.groups.experts import find_experts
 from prunerecover.width.groups.found import FoundGroups, without
 from prunerecover.width.groups.refusals import counting, nothing_found
+from prunerecover.width.heads.find import FoundHeadSizes, find_head_sizes
 from prunerecover.width.rewrites.padded_shortcuts import as_convolutions, find_padded_shortcuts
 
 FOUND_KINDS = ("channel", "head", "neuron")
@@ -56,7 +58,7 @@ def find_groups(
     Args:
         model: Any module, wrapped or not; it is bit-identical afterwards.
         example_inputs: One batch, of any form that calibration batches have; labels are not read.
-        kinds: Among "channel", "head", "neuron", "expert" and "hidden".
+        kinds: Among "channel", "head", "head_dim", "neuron", "expert" and "hidden".
         ignore: Shell patterns of names of groups that stay, such as "layer4.*".
 
     Raises:
@@ -91,7 +93,7 @@ def look_for_groups(model: nn.Module, traced: Traced | None, kinds: Sequence[str
     Args:
         model: Unwrapped.
         traced: What a pass of it showed; None: it shows experts alone.
-        kinds: Of interest: features of streams are groups where "hidden" is one.
+        kinds: Of interest: features of streams are groups where "hidden" is one, dimensions of heads where "head_dim".
     """
     experts = find_experts(model)
     if traced is None:
@@ -106,16 +108,19 @@ def look_for_groups(model: nn.Module, traced: Traced | None, kinds: Sequence[str
         found = assemble(traced, hidden="hidden" in kinds)
         linked = tuple(together for together in found.linked if all(map(_is_plain, together)))
         tried = try_out(traced, tuple(filter(_is_plain, found.groups)), linked)
+        heads = tuple(group for group in tried.groups if group.kind == "head")
+        sizes = find_head_sizes(traced, heads) if "head_dim" in kinds else FoundHeadSizes()
     counted = (*found.counted, *tried.counted)
     known = {*tried.groups, *chain(*tried.linked), *tried.failed, *(one.group for one in counted)}
     return FoundGroups(
-        (*tried.groups, *experts),
+        (*tried.groups, *sizes.groups, *experts),
         rewrites,
         counted,
         tried.linked,
         attentions,
         failed=tried.failed,
         tied=tuple(group for group in (*found.groups, *chain(*linked)) if group not in known and _is_plain(group)),
+        sized=sizes.stay,
         traced=traced,
     )
 

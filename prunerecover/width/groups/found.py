@@ -11,10 +11,11 @@ from prunerecover.model.arguments import matches
 from prunerecover.model.paths import parent_path
 from prunerecover.plan.edits import FreeHeads, Rewrite
 from prunerecover.plan.groups import Group, Slice
+from prunerecover.refusal import Stay
 from prunerecover.width.groups.counted import CountedGroup
 from prunerecover.width.rewrites.padded_shortcuts import PaddedShortcut
 
-FREEING = ("head", "hidden")  # kinds whose number is part of the size of a head in some attentions
+FREEING = ("head", "head_dim", "hidden")  # kinds whose number is part of the size of a head in some attentions
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class FoundGroups:
         others: Groups of kinds that were not asked for.
         failed: Groups that cannot be narrowed, and how code fails then.
         tied: Groups whose units do not go one by one, as a trial has shown.
+        sized: Reasons why heads keep their size, where sizes of heads were looked for.
         traced: What the forward pass showed, for as long as reasons may be asked for.
     """
 
@@ -42,6 +44,7 @@ class FoundGroups:
     others: tuple[Group, ...] = field(default=(), compare=False)
     failed: Mapping[Group, str] = field(default_factory=dict, compare=False, repr=False)
     tied: tuple[Group, ...] = field(default=(), compare=False, repr=False)
+    sized: tuple[Stay, ...] = field(default=(), compare=False, repr=False)
     traced: Traced | None = field(default=None, compare=False, repr=False)
 
     @property

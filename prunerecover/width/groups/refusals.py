@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -15,25 +14,11 @@ from prunerecover.graph.dimensions.ties import Pin, Ties
 from prunerecover.model.checks import NAMED, computed_in, listed
 from prunerecover.model.narrow.freeing import sizes_heads
 from prunerecover.model.paths import get_module
-from prunerecover.refusal import Refusal
+from prunerecover.refusal import Refusal, Stay
 from prunerecover.width.groups.counted import CountedGroup
 from prunerecover.width.groups.found import FoundGroups
 
 KINDS = {"conv": "channel", "linear": "neuron"}
-
-
-class Stay(NamedTuple):
-    """What keeps units from going.
-
-    Attributes:
-        name: Path of the module that would make them.
-        by: What keeps them.
-        way_out: What to do about it, a sentence without its full stop.
-    """
-
-    name: str
-    by: str
-    way_out: str
 
 
 def nothing_found(model: nn.Module, kinds: Sequence[str], looked: FoundGroups) -> Refusal:
@@ -84,9 +69,10 @@ def stays(found: FoundGroups, kinds: Sequence[str]) -> Iterator[Stay]:
     for group in found.tied:
         if group.kind in kinds:
             yield Stay(group.name, "others that they are tied to where fewer of them are left", "remove whole layers")
+    yield from found.sized if "head_dim" in kinds else ()
     if found.traced is None:
         return
-    for attention in found.traced.ties.attentions if "head" in kinds else ():
+    for attention in found.traced.ties.attentions if {"head", "head_dim"} & set(kinds) else ():
         if sizes_heads(get_module(found.traced.model, attention.path)):
             by = "a size of heads that is computed from their number"
             yield Stay(attention.path, by, "use the class itself in place of its subclass")
@@ -150,7 +136,7 @@ def _would_make(ties: Ties, kinds: Sequence[str]) -> Iterator[tuple[str, Tensor,
             yield product.path, product.made, False
         if "hidden" in kinds and product.op != "depthwise":
             yield product.path, product.made, True
-    for attention in ties.attentions if "head" in kinds else ():
+    for attention in ties.attentions if {"head", "head_dim"} & set(kinds) else ():
         if len(attention.ids):
             yield attention.path, attention.ids, False
         for product in () if len(attention.ids) else ties.products:  # nothing is left of what projections make

@@ -1,0 +1,1 @@
+"""Sizes of heads: where dimensions of heads lie, and whether an attention can do with fewer of them."""

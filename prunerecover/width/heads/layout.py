@@ -1,0 +1,139 @@
+"""Places of queries, keys and values in an attention's tensors, and of what reads heads; and linear maps of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from prunerecover.model.paths import parent_path
+from prunerecover.plan.groups import Group, Slice
+
+
+@dataclass(frozen=True)
+class HeadLayout:
+    """Entries of every head: one offset per head, and `size` indices from there on.
+
+    Attributes:
+        size: Dimensions of a head.
+        weights: Of queries, keys and values, in this order. Attention does not tell queries from keys.
+        biases: Of the same; None where there is none.
+        output: Of the weight that reads heads.
+    """
+
+    size: int
+    weights: tuple[Slice, Slice, Slice]
+    biases: tuple[Slice | None, Slice | None, Slice | None]
+    output: Slice
+
+    @classmethod
+    def of(cls, group: Group) -> HeadLayout:
+        """Return the layout of a group of kind "head_dim", which lists its tensors in the order of `slices`.
+
+        Raises:
+            ValueError: If the group is of another kind.
+        """
+        if group.kind != "head_dim":
+            raise ValueError(
+                f"Expected a group of kind head_dim, but '{group.name}' is of kind {group.kind}. Look for it with "
+                'find_groups(model, batches, kinds="head_dim").'
+            )
+        output = next(part for part in group.slices if not part.makes)
+        query, key, value, *biases = _per_matrix([part for part in group.slices if part.makes], len(output.offsets))
+        weights = query, key, value
+        by_place = {(parent_path(part.tensor), part.offsets): part for part in biases}
+        first, second, third = (by_place.get((parent_path(part.tensor), part.offsets)) for part in weights)
+        return cls(group.size, weights, (first, second, third), output)
+
+    @property
+    def heads(self) -> int:
+        """How many heads there are."""
+        return len(self.output.offsets)
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """Entries of a group: one per tensor, queries before keys before values, weights before biases."""
+        offsets: dict[str, tuple[int, ...]] = {}
+        parts = (*self.weights, *filter(None, self.biases), self.output)
+        for part in parts:
+            offsets[part.tensor] = (*offsets.get(part.tensor, ()), *part.offsets)
+        first = {part.tensor: part for part in reversed(parts)}
+        return tuple(first[path].model_copy(update={"offsets": found}) for path, found in offsets.items())
+
+    def orders(self) -> Iterator[HeadLayout]:
+        """Yield the layout as it is, and those that take another weight for that of values."""
+        for first, second, last in ((0, 1, 2), (0, 2, 1), (1, 2, 0)):
+            weights = self.weights[first], self.weights[second], self.weights[last]
+            biases = self.biases[first], self.biases[second], self.biases[last]
+            yield replace(self, weights=weights, biases=biases)
+
+    def inside(self, path: str) -> HeadLayout:
+        """Return the layout with names as in the module at a path, which holds all of the tensors."""
+        before = len(path) + 1 if path else 0
+
+        def own(part: Slice) -> Slice:
+            return part.model_copy(update={"tensor": part.tensor[before:]})
+
+        (a, b, c), (d, e, f) = map(own, self.weights), (part and own(part) for part in self.biases)
+        return replace(self, weights=(a, b, c), biases=(d, e, f), output=own(self.output))
+
+    def made(self) -> Iterator[tuple[Slice, Slice | None]]:
+        """Yield the weight and the bias of queries, keys and values."""
+        yield from zip(self.weights, self.biases, strict=True)
+
+
+def _per_matrix(parts: Sequence[Slice], heads: int) -> list[Slice]:
+    """Return one slice for each of queries, keys and values, which may lie in one tensor."""
+    return [
+        part.model_copy(update={"offsets": part.offsets[begin : begin + heads]})
+        for part in parts
+        for begin in range(0, len(part.offsets), heads)
+    ]
+
+
+def entries_of(tensor: Tensor, part: Slice, size: int, heads: Sequence[int] | None = None) -> Tensor:
+    """Return the entries of heads in a tensor, `(heads, size, ...)`.
+
+    Args:
+        tensor: One of the layout's.
+        part: The heads' entries in it.
+        size: Dimensions of a head.
+        heads: Numbers of heads; None: all.
+
+    >>> part = Slice(tensor="q.weight", dim=0, offsets=(0, 2))
+    >>> entries_of(torch.arange(4.0)[:, None], part, 2, [1])
+    tensor([[[2.],
+             [3.]]])
+    """
+    chosen = range(len(part.offsets)) if heads is None else heads
+    return tensor.movedim(part.dim, 0)[_indices(part, size, chosen).to(tensor.device)]
+
+
+def with_entries(tensor: Tensor, part: Slice, values: Tensor, heads: Sequence[int] | None = None) -> Tensor:
+    """Return a copy of a tensor with other entries in the first dimensions of heads.
+
+    Args:
+        tensor: One of the layout's.
+        part: The heads' entries in it.
+        values: `(heads, dimensions, ...)`, as of `entries_of`.
+        heads: Numbers of heads; None: all.
+    """
+    chosen = range(len(part.offsets)) if heads is None else heads
+    new = tensor.detach().clone()
+    new.movedim(part.dim, 0)[_indices(part, values.shape[1], chosen).to(new.device)] = values.to(new)
+    return new
+
+
+def _indices(part: Slice, size: int, heads: Sequence[int]) -> Tensor:
+    return torch.tensor([part.offsets[head] for head in heads])[:, None] + torch.arange(size)
+
+
+def mapped(entries: Tensor, maps: Tensor) -> Tensor:
+    """Return linear maps of heads: `(heads, new, size)` of `(heads, size, ...)`, `(heads, new, ...)`.
+
+    >>> mapped(torch.ones(1, 2, 3), torch.tensor([[[1.0, 2.0]]]))
+    tensor([[[3., 3., 3.]]])
+    """
+    return torch.einsum("hnd,hd...->hn...", maps, entries)

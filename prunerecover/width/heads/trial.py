@@ -1,0 +1,194 @@
+"""Trial of an attention with smaller heads: by itself, with weights drawn at random.
+
+Attention as it is written in papers takes queries and keys by their products alone, and hands values on in sums. So it
+gives the same where queries of a head go through any invertible matrix A, keys through its inverse transposed, values
+through B, and what reads them through B's inverse. Rotary positions, norms of heads, tables of positions and gates do
+not; nothing in their code has to be known. An attention that passes may have fewer dimensions: any linear maps of those
+there are. What is left to find out is how its scale follows their number.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.copies import deep_copy, share_copy
+from prunerecover.model.hooks import first_tensor, removed_after
+from prunerecover.model.paths import get_module, parent_path
+from prunerecover.plan.edits import Narrow
+from prunerecover.plan.groups import Setting
+from prunerecover.surgery.journal import Journal
+from prunerecover.surgery.narrowing import narrow
+from prunerecover.width.heads.layout import HeadLayout, entries_of, mapped, with_entries
+
+Called = tuple[tuple[Any, ...], dict[str, Any]]
+POWERS = (-0.5, 0.0, -1.0)  # by which a scale may follow the size of heads
+TOLERANCE = 1e-3  # of single precision, relative to what heads add; what is not the same is off by tenths
+
+
+def calls_of(model: nn.Module, paths: Iterable[str], inputs: ModelInputs) -> dict[str, Called]:
+    """Return what modules are called with first in a pass, by path; those that it does not call are missing."""
+    found: dict[str, Called] = {}
+
+    def note(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if path not in found:  # caches are written to later
+            found[path] = copy.deepcopy((args, kwargs))
+
+    handles = [
+        get_module(model, path).register_forward_pre_hook(
+            lambda _, args, kwargs, path=path: note(path, args, kwargs), with_kwargs=True
+        )
+        for path in dict.fromkeys(paths)
+    ]
+    with removed_after(*handles), torch.no_grad():
+        call(model, inputs)
+    return found
+
+
+@dataclass(frozen=True)
+class HeadTrial:
+    """An attention that is tried.
+
+    Attributes:
+        attention: A copy in single precision, in evaluation mode; not changed.
+        called: What it is called with.
+        layout: Its heads, in tensors of the copy.
+        settings: Attributes of the copy that follow the size of heads.
+    """
+
+    attention: nn.Module
+    called: Called
+    layout: HeadLayout
+    settings: tuple[Setting, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module, called: Called, layout: HeadLayout, settings: tuple[Setting, ...] = ()) -> HeadTrial:
+        """Return the trial of a module as it is called, with weights drawn for it.
+
+        Args:
+            module: In evaluation mode; not changed.
+            called: As of `calls_of`; not changed.
+            layout: Heads, in the module's tensors.
+            settings: Attributes of the module.
+        """
+        attention = deep_copy(module).float()
+        generator = torch.Generator().manual_seed(0)
+        for path in dict.fromkeys(part.tensor for part in layout.slices):
+            parameter = attention.get_parameter(path)
+            spread = 0.5 if parameter.ndim == 1 else parameter[0].numel() ** -0.5
+            drawn = spread * torch.randn(parameter.shape, generator=generator)
+            parameter.data = drawn.to(parameter)
+        cast = tree_map(lambda x: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x, called)
+        return cls(attention, cast, layout, settings)
+
+    def of_layout(self, layout: HeadLayout) -> HeadTrial:
+        """Return the trial of another order of queries, keys and values."""
+        return replace(self, layout=layout)
+
+    def by_products_alone(self, *, products: bool = True, values: bool = True) -> bool:
+        """Whether the attention gives the same after maps of its heads that leave products and sums as they are.
+
+        Args:
+            products: Switch for maps of queries and keys.
+            values: Switch for maps of values.
+        """
+        q, k, v, out = (torch.eye(self.layout.size).expand(self.layout.heads, -1, -1) for _ in range(4))
+        if products:
+            q, k = _inverse_pair(self.layout, seed=1)
+        if values:
+            v, out = _inverse_pair(self.layout, seed=2)
+        return self._off(self._output(self._through((q, k, v), out)), self._dense) < TOLERANCE
+
+    def reads_one_input(self) -> bool:
+        """Whether queries, keys and values are made of the same input."""
+        makers = {parent_path(part.tensor) for part in self.layout.weights}
+        modules = [get_module(self.attention, path) for path in makers]
+        if any(isinstance(module, nn.MultiheadAttention) for module in modules):  # which multiplies by itself
+            args, kwargs = self.called
+            named = (kwargs[name] for name in ("query", "key", "value") if name in kwargs)
+            given = [x for x in (*args[:3], *named) if isinstance(x, Tensor)]
+        else:
+            inputs = ModelInputs(*copy.deepcopy(self.called))
+            given = [first_tensor(*found) for found in calls_of(self.attention, makers, inputs).values()]
+        return all(given[0].shape == other.shape and torch.equal(given[0], other) for other in given[1:])
+
+    def scaled_by(self) -> float | None:
+        """Return the power of the number of dimensions by which logits are scaled; None: it cannot be told.
+
+        A copy with fewer of them is compared with one where the same queries, keys and values are zero.
+        """
+        whole, left = self.layout.size, max(self.layout.size // 2, 1)
+        first = torch.eye(whole)[:left].expand(self.layout.heads, -1, -1)
+        zeroed = first.transpose(1, 2) @ first
+        masked = self._output(self._through((zeroed, zeroed, zeroed), zeroed))
+        edit = Narrow(
+            unit="heads",
+            kind="head_dim",
+            of=whole,
+            keep=tuple(range(left)),
+            group=self.layout.slices,
+            settings=self.settings,
+        )
+        able = []
+        for power in POWERS:
+            narrowed = self._output(self._through(((whole / left) ** power * zeroed, zeroed, zeroed), zeroed), edit)
+            able += [power] if self._off(narrowed, masked) < TOLERANCE else []
+        return able[0] if len(able) == 1 else None
+
+    @cached_property
+    def _dense(self) -> Tensor:
+        return self._output({})
+
+    @cached_property
+    def _share(self) -> float:
+        """How much of the output comes from heads."""
+        none = torch.zeros(self.layout.heads, self.layout.size, self.layout.size)
+        whole = torch.eye(self.layout.size).expand_as(none)
+        silent = self._output(self._through((whole, whole, whole), none))
+        return float((silent - self._dense).abs().max())
+
+    def _off(self, output: Tensor, wanted: Tensor) -> float:
+        return float((output - wanted).abs().max()) / self._share if self._share else float("inf")
+
+    def _through(self, made: tuple[Tensor, Tensor, Tensor], read: Tensor) -> dict[str, Tensor]:
+        """Return the tensors of queries, keys and values, and of what reads heads, after maps of every head."""
+        values: dict[str, Tensor] = {}
+        for (weight, bias), maps in zip(self.layout.made(), made, strict=True):
+            for part in filter(None, (weight, bias)):
+                self._map(values, part, maps)
+        self._map(values, self.layout.output, read)
+        return values
+
+    def _map(self, values: dict[str, Tensor], part: Any, maps: Tensor) -> None:
+        tensor = values.get(part.tensor, self.attention.get_parameter(part.tensor))
+        new = mapped(entries_of(tensor, part, self.layout.size), maps.to(tensor))
+        values[part.tensor] = with_entries(tensor, part, new)
+
+    def _output(self, values: Mapping[str, Tensor], edit: Narrow | None = None) -> Tensor:
+        """Return the first tensor that comes out with other values, narrowed after that."""
+        twin = share_copy(self.attention)
+        for path, value in values.items():
+            holder, _, name = path.rpartition(".")
+            get_module(twin, holder)._parameters[name] = nn.Parameter(value)
+        if edit is not None:
+            narrow(twin, edit, Journal())
+        args, kwargs = copy.deepcopy(self.called)
+        with torch.no_grad():
+            output = twin(*args, **kwargs)
+        return next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+
+
+def _inverse_pair(layout: HeadLayout, seed: int) -> tuple[Tensor, Tensor]:
+    """Return matrices of every head, drawn at random, and the transposed inverse of each, `(heads, size, size)`."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(2, layout.heads, layout.size, layout.size, generator=generator)
+    (left, right), sizes = torch.linalg.qr(drawn)[0], torch.linspace(0.5, 2, layout.size)
+    return (left * sizes) @ right, (left / sizes) @ right
