@@ -38,7 +38,8 @@ class TimedVariant:
             differently, as fewer heads and smaller ones, may belong to classes of their own.
         name: Name of the variant.
         kind: Kind of the site.
-        edits: Edits that make it, paths left as they are; those of several sites are applied together.
+        edits: Edits that make it, paths left as they are; those of several sites are applied together, and what they
+            share is applied once.
         macs: Share of the network's MACs that it saves; 0 for the site as it is.
     """
 
@@ -151,7 +152,11 @@ def _point(
     pool: _Pool, level: Sequence[TimedVariant], measure: Measure, advance: Callable[[], object]
 ) -> tuple[float, float]:
     """Return a relative size, and the latency that it saves per MACs that the pool can save."""
-    saved = measure(list(chain.from_iterable(variant.edits for variant in level)))
+    edits = list[Edit]()
+    for edit in chain.from_iterable(variant.edits for variant in level):
+        if edit not in edits:  # sites share what has to be rewritten first
+            edits.append(edit)
+    saved = measure(edits)
     advance()
     return sum(variant.macs for variant in level) / pool.macs, saved / pool.macs
 

@@ -1,55 +1,72 @@
-"""Plan for a share of a cost until the share that is measured on what was planned meets it."""
+"""Plan for shares of costs until the shares that are measured on what was planned meet them."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 Found = TypeVar("Found")
+Shares = Mapping[str, float]  # by the name of the cost
 TRIES = 4
 MOST = 0.99  # that is planned for
+FAR = 0.02  # beyond a budget: more is said
+ROUNDING = 1e-9
 
 
 class BudgetMissed(UserWarning):
-    """A plan saves less than its budget asks for."""
+    """A plan saves less than its budget asks for, or clearly more."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A share of a cost that has to go.
+
+    Attributes:
+        share: Share.
+        below: By how much it may be missed.
+        above: By how much it may be exceeded before less is planned for.
+    """
+
+    share: float
+    below: float = 0.0
+    above: float = FAR
 
 
 def met_share(
-    cost: str,
-    wanted: float,
+    wanted: Mapping[str, Wanted],
     plan: Callable[[float], Found],
-    measure: Callable[[Found], float],
+    measure: Callable[[Found], Shares],
     *,
-    below: float,
-    above: float,
     tries: int = TRIES,
-) -> tuple[Found, float]:
-    """Return what was planned, and the share that it is measured to save; a warning says if that is not enough.
+) -> tuple[Found, Shares]:
+    """Return what was planned, and the shares that it is measured to save.
+
+    A warning says where it misses the budget, or exceeds it by more than two points in every cost.
 
     Args:
-        cost: For the warning.
-        wanted: The share that has to go.
-        plan: Plans for a share; a ValueError says that so much cannot go.
-        measure: Returns the share that goes with what was planned.
-        below: By how much the share may be missed.
-        above: By how much it may be exceeded before less is planned for.
+        wanted: Shares that have to go, by the name of the cost.
+        plan: Plans for so many times the shares that are wanted; a ValueError says that so much cannot go.
+        measure: Returns the share of each cost that goes with what was planned.
         tries: How often at most something is planned.
 
     Returns:
-        Of what saves enough, that which saves least; what saves most if nothing saves enough.
+        Of what saves enough of every cost, that which saves least; what comes nearest if nothing saves enough.
 
     Raises:
-        ValueError: If not even `wanted` can be planned for.
+        ValueError: If not even what is wanted can be planned for.
 
-    >>> met_share("latency", 0.3, lambda share: share, lambda planned: 0.75 * planned, below=0.0, above=0.1)
-    (0.4, 0.30000000000000004)
+    >>> wanted = {"latency": Wanted(0.3), "macs": Wanted(0.25)}
+    >>> met_share(wanted, lambda times: 0.3 * times, lambda planned: {"latency": 0.75 * planned, "macs": planned})
+    (0.4, {'latency': 0.30000000000000004, 'macs': 0.4})
     """
-    found: list[tuple[float, Found]] = []
-    asked = wanted
+    found: list[tuple[Shares, Found]] = []
+    most = MOST / max((one.share for one in wanted.values() if one.share > 0), default=MOST)
+    times = 1.0
     while len(found) < tries:
         try:
-            planned = plan(asked)
+            planned = plan(times)
         except ValueError:
             if not found:
                 raise
@@ -58,20 +75,46 @@ def met_share(
             break
         saved = measure(planned)
         found.append((saved, planned))
-        if -below <= saved - wanted <= above:
+        if _enough(wanted, saved) and any(_excess(wanted, saved)[cost] <= wanted[cost].above for cost in wanted):
             break
-        asked = min(asked * wanted / saved if saved > 0 else 2 * asked, MOST)
-    enough = [one for one in found if one[0] >= wanted - below]
-    saved, planned = min(enough, key=_saved) if enough else max(found, key=_saved)
-    if not enough:
-        warnings.warn(
-            f"The plan saves {saved:.1%} of the {cost} for a budget of {wanted:.1%}, and what was planned for more "
-            "saves no more. Is the machine busy? Ask for a larger budget, or plan on an idle one.",
-            BudgetMissed,
-            stacklevel=6,
-        )
+        times = min(times * max(_missing(one.share, saved[cost]) for cost, one in wanted.items()), most)
+    enough = [one for one in found if _enough(wanted, one[0])]
+    if enough:
+        saved, planned = min(enough, key=lambda one: sum(_excess(wanted, one[0]).values()))
+    else:
+        saved, planned = max(found, key=lambda one: min(_excess(wanted, one[0]).values()))
+    _warn(wanted, saved)
     return planned, saved
 
 
-def _saved(found: tuple[float, Found]) -> float:
-    return found[0]
+def _excess(wanted: Mapping[str, Wanted], saved: Shares) -> dict[str, float]:
+    return {cost: saved[cost] - one.share for cost, one in wanted.items()}
+
+
+def _enough(wanted: Mapping[str, Wanted], saved: Shares) -> bool:
+    return all(excess >= -wanted[cost].below - ROUNDING for cost, excess in _excess(wanted, saved).items())
+
+
+def _missing(share: float, saved: float) -> float:
+    """Return how many times as much has to be planned for."""
+    if share <= 0:
+        return 0.0
+    return share / saved if saved > 0 else 2.0
+
+
+def _warn(wanted: Mapping[str, Wanted], saved: Shares) -> None:
+    goes = " and ".join(f"{saved[cost]:.1%} of the {cost}" for cost in wanted)
+    asked = " and ".join(f"{one.share:.1%}" for one in wanted.values())
+    said = f"The plan saves {goes} for a budget of {asked}"
+    if not _enough(wanted, saved):
+        busy = " Is the machine busy?" if "latency" in wanted else ""
+        way_out = ", or plan on an idle one" if "latency" in wanted else ", or ignore fewer units"
+        text = f"{said}, and what was planned for more saves no more.{busy} Ask for a larger budget{way_out}."
+    elif min(_excess(wanted, saved).values()) > FAR:
+        text = (
+            f"{said}, and nothing nearer that meets it was found. Ignore fewer units, so that smaller ones may go, or "
+            "ask for another budget until these numbers suit you."
+        )
+    else:
+        return
+    warnings.warn(text, BudgetMissed, stacklevel=7)

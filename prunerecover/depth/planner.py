@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from prunerecover.cost.met_share import FAR
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.search.goals import Counted, Goal, Share
 from prunerecover.depth.search.search_store import SearchStore
@@ -273,8 +274,8 @@ class DepthPlanner(ABC):
 
 
 def _warn_of_excess(removed: RemovedShare) -> None:
-    """Warn if more goes than units make necessary."""
-    if removed.merged - removed.asked > removed.smallest_unit:
+    """Warn if more goes than units make necessary, by more than two points."""
+    if removed.merged - removed.asked > max(removed.smallest_unit, FAR):
         warnings.warn(
             f"The plan removes {removed.merged:.1%} of the {removed.cost} for a budget of {removed.asked:.1%}, "
             f"although the smallest unit holds {removed.smallest_unit:.1%}: what comes nearer was not found, or "

@@ -60,7 +60,8 @@ class Frontier(Summarised):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the frontier as entries of a plan's evidence."""
-        return FrontierEvidence(frontier=tuple(self.points), frontier_cost=self.cost).to_dict()
+        said = {"frontier": tuple(self.points), "frontier_cost": self.cost}
+        return FrontierEvidence.model_validate(said).to_dict()
 
     def plan(self, share: float) -> Plan:
         """Return the plan for a share of the cost, of the points or not; nothing is scored again.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from prunerecover.boundary.search import Evaluate, Trial, accuracies_of
-from prunerecover.cost.met_share import MOST, BudgetMissed, met_share
+from prunerecover.cost.met_share import MOST, BudgetMissed, Wanted, met_share
 from prunerecover.display.progress import beside_other_displays, progress
 from prunerecover.divergence.registry import Divergence, comparing_by
 from prunerecover.importance.measuring.losses import Loss
@@ -231,16 +231,14 @@ class SplitSearch:
         """Return the plan of a split and what it saves; made anew while it is measured to miss the budget."""
         if not self.plans[share].edits:
             return self.plans[share], 0.0
+        above = CLEARLY if self.cost == "latency" else math.inf  # what is counted may exceed it by a unit
         plan, saved = met_share(
-            self.cost,
-            self.wanted,
-            lambda aim: self.plans[share] if aim == self.wanted else self._planned(share, aim),
-            lambda plan: self.planner.removed_share(plan, self.cost),
-            below=NEAR,
-            above=CLEARLY if self.cost == "latency" else math.inf,  # what is counted may exceed it by a unit
+            {self.cost: Wanted(self.wanted, NEAR, above)},
+            lambda times: self.plans[share] if times == 1 else self._planned(share, times * self.wanted),
+            lambda plan: {self.cost: self.planner.removed_share(plan, self.cost)},
         )
         recovered = self.evaluate is not None and plan is self.plans[share]
-        return (plan if recovered else self.planner.finished(plan)), saved
+        return (plan if recovered else self.planner.finished(plan)), saved[self.cost]
 
     def _described(self, share: float, plan: Plan, saved: float) -> Plan:
         """Return the plan as one for the whole budget."""

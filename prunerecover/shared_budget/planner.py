@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from prunerecover.cost.met_share import met_share
+from prunerecover.cost.met_share import Wanted, met_share
 from prunerecover.depth.plan_depth import planner_for
 from prunerecover.depth.planner import DepthPlanner
 from prunerecover.model.batches import (
@@ -131,12 +131,9 @@ class SharedBudgetPlanner:
         if self.cost != "latency":
             return completed(share)
         plan, _ = met_share(
-            self.cost,
-            share,
-            completed,
-            lambda plan: self.removed_share(plan, self.cost),
-            below=CLOCKS,
-            above=CLOCKS + STEP,
+            {self.cost: Wanted(share, below=CLOCKS, above=CLOCKS + STEP)},
+            lambda times: completed(times * share),
+            lambda plan: {self.cost: self.removed_share(plan, self.cost)},
             tries=ONCE_MORE,
         )
         return plan

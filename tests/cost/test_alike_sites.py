@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -131,6 +132,14 @@ def test_classes_of_one_site_are_measured_apart() -> None:
     np.testing.assert_allclose(
         errors(latency_shares([*fewer, *smaller], clock), [*fewer, *smaller], clock), 0, atol=1e-12
     )
+
+
+def test_edits_that_sites_share_are_applied_once() -> None:
+    shared = Remove(unit="shared=0.0", kind="mlp")
+    asked = [replace(one, edits=(shared, *one.edits)) for one in variants("mlp", 4, 0.05)]
+    clock = AffineClock({"mlp": 0.6, "shared": 0.0})
+    latency_shares(asked, clock)
+    assert {tuple(names).count("shared") for names in clock.seen} == {1}
 
 
 def test_measurements_have_a_cap() -> None:

@@ -16,7 +16,9 @@ from prunerecover import Budget, Plan, apply_plan, merge, plan_depth
 from prunerecover.cost.macs import count_macs
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.family_planner import FamilyPlanner
+from prunerecover.depth.planner import _warn_of_excess
 from prunerecover.model.batches import as_inputs
+from prunerecover.plan.evidence import RemovedShare
 from prunerecover.session.session import Session
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -87,6 +89,14 @@ def test_a_budget_that_units_cannot_come_near_is_exceeded_with_a_warning() -> No
         plan = found.plan(Budget(macs=0.35))
     said = plan.evidence["removed_share"]
     assert said["merged"] - said["asked"] > said["smallest_unit"]
+
+
+@pytest.mark.parametrize(("merged", "told"), [(0.202, False), (0.219, False), (0.221, True)])
+def test_less_than_two_points_too_much_are_not_told_however_small_units_are(merged: float, told: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _warn_of_excess(RemovedShare(cost="macs", live=merged, merged=merged, asked=0.2, smallest_unit=0.0))
+    assert len(caught) == told
 
 
 @pytest.mark.slow

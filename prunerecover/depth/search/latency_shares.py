@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TypeVar
 
-from prunerecover.cost.met_share import met_share
+from prunerecover.cost.met_share import Wanted, met_share
 from prunerecover.depth.search.goals import Share
 from prunerecover.depth.search.search_store import SearchStore
 from prunerecover.plan.units import Unit
@@ -69,11 +69,8 @@ def searched_for_latency(
     """
     smallest = min((share for unit in goal.units if (share := shares.of([unit])) > 0), default=0.0)
     found, _ = met_share(
-        "latency",
-        goal.share,
-        lambda share: searched(replace(goal, share=share, saved=shares.of, alone=None)),
-        lambda found: shares.store.result("latency", (), partial(measured, found)),
-        below=0.0,
-        above=smallest + CLOCKS,
+        {"latency": Wanted(goal.share, above=smallest + CLOCKS)},
+        lambda times: searched(replace(goal, share=times * goal.share, saved=shares.of, alone=None)),
+        lambda found: {"latency": shares.store.result("latency", (), partial(measured, found))},
     )
     return found

@@ -12,10 +12,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Generic, TypeVar
 
-from prunerecover.cost.met_share import MOST, BudgetMissed, met_share
+from prunerecover.cost.met_share import MOST, BudgetMissed, Wanted, met_share
 from prunerecover.display.progress import progress
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
@@ -77,15 +76,17 @@ def met_latency(dense: DenseCost, latency: float, ways: Sequence[Way], choices: 
     def meet(on: DenseCost, share: float) -> Met[Way]:
         return cheapest(ways, lambda way, less_than: _met(on, share, way, choices, less_than))
 
-    def saved(met: Met[Way]) -> float:
-        return dense.removed_share(choices.edits(choices.removed(met.way, met.budget)), wanted=latency)
+    def saved(met: Met[Way]) -> dict[str, float]:
+        edits = choices.edits(choices.removed(met.way, met.budget))
+        return {"latency": dense.removed_share(edits, wanted=latency)}
 
     few = dense.on_few
     if few is not dense:
         with suppress(ValueError), warnings.catch_warnings():
             warnings.simplefilter("ignore", BudgetMissed)  # on the whole batch: that is tried then
-            best, share = met_share("latency", latency, partial(meet, few), saved, below=CLOCKS, above=CLOCKS + STEP)
-            if share >= latency - CLOCKS:
+            wanted = Wanted(latency, below=CLOCKS, above=CLOCKS + STEP)
+            best, shares = met_share({"latency": wanted}, lambda times: meet(few, times * latency), saved)
+            if shares["latency"] >= latency - CLOCKS:
                 return best
     return meet(dense, latency)
 
