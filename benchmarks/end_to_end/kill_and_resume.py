@@ -5,9 +5,9 @@
 A run is `fit` with DepthPrune (three surgeries), WidthPrune, LoRARecover, DistillRecover and PruneReport, a checkpoint
 after every step and every epoch, with shuffling, augmentation and DropPath on. Kills are SIGKILL at a seeded step:
 after a batch, once its checkpoint is written, with half of a checkpoint written where the whole one belongs (Lightning
-moves it there from a temporary folder: no single operation if that is on another file system), or in the middle of the
-next surgery. The next process takes the newest checkpoint that can be read. In the end all weights must be the same,
-bit for bit.
+moves it there from a temporary folder: no single operation if that is on another file system), while the next surgery
+is planned, or in the middle of it. The next process takes the newest checkpoint that can be read, and goes on with the
+planning of depth where the store ends. In the end all weights must be the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import random
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,12 @@ MOMENTS = {
     "batch": "after a batch",
     "saved": "after its checkpoint",
     "saving": "half of a checkpoint written",
+    "planning": "while a surgery is planned",
     "surgery": "in the middle of a surgery",
 }
+PLANNED = 2  # results of a planning that a process finds at most before it is killed
+SURGERIES = (2, 4, 5, 6)  # epochs
+NEAR_A_SURGERY = ("planning", "planning", "surgery", "saved")
 
 
 def newest(folder: Path) -> Path | None:
@@ -46,7 +51,9 @@ def newest(folder: Path) -> Path | None:
     return None
 
 
-def train(folder: Path, epochs: int, kill_after: int | None = None, moment: str = "batch") -> None:
+def train(
+    folder: Path, epochs: int, kill_after: int | None = None, moment: str = "batch", planned: int = PLANNED
+) -> None:
     """Run or resume the fit in this process; `kill_after` that many steps, or at the next surgery, it is no more."""
     import lightning.pytorch as pl
     import torch
@@ -71,34 +78,41 @@ def train(folder: Path, epochs: int, kill_after: int | None = None, moment: str 
         limit_train_batches=STEPS_PER_EPOCH,
         accelerator="cpu",
         default_root_dir=folder,
-        callbacks=[*all_callbacks(), *diaries(folder, kill_after, moment), steps, each],
+        callbacks=[*all_callbacks(folder / "store"), *diaries(folder, kill_after, moment, planned), steps, each],
         **quiet,
     )
     train_loader = ResumableLoader(torch.utils.data.Subset(data.datasets["train"], range(64 * STEPS_PER_EPOCH)), 64)
     trainer.fit(module, train_loader, data.val_dataloader(), ckpt_path=newest(folder))
 
 
-def all_callbacks() -> list[Any]:
-    """Return the callbacks of the package, in an order in which each has to wait for another."""
+def all_callbacks(store: Path) -> list[Any]:
+    """Return the callbacks of the package, in an order in which each has to wait for another.
+
+    Args:
+        store: Folder of what planning has found.
+    """
     from prunerecover import Budget, DepthPrune, DistillRecover, LoRARecover, PruneReport, WidthPrune
 
     gradual = {"start": 2, "every": 2, "step": 1, "alternate": True}
     return [
         LoRARecover(rank=4, dropout=0.1, start=3),
-        DepthPrune(remove={"attention": 1, "activation": 2}, schedule=gradual, calibration=64),
+        DepthPrune(remove={"attention": 1, "activation": 2}, schedule=gradual, calibration=64, store=store),
         WidthPrune(Budget(macs=0.2), schedule={"start": 5}, calibration=64),
         DistillRecover(features=True),
         PruneReport(pairs=3),
     ]
 
 
-def diaries(folder: Path, kill_after: int | None, moment: str) -> list[Any]:
+def diaries(folder: Path, kill_after: int | None, moment: str, planned: int) -> list[Any]:
     """Return the callbacks that write down each step, and end the process at its moment."""
     import lightning.pytorch as pl
 
     from prunerecover.callbacks import pruning
+    from prunerecover.depth.search.search_store import SearchStore
+    from prunerecover.width.planner import WidthPlanner
 
-    def die(*args: Any, **kwargs: Any) -> None:
+    def die(*args: Any, at: str = moment, **kwargs: Any) -> None:
+        (folder / "died.txt").write_text(at)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def half_a_move(source: str, target: str, *args: Any) -> None:
@@ -111,7 +125,7 @@ def diaries(folder: Path, kill_after: int | None, moment: str) -> list[Any]:
 
         def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
             if self.lived == kill_after:
-                die()
+                die(at="saved")
 
         def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
             with (folder / "steps.txt").open("a") as diary:
@@ -126,17 +140,28 @@ def diaries(folder: Path, kill_after: int | None, moment: str) -> list[Any]:
         apply(*args)
         die()
 
-    apply = pruning.apply_in_trainer
+    def find_and_die(store: SearchStore, what: str, names: Any, compute: Callable[[], Any]) -> Any:
+        def counted() -> Any:
+            found.append(what)
+            return die() if len(found) > planned else compute()
+
+        return result(store, what, names, compute if store._computing else counted)
+
+    apply, result, found = pruning.apply_in_trainer, SearchStore.result, list[str]()
     if moment == "surgery":
         pruning.apply_in_trainer = apply_and_die
+    if moment == "planning":
+        SearchStore.result, WidthPlanner.scores = find_and_die, die
     return [Diary()]
 
 
-def start(folder: Path, epochs: int, kill_after: int | None = None, moment: str = "batch") -> int:
+def start(
+    folder: Path, epochs: int, kill_after: int | None = None, moment: str = "batch", planned: int = PLANNED
+) -> int:
     """Run `train` in a new process and return how it ended."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lightning.pytorch", "timm", "prunerecover.callbacks", "sklearn.datasets"])
-    process = context.Process(target=train, args=(folder, epochs, kill_after, moment))
+    process = context.Process(target=train, args=(folder, epochs, kill_after, moment, planned))
     process.start()
     process.join()
     if process.exitcode not in (0, -signal.SIGKILL):
@@ -162,17 +187,23 @@ def last_diary(folder: Path, begun: int) -> int:
 
 def kill_until(folder: Path, kills: int, epochs: int, seed: int) -> list[dict[str, Any]]:
     """Start, kill and resume until `kills` kills are done, then let it finish; return what each kill cost."""
+    from prunerecover.depth.search.search_store import results_in
+
     draw = random.Random(seed)
     record: list[dict[str, Any]] = []
     while len(record) < kills:
         begun = last_step(folder)
         left = epochs * STEPS_PER_EPOCH - begun
         longest = min(LONGEST, left - (kills - len(record)))  # a step is left for each kill to come
-        lived, moment = draw.randint(1, max(1, longest)), draw.choice(tuple(MOMENTS))
-        if start(folder, epochs, lived, moment) == 0:
+        near = any(0 <= epoch * STEPS_PER_EPOCH - begun < longest for epoch in SURGERIES)
+        lived = longest if near else draw.randint(1, max(1, longest))
+        moment = draw.choice(NEAR_A_SURGERY if near else ("batch", "saved", "saving"))
+        found = results_in(folder / "store")
+        if start(folder, epochs, lived, moment, draw.randint(1, PLANNED)) == 0:
             raise RuntimeError("Expected a process that is killed before its end, but it ended.")
-        died, kept = last_diary(folder, begun), last_step(folder)
-        record.append({"resumed_at": begun, "killed_at": died, "moment": moment, "kept": kept, "lost": died - kept})
+        died, kept, found = last_diary(folder, begun), last_step(folder), results_in(folder / "store") - found
+        steps = {"resumed_at": begun, "killed_at": died, "kept": kept, "lost": died - kept}
+        record.append({**steps, "moment": (folder / "died.txt").read_text(), "found": found})
     start(folder, epochs)
     return record
 
@@ -218,11 +249,13 @@ def markdown(result: dict[str, Any]) -> str:
     verdict = "are bit for bit those" if result["bitwise_equal"] and result["same_surgeries"] else "DIFFER from those"
     from prunerecover.display.markdown import table
 
+    counts = ("resumed_at", "killed_at", "kept", "lost", "found")
     kills = [
-        (number, MOMENTS[kill["moment"]], kill["resumed_at"], kill["killed_at"], kill["kept"], kill["lost"])
+        (number, MOMENTS[kill["moment"]], *(kill[name] for name in counts))
         for number, kill in enumerate(result["kills"], 1)
     ]
     columns = ("kill", "moment", "resumed at step", "killed at step", "newest readable checkpoint", "steps lost")
+    columns += ("results of planning kept",)
     lines = [
         f"# {len(result['kills'])} kills of one pruning run",
         "",

@@ -13,8 +13,8 @@ import copy
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch.distributed as dist
-from lightning.pytorch.utilities import rank_zero_info
 
 from prunerecover.boundary.search import Trial
 from prunerecover.callbacks.distill_recover import DistillRecover
@@ -32,6 +31,7 @@ from prunerecover.callbacks.prune import Prune
 from prunerecover.callbacks.trials.nested import alone, nested_trainer, own_copy, quiet
 from prunerecover.callbacks.trials.records import TrialRecord, append_record, files_of_ranks, read_records
 from prunerecover.cost.memory import peak_memory, reset_peak_memory
+from prunerecover.display.interrupted import resumable
 from prunerecover.display.progress import progress
 from prunerecover.files.json_lines import complete_lines
 from prunerecover.model.hashing import weights_hash
@@ -222,24 +222,13 @@ def trials_in(store: Path) -> int:
     return sum(len(complete_lines(file)) for file in files_of_ranks(store))
 
 
-@contextmanager
-def resumable(store: Path, what: str = "trial", count: Callable[[Path], int] = trials_in) -> Iterator[None]:
-    """Say how to go on when a search inside the `with` block is interrupted.
+def resumable_trials(store: Path) -> AbstractContextManager[None]:
+    """Say how to go on when a search by trials inside the `with` block is interrupted.
 
     Args:
-        store: Of what is done: the JSONL file of the first rank's trials, or a folder.
-        what: One of what is in it.
-        count: Returns how much is in it.
+        store: JSONL file of the first rank's trials.
     """
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
-        found = count(store)
-        rank_zero_info(
-            f"prunerecover: interrupted, with {found} {what}{'' if found == 1 else 's'} in {store}. Run this again to "
-            "go on."
-        )
-        raise
+    return resumable(store, "trial", trials_in)
 
 
 def from_first_rank(value: T) -> T:

@@ -32,7 +32,7 @@ from prunerecover.sites.find import find_units
 class FamilyPlanner(DepthPlanner):
     """Plans for a model of a supported family; see `DepthPlanner`."""
 
-    usual_search = "greedy"
+    usual_search, by_parts = "greedy", True
 
     def __init__(
         self, session: Session, kinds: Sequence[str] = FAMILY_KINDS, config: DepthConfig | None = None

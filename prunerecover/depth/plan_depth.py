@@ -11,6 +11,8 @@ from prunerecover.depth.arguments import DepthConfig, budget_of, kinds_of, plann
 from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.depth.graph_planner import GraphPlanner
 from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.search.search_store import results_in
+from prunerecover.display.interrupted import resumable
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import Divergence, comparing_by
 from prunerecover.importance.context import Importance
@@ -83,11 +85,12 @@ def plan_depth(
         scores: Of this network as it is, that `sensitivity` has saved: units are not ranked alone again, whatever the
             budget; a search still judges them on top of each other.
         seed: Of the held-out split and of everything random.
-        store: Folder of what is found on the way. A search that is interrupted and begun again with the same network,
-            samples and arguments goes on behind its last result, and gives the same plan. Functions, such as a `loss`,
-            count by their names, and by what the loss of the first batch is. Take another folder once code has changed,
-            and delete it when the plan is saved: fitted tensors are kept, too, of a large model several times what
-            linear maps of all its blocks take. Damaged results are found anew. None: nothing is kept.
+        store: Folder of what is found on the way. A search that is interrupted, by Ctrl-C or a kill, and begun again
+            with the same network, samples and arguments goes on behind its last result, and gives the same plan.
+            Functions, such as a `loss`, count by their names, and by what the loss of the first batch is. Take another
+            folder once code has changed, and delete it when the plan is saved: fitted tensors are kept, too, of a large
+            model several times what linear maps of all its blocks take. Damaged results are found anew. None: nothing
+            is kept.
         divergence: How outputs are compared: a name among `divergence.registry.DIVERGENCES`, or a callable `(dense,
             pruned) -> scalar`; None: what their structure asks for.
 
@@ -123,7 +126,7 @@ def depth_plan(session: Session, budget: Budget, config: DepthConfig) -> Plan:
         budget: See `plan_depth`.
         config: All other arguments of `plan_depth`.
     """
-    with progress("planning depth"):
+    with progress("planning depth"), resumable(config.store, "result", results_in):
         return planner_for(session, budget, config).plan(budget)
 
 

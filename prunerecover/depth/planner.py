@@ -12,6 +12,7 @@ from torch import Tensor
 
 from prunerecover.cost.met_share import FAR
 from prunerecover.depth.arguments import DepthConfig
+from prunerecover.depth.search.expected_passes import expected_passes
 from prunerecover.depth.search.goals import Counted, Goal, Share
 from prunerecover.depth.search.search_store import SearchStore
 from prunerecover.depth.search.selection import count_by_kind, smallest_share
@@ -70,6 +71,7 @@ class DepthPlanner(ABC):
 
     units: tuple[Unit, ...]
     usual_search: ClassVar[str]  # where divergence ranks
+    by_parts: ClassVar[bool] = False  # of a supported family
 
     def __init__(self, session: Session, kinds: Sequence[str], config: DepthConfig) -> None:
         self.session, self.config, self.kinds = session, config, tuple(kinds)
@@ -94,7 +96,9 @@ class DepthPlanner(ABC):
             budget: See `plan_depth`.
         """
         self.store.extend(budget, None, False)
-        plan = self._planned(budget, self._decide, self.units)
+        passes = expected_passes(self.units, budget, self.search, by_parts=self.by_parts)
+        with progress("planning depth", expected=passes * self.session.pass_seconds):
+            plan = self._planned(budget, self._decide, self.units)
         if removed := DepthEvidence.of(plan.evidence).removed_share:
             _warn_of_excess(removed)
         return plan

@@ -37,7 +37,7 @@ class Bar(Live):
         super().stop()
 
     def _line(self) -> Table:
-        stage, (spent, left) = self._stages.counted, self._stages.state()
+        stage, (_, spent, left) = self._stages.counted, self._stages.state()
         seconds = int(time.monotonic() - self._begun)
         beside = [stage.count, f"{seconds // 60}:{seconds % 60:02}"]
         beside += [] if left is None else [f"{in_words(left)} left"]

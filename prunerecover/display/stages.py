@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from prunerecover.display.messages import in_words
 
-LATE = 0.1  # of what a stage has taken, which is left once it has taken as long as was expected
+LATE = 0.1  # of the time that a stage or its last step has taken: what is left of it once it is overdue
 
 
 @dataclass
@@ -63,8 +63,8 @@ class Stage:
         if not self.total:
             return None
         if self.done:
-            each = (self.moved - self.started) / self.done
-            return max(each * max(self.total - self.done, 0) - (now - self.moved), inside or 0.0)
+            each, since = (self.moved - self.started) / self.done, now - self.moved
+            return max(each * max(self.total - self.done, 0) - since, LATE * since, inside or 0.0)
         spent = now - self.started
         return None if inside is None else self.total * (spent + inside) - spent
 
@@ -86,10 +86,10 @@ class Stages:
         """What is said of all of them: the outermost one, and the one whose steps are counted."""
         return ": ".join(dict.fromkeys((self.under_way[0].description, self.counted.description)))
 
-    def state(self) -> tuple[float, float | None]:
-        """Return the seconds that the outermost stage of a known end has taken, and those that it has left.
+    def state(self) -> tuple[Stage, float, float | None]:
+        """Return the outermost stage of a known end, the seconds that it has taken, and those that it has left.
 
-        Where no stage has one, the outermost stage counts, and the second is None.
+        Where no stage has one, it is the outermost stage, and nobody knows what it has left.
         """
         stages, now, left = tuple(self.under_way), time.monotonic(), None
         known = stages[0]
@@ -97,12 +97,13 @@ class Stages:
             own = stage.left(now, left)
             if own is not None:
                 known, left = stage, own
-        return now - known.started, left
+        return known, now - known.started, left
 
     def __str__(self) -> str:
         """Return a line about all that is going on."""
-        count, (spent, left) = self.counted.count, self.state()
+        count, (known, spent, left) = self.counted.count, self.state()
         said = f"{self.said} ({count})" if count else self.said
         if left is None:
             return f"{said}, {in_words(spent)} so far"
-        return f"{said}, {spent / (spent + left or 1):.0%} done, about {in_words(left)} left"
+        of = "" if known.expected is not None or known is self.under_way[0] else " of this stage"
+        return f"{said}, {spent / (spent + left or 1):.0%}{of} done, about {in_words(left)}{of} left"

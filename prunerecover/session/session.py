@@ -5,18 +5,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from prunerecover.cost.latency import stopwatch_for
 from prunerecover.display.progress import progress
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.model.batches import (
     Batches,
     CalibrationSet,
     ModelInputs,
+    call,
     listed,
     split_batches,
     with_samples,
@@ -32,6 +34,8 @@ from prunerecover.session.pruned_output import PrunedOutput, judge_of
 from prunerecover.session.standing_in import bound_to
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.saved_cost import DenseCost
+
+TIMED = 4  # samples, that are run twice: the first time is often slower
 
 
 class Session:
@@ -135,6 +139,19 @@ class Session:
             sample = self.first.select(torch.tensor([0]))
             check_call(self.model, sample, "batches")
             return sample
+
+    @cached_property
+    def pass_seconds(self) -> float:
+        """Seconds that one pass of all samples through the dense network takes, as a few of them tell.
+
+        Raises:
+            ValueError: If the network does not take them.
+        """
+        assert self.example, "a sample that the network takes"
+        some = self.first.select(torch.arange(min(TIMED, self.first.n_samples)))
+        with self.evaluating():
+            seconds = min(stopwatch_for(self.device)(partial(call, self.model, some)) for _ in range(2))
+        return seconds / some.n_samples * self.samples.n_samples
 
     @cached_property
     def samples(self) -> CalibrationSet:

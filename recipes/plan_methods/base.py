@@ -7,7 +7,6 @@ class path) with its arguments (`--method.remove '{"activation": 3}'`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.target import find_network, find_target
 from prunerecover.callbacks.pruning import PruningCallback
 from prunerecover.callbacks.trials.nested import at_start_of_fit
-from prunerecover.callbacks.trials.runner import resumable
-from prunerecover.depth.search.search_store import delete_results, results_in
+from prunerecover.depth.search.search_store import delete_results
 from prunerecover.plan.kinds import plural
 from prunerecover.plan.plan import Plan
 
@@ -113,8 +111,3 @@ def save_found(plan: Plan, output: Path) -> None:
     """Write the plan of a search in depth, and delete what was found on the way."""
     plan.save(output)
     delete_results(search_store(output))
-
-
-def resumable_search(output: Path) -> AbstractContextManager[None]:
-    """Say how to go on when a search in depth inside the `with` block is interrupted."""
-    return resumable(search_store(output), "result", results_in)

@@ -23,7 +23,7 @@ from prunerecover.boundary.search import BoundaryConfig, BoundarySearch
 from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.callbacks.trials.records import TrialRecord, table
-from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings, from_first_rank, resumable
+from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings, from_first_rank, resumable_trials
 from prunerecover.cost.memory import peak_memory, reset_peak_memory
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.family_planner import FamilyPlanner
@@ -90,7 +90,7 @@ class BoundaryPlan(PlanMethod):
         """Return the plan of the best split."""
         started, device = time.perf_counter(), task.module.device
         store = beside(task.output, ".trials.jsonl")
-        with resumable(store):
+        with resumable_trials(store):
             reset_peak_memory(device)
             planner = self._planner(task)
             feasible = feasible_within(planner, self.budget, **self.counts)

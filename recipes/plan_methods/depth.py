@@ -17,7 +17,6 @@ from prunerecover.recipes.plan_methods.base import (
     AnyNetworkMethod,
     PlanTask,
     decided_at_start,
-    resumable_search,
     save_found,
     search_store,
 )
@@ -65,8 +64,7 @@ class DepthPlan(AnyNetworkMethod):
         """Return the plan that `DepthPrune` would make at the start of a fit."""
         prune = DepthPrune(**self.planning, calibration=task.calibration, store=search_store(task.output))
         prune.config = dataclasses.replace(prune.config, scores=self.scores)
-        with resumable_search(task.output):
-            return decided_at_start(prune, task)
+        return decided_at_start(prune, task)
 
     def write(self, plan: Plan, output: Path) -> None:
         """Write the plan."""

@@ -17,7 +17,7 @@ from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.prune import Prune
 from prunerecover.callbacks.trials.nested import all_ranks, among, at_start_of_fit
 from prunerecover.callbacks.trials.records import table
-from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings, resumable
+from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings, resumable_trials
 from prunerecover.files.atomic import write_text
 from prunerecover.plan.evidence import SplitEvidence, TriedSplit
 from prunerecover.plan.plan import Plan
@@ -89,7 +89,7 @@ class JointPlan(AnyNetworkMethod):
             surgery = Surgery(trainer, module, task.target, prune.calibration, prune.seed)
             return prune.decide(surgery, prune.budget, evaluate)
 
-        with resumable(store):
+        with resumable_trials(store):
             return at_start_of_fit(task.module, task.datamodule, decide, prune.seed)
 
     def write(self, plan: Plan, output: Path) -> None:

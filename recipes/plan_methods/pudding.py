@@ -25,7 +25,6 @@ from prunerecover.recipes.plan_methods.base import (
     PlanMethod,
     PlanTask,
     beside,
-    resumable_search,
     save_found,
     search_store,
 )
@@ -118,17 +117,16 @@ class PuddingPlan(PlanMethod):
         tokenizer = open_tokenizer(base, self.tokenizer)
         encoding = Encoding(tokenizer, context_in(config, tokenizer), self.chat)
         asked = ask(self.tasks, self.names, *self.counts, self.seed)
-        with resumable_search(task.output):
-            sets = plan_omission_sets(
-                network,
-                asked.tasks,
-                encoding,
-                self.blocks,
-                losses=self.losses,
-                batch_size=self.batch_size,
-                seed=self.seed,
-                store=search_store(task.output),
-            )
+        sets = plan_omission_sets(
+            network,
+            asked.tasks,
+            encoding,
+            self.blocks,
+            losses=self.losses,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            store=search_store(task.output),
+        )
         routed, picked = self._routed(network, sets, asked, encoding)
         compared = self._compared(routed, picked, asked, encoding)
         routed.routed = routed.router is not None and should_route(*compared)

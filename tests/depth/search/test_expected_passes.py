@@ -1,0 +1,51 @@
+"""A search says beforehand about how long it takes: as long as searches that were measured."""
+
+from __future__ import annotations
+
+import pytest
+from cases.models.habits import dataset, tiny_vit
+
+from prunerecover import Budget
+from prunerecover.depth.search.expected_passes import expected_passes
+from prunerecover.plan.units import Unit
+from prunerecover.session.session import Session
+
+ATTENTIONS = [Unit(f"blocks.{i}.attn", "attention", (), 0, 0) for i in range(12)]
+ACTIVATIONS = [Unit(f"blocks.{i}.mlp.act", "activation", (), 0, 0) for i in range(12)]
+BLOCKS = [Unit(f"blocks.{i}", "block", (), 0, 0) for i in range(12)]
+MLPS = [Unit(f"blocks.{i}.mlp", "mlp", (), 0, 0) for i in range(12)]
+PARTS = [*ATTENTIONS, *ACTIVATIONS]
+
+
+@pytest.mark.parametrize(
+    ("units", "budget", "search", "by_parts", "measured"),
+    [
+        (PARTS, Budget(remove={"attention": 2, "activation": 4}), "greedy", True, 23.3),
+        (PARTS, Budget(remove={"attention": 2, "activation": 6}), "greedy", True, 18.7),  # benchmarks.depth
+        ([*PARTS, *MLPS, *BLOCKS], Budget(macs=0.2), "greedy", True, 77.8),
+        ([*PARTS, *ATTENTIONS], Budget(macs=0.2), "joint", False, 51.9),
+    ],
+)
+def test_deit_tiny_takes_about_as_long_as_expected(units, budget, search, by_parts, measured):
+    expected = expected_passes(units, budget, search, by_parts=by_parts)
+    assert measured / 1.5 < expected < measured * 1.5
+
+
+def test_only_units_that_may_go_and_steps_that_are_made_count():
+    few = expected_passes(PARTS, Budget(ratio={"attention": 0.5}), "greedy", by_parts=True)
+    assert few == expected_passes(ATTENTIONS, Budget(remove={"attention": 6}), "greedy", by_parts=True)
+    once = expected_passes(PARTS, Budget(macs=0.2), "one_shot", by_parts=True)
+    assert once < expected_passes(PARTS, Budget(macs=0.2), "greedy", by_parts=True)
+    assert expected_passes(PARTS, Budget(macs=0.2), "exact", by_parts=False) > 20
+
+
+def test_a_pass_is_timed_on_a_few_samples_and_counted_for_all(monkeypatch):
+    calls = []
+    network = tiny_vit()
+    session = Session(network, [dataset(40).tensors[0]])
+    times = iter([4.0, 1.0])
+    monkeypatch.setattr(
+        "prunerecover.session.session.stopwatch_for", lambda _: lambda run: (calls.append(len(run())), next(times))[1]
+    )
+    assert session.pass_seconds == 1.0 / 4 * 40
+    assert calls == [4, 4]
