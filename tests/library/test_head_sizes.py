@@ -116,6 +116,7 @@ def assert_same_output(attention: Attention, size: int, heads: Sequence[int] = A
     torch.testing.assert_close(run(attention.model, attention.inputs), dense, rtol=2e-3, atol=2e-3 * float(dense.std()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["timm", "bert", "encoder"])
 def test_at_the_full_size_the_output_is_the_same(name: str) -> None:
     build, inputs = NETWORKS[name]
@@ -132,6 +133,7 @@ def test_heads_that_need_no_more_dimensions_lose_nothing(name: str) -> None:
     assert_same_output(Attention(build(), inputs).with_rank(3), 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["timm", "bert", "encoder"])
 def test_heads_that_go_besides_take_nothing_with_them_where_nobody_reads_them(name: str) -> None:
     build, inputs = NETWORKS[name]

@@ -25,6 +25,7 @@ from prunerecover import (
     Plan,
     PlanSet,
     apply_plan,
+    find_groups,
     load_pruned,
     load_routed,
     plan_depth,
@@ -32,10 +33,15 @@ from prunerecover import (
     plan_width,
 )
 from prunerecover.callbacks import DepthPrune, LoRARecover, Prune, WidthPrune
+from prunerecover.model.copies import share_copy
+from prunerecover.model.paths import get_module
+from prunerecover.plan.edits import Edit, Refit
 from prunerecover.routing.routed_causal_lm import RoutedCausalLM
 from prunerecover.routing.router import PrefixRouter
+from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.provenance import plan_for
+from prunerecover.width.narrow_edits import narrow_edits
 
 Rows = Sequence[Any]
 
@@ -116,6 +122,21 @@ def outputs(model: nn.Module) -> Tensor:
     return model(given["tokens"][:4]).logits if hasattr(model, "config") else model.eval()(given["images"][:4])
 
 
+def smaller_heads(model: nn.Module, *, batches: Rows) -> Plan:
+    """A plan by hand that leaves heads their first dimensions, and gives some layers other values."""
+    groups, generator = find_groups(model, batches, "head_dim"), torch.Generator().manual_seed(4)
+    edits: list[Edit] = [*narrow_edits(groups, {group.name: torch.arange(2, group.size) for group in groups})]
+    pruned, tensors = share_copy(model), dict[str, Tensor]()
+    apply_edits(pruned, edits)
+    for group in groups:
+        for path in dict.fromkeys(part.tensor.rpartition(".")[0] for part in group.slices):
+            own = get_module(pruned, path).named_parameters()
+            values = {f"e{len(edits)}.{name}": whole(value.shape, generator) for name, value in own}
+            edits.append(Refit(unit=path, tensors=tuple(values)))
+            tensors |= values
+    return plan_for(model, edits, method="hand", tensors=tensors)
+
+
 # Plans: the network, and how it is planned.
 
 Planned = tuple[str, Callable[..., Plan]]
@@ -140,6 +161,7 @@ PLANS: dict[str, Planned] = {
     "llama_block": ("llama", partial(plan_depth, remove={"block": 1})),
     "neurons": ("vit", partial(plan_width, budget=Budget(macs=0.3))),
     "heads": ("vit", partial(plan_width, budget=Budget(ratio={"head": 0.5}), allocation="uniform")),
+    "head_dim": ("vit", smaller_heads),
     "tolerance": ("vit", partial(plan_width, budget=Budget(params=0.3), allocation="tolerance")),
     "channels": ("residual", partial(plan_width, budget=Budget(macs=0.4), rounds=2)),
     "channels_by_norm": ("residual", partial(plan_width, budget=Budget(macs=0.3), importance="l2_norm")),
@@ -158,7 +180,7 @@ def plan(name: str) -> Plan:
 
 # Folders: the plan that they hold, merged where that is possible; and two that hold a language model and its router.
 
-FOLDERS = ("affine", "graph", "channels", "joint", "llama_block", "hidden")
+FOLDERS = ("affine", "graph", "channels", "joint", "llama_block", "hidden", "head_dim")
 NEEDS_DENSE = ("graph", "channels")
 
 

@@ -130,6 +130,7 @@ def test_undone_and_saved_it_is_what_it_was(case: Case, tmp_path: Path) -> None:
     assert torch.equal(output(opened, case.inputs), output(model, case.inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["timm", "bert", "encoder"])
 def test_heads_and_their_dimensions_go_in_either_order(name: str) -> None:
     case, models = CASES[name], []
@@ -167,6 +168,7 @@ def test_a_module_of_timm_is_the_one_that_timm_makes() -> None:
     torch.testing.assert_close(narrow(x), made(x))
 
 
+@pytest.mark.slow
 def test_transformers_opens_a_folder_whose_config_says_the_size(tmp_path: Path) -> None:
     from transformers import ViTForImageClassification
 
@@ -200,6 +202,7 @@ def test_a_group_tells_queries_keys_values_and_what_it_costs() -> None:
     assert dense - sum(p.numel() for p in model.parameters()) == groups[0].params // 2
 
 
+@pytest.mark.slow
 def test_values_are_known_without_their_name() -> None:
     """GPT-2 holds them transposed, OPT lists keys first."""
     layout = HeadLayout.of(find_groups(tiny_gpt2(), tiny_inputs("gpt2"), "head_dim")[0])
