@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Form
 from prunerecover.calibration.stand_in_fits import refit_in_order
+from prunerecover.library.heads_anew import heads_anew
 from prunerecover.model.batches import Batches, CalibrationSet
 from prunerecover.model.copies import deep_copy
+from prunerecover.model.evaluation import evaluating, uncompiled
 from prunerecover.model.hashing import weights_hash
-from prunerecover.model.paths import get_module, unwrap
-from prunerecover.plan.edits import Bypass, Edit, Fold, Merge, Refit, Replace
+from prunerecover.model.paths import get_module, parent_path, unwrap
+from prunerecover.plan.edits import Bypass, Edit, Fold, Merge, Narrow, Refit, Replace
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.plan.removed_units import removed_units
 from prunerecover.recovery.reconstruction import fit_layers
@@ -112,21 +114,40 @@ def _fit_layers(
     Raises:
         ValueError: If a layer cannot be fitted so.
     """
-    network = deep_copy(session.output.pruned(done, tensors))
-    _check_refitted_whole(network, refits)
-    fit_layers(
-        network,
-        session.model,
-        Plan(edits=tuple(done)),
-        session.samples.whole,
-        seed=session.seed,
-        only={edit.unit for edit in refits},
-    )
-    layers = ((get_module(network, edit.unit), edit) for edit in refits)
+    found = _fit_heads(session, done, refits, tensors)
+    heads = [edit for edit in refits if found.keys() & set(edit.tensors)]
+    others = [edit for edit in refits if edit not in heads]
+    if not others:
+        return found
+    network = deep_copy(session.output.pruned([*done, *heads], {**tensors, **found}))
+    _check_refitted_whole(network, others)
+    units = {edit.unit for edit in others}
+    fit_layers(network, session.model, Plan(edits=tuple(done)), session.samples.whole, seed=session.seed, only=units)
+    for edit in others:
+        layer = get_module(network, edit.unit)
+        for name, key in zip(edit.names, edit.tensors, strict=True):
+            found[key] = layer.get_parameter(name).detach().float().cpu()
+    return found
+
+
+def _fit_heads(
+    session: Session, done: Sequence[Edit], refits: Sequence[Refit], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the values of layers that make smaller heads, which are other sums of the dense ones' outputs."""
+    narrowed = [edit for edit in done if isinstance(edit, Narrow) and edit.kind == "head_dim"]
+    makes = {parent_path(part.tensor): edit for edit in narrowed for part in edit.group if part.makes}
+    edits = {makes[edit.unit].unit: makes[edit.unit] for edit in refits if edit.unit in makes}
+    if not edits:
+        return {}
+    before = [edit for edit in done if edit not in narrowed and not isinstance(edit, Refit)]
+    network = session.output.pruned(before, tensors)
+    with evaluating(network), uncompiled():
+        values = heads_anew(network, tuple(edits.values()), session.samples.whole)
     return {
-        key: layer.get_parameter(name).detach().float().cpu()
-        for layer, edit in layers
+        key: values[f"{edit.unit}.{name}"]
+        for edit in refits
         for name, key in zip(edit.names, edit.tensors, strict=True)
+        if f"{edit.unit}.{name}" in values
     }
 
 

@@ -214,6 +214,11 @@ class Narrow(EditRecord):
     @model_validator(mode="after")
     def _keeps_some_of_its_units(self) -> Narrow:
         self.check()
+        if self.kind == "head_dim" and self.tensors:
+            raise ValueError(
+                f"Expected no tensors of what takes over from dimensions of heads of '{self.unit}', but got "
+                f"{', '.join(self.tensors)}. Refit the weight that reads them."
+            )
         return self
 
     @model_serializer(mode="wrap")

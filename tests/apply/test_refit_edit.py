@@ -15,7 +15,7 @@ from prunerecover.checkpoint.pruned_folder import load_pruned, save_pruned
 from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import get_module
-from prunerecover.plan.edits import Edit, Refit
+from prunerecover.plan.edits import Edit, Narrow, Refit
 from prunerecover.plan.plan import Plan
 from prunerecover.sites.find import find_groups
 from prunerecover.surgery.apply_edits import apply_edits, undo
@@ -164,6 +164,48 @@ def test_least_squares_anew_comes_nearer_than_kept_weights() -> None:
     apply_plan(pruned, fitted)
     apply_plan(by_refit, plan, refit=batches)
     assert torch.equal(output_of(pruned, batch_of("timm")), output_of(by_refit, batch_of("timm")))
+
+
+def smaller_heads_plan(model: nn.Module, size: int = 5) -> Plan:
+    """A plan whose heads are smaller, after one of each attention went, with values that are worth nothing."""
+    groups = find_groups(model, batch_of("timm", 1), ("head", "head_dim"))
+    gone = {one.name: torch.tensor([1]) if one.kind == "head" else torch.arange(size, one.size) for one in groups}
+    edits: list[Edit] = [*narrow_edits(sorted(groups, key=lambda one: one.kind), gone)]
+    pruned, tensors = share_copy(model), dict[str, Tensor]()
+    apply_edits(pruned, edits)
+    for unit in (f"blocks.{number}.attn.{layer}" for number in range(4) for layer in ("qkv", "proj")):
+        values = {
+            f"e{len(edits)}.{name}": torch.zeros_like(p) for name, p in get_module(pruned, unit).named_parameters()
+        }
+        edits.append(Refit(unit=unit, tensors=tuple(values)))
+        tensors |= values
+    return plan_for(model, edits, method="hand", tensors=tensors)
+
+
+@pytest.mark.slow
+def test_smaller_heads_are_fitted_anew_in_closed_form() -> None:
+    model, batches = build("timm"), batches_of("timm", count=8, n=8)
+    plan = smaller_heads_plan(model)
+    with unchanged(model):
+        fitted = refit_plan(model, plan, batches)
+    bare = plan_for(model, [edit for edit in plan.edits if not isinstance(edit, Refit)], method="hand")
+    assert fitted.edits == plan.edits
+    assert fitted.tensors.keys() == plan.tensors.keys()
+    assert divergence(model, fitted) < 0.5 * divergence(model, bare)
+
+
+def test_heads_that_cannot_get_smaller_are_not_fitted_anew() -> None:
+    model, batches = build("timm"), batches_of("timm")
+    plan = smaller_heads_plan(model)
+    edits = [edit.model_copy(update={"unit": "other"}) if isinstance(edit, Narrow) else edit for edit in plan.edits]
+    other = plan.model_copy(update={"edits": tuple(edits)}).with_tensors(plan.tensors)
+    with unchanged(model), pytest.raises(ValueError, match="Expected heads of 'other' that can get smaller once"):
+        refit_plan(model, other, batches)
+
+
+def test_dimensions_of_heads_leave_nothing_that_takes_over() -> None:
+    with pytest.raises(ValueError, match="Expected no tensors of what takes over from dimensions of heads of 'a', but"):
+        Narrow(unit="a", kind="head_dim", of=3, keep=(0,), group=(), tensors=("e0.a.weight",))
 
 
 def refused(edits: Sequence[Edit], tensors: dict[str, Tensor], match: str) -> None:

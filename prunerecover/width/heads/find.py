@@ -87,7 +87,7 @@ def _tried(
     layout, path = _layout(model, heads), _around(heads)
     settings = _settings(model, heads, layout)
     if path not in called:
-        raise _SizeStays("an attention that the example does not call", "pass inputs that call it")
+        raise _SizeStays("a call that the example does not make, or not with tensors", "pass inputs that make it")
     try:
         module, inner = get_module(model, path), layout.inside(path)
         trial = HeadTrial.of(module, called[path], inner, _inside(settings, path))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -39,8 +40,9 @@ def calls_of(model: nn.Module, paths: Iterable[str], inputs: ModelInputs) -> dic
     found: dict[str, Called] = {}
 
     def note(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if path not in found:  # caches are written to later
-            found[path] = copy.deepcopy((args, kwargs))
+        if path not in found:
+            with suppress(Exception):  # what cannot be copied is as if it were not called
+                found[path] = copy.deepcopy((args, kwargs))  # caches are written to later
 
     handles = [
         get_module(model, path).register_forward_pre_hook(
