@@ -55,7 +55,7 @@ def find_head_sizes(traced: Traced, heads: Sequence[Group]) -> FoundHeadSizes:
         try:
             layout, settings, power = _tried(traced.model, group, called)
         except _SizeStays as reason:
-            stay.append(Stay(group.name, *reason.args))
+            stay.append(Stay(f"{group.name}:head_dim", *reason.args))
         else:
             groups.append(_group(group, layout, settings, power))
     return FoundHeadSizes(tuple(groups), tuple(stay))

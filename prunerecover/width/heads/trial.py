@@ -82,14 +82,18 @@ class HeadTrial:
             settings: Attributes of the module.
         """
         attention = deep_copy(module).float()
+        cast = tree_map(lambda x: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x, called)
+        trial = cls(attention, cast, layout, settings)
+        size = float(trial.inputs()[0].square().mean().sqrt()) or 1.0
         generator = torch.Generator().manual_seed(0)
-        for path in dict.fromkeys(part.tensor for part in layout.slices):
-            parameter = attention.get_parameter(path)
-            spread = 0.5 if parameter.ndim == 1 else parameter[0].numel() ** -0.5
+        for part in {part.tensor: part for part in layout.slices}.values():
+            parameter = attention.get_parameter(part.tensor)
+            spread = 0.5 if parameter.ndim == 1 else (parameter.numel() / parameter.shape[part.dim]) ** -0.5
+            if part.makes and parameter.ndim > 1:  # logits of about one show how they are scaled
+                spread /= size
             drawn = spread * torch.randn(parameter.shape, generator=generator)
             parameter.data = drawn.to(parameter)
-        cast = tree_map(lambda x: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x, called)
-        return cls(attention, cast, layout, settings)
+        return trial
 
     def of_layout(self, layout: HeadLayout) -> HeadTrial:
         """Return the trial of another order of queries, keys and values."""
@@ -109,18 +113,20 @@ class HeadTrial:
             v, out = _inverse_pair(self.layout, seed=2)
         return self._off(self._output(self._through((q, k, v), out)), self._dense) < TOLERANCE
 
+    def inputs(self) -> list[Tensor]:
+        """Return what queries, keys and values are made of, once for each module that makes some."""
+        makers = {parent_path(part.tensor) for part in self.layout.weights}
+        if any(isinstance(get_module(self.attention, path), nn.MultiheadAttention) for path in makers):
+            args, kwargs = self.called  # it multiplies by itself
+            named = (kwargs[name] for name in ("query", "key", "value") if name in kwargs)
+            return [x for x in (*args[:3], *named) if isinstance(x, Tensor)]
+        inputs = ModelInputs(*copy.deepcopy(self.called))
+        return [first_tensor(*found) for found in calls_of(self.attention, makers, inputs).values()]
+
     def reads_one_input(self) -> bool:
         """Whether queries, keys and values are made of the same input."""
-        makers = {parent_path(part.tensor) for part in self.layout.weights}
-        modules = [get_module(self.attention, path) for path in makers]
-        if any(isinstance(module, nn.MultiheadAttention) for module in modules):  # which multiplies by itself
-            args, kwargs = self.called
-            named = (kwargs[name] for name in ("query", "key", "value") if name in kwargs)
-            given = [x for x in (*args[:3], *named) if isinstance(x, Tensor)]
-        else:
-            inputs = ModelInputs(*copy.deepcopy(self.called))
-            given = [first_tensor(*found) for found in calls_of(self.attention, makers, inputs).values()]
-        return all(given[0].shape == other.shape and torch.equal(given[0], other) for other in given[1:])
+        first, *others = self.inputs()
+        return all(first.shape == other.shape and torch.equal(first, other) for other in others)
 
     def scaled_by(self) -> float | None:
         """Return the power of the number of dimensions by which logits are scaled; None: it cannot be told.

@@ -211,6 +211,13 @@ def test_values_are_known_without_their_name() -> None:
     assert [part.tensor.split(".")[-2] for part in opt.weights] == ["k_proj", "q_proj", "v_proj"]
 
 
+def test_an_attention_of_small_inputs_shows_its_scale() -> None:
+    model = tiny_timm()
+    model.blocks[0].norm1.weight.data.mul_(1e-3)
+    model.blocks[0].norm1.bias.data.mul_(1e-3)
+    assert [group.scaled_by for group in find_groups(model, tiny_images(), "head_dim")] == [-0.5] * 4
+
+
 def test_a_setting_of_power_one_is_saved_as_before() -> None:
     assert Setting(module="a", attribute="b").model_dump(exclude_defaults=True) == {"module": "a", "attribute": "b"}
 
