@@ -1,12 +1,42 @@
-"""Checks of arguments that several callbacks take."""
+"""Arguments that several callbacks take, and their checks."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, TypedDict
 
-import lightning.pytorch as pl
+from prunerecover.callbacks.schedule import PruneSchedule
+from prunerecover.plan.plan import Plan
+
+Merge = Literal["copy", "at_surgery", "never"]
+Schedule = PruneSchedule | int | dict[str, Any]
+
+
+class SurgeryArguments(TypedDict, total=False):
+    """Types of the arguments that all pruning callbacks take.
+
+    Args:
+        plan: A plan, or the path of one, which is read when a loop is set up, instead of deciding here. Also applied
+            before test, validate and predict when no checkpoint says otherwise. In a fit, its fitted tensors are fitted
+            anew if the weights have changed since.
+        target: Path of the network inside the LightningModule, "" for the module itself; default: the single one of a
+            supported family, else the only child with weights.
+        schedule: When; also the epoch to start at, or a dict of `PruneSchedule`'s arguments. `every` and `times` divide
+            a share of a cost among several surgeries, each of which decides anew.
+        merge: "copy" saves a merged copy in `pruned/` beside the checkpoints at the end of the fit; "at_surgery" merges
+            the live network; "never" does neither.
+        reconstruct: Fit the weights that are left to what the network gave before, layer by layer, and keep that where
+            it brings the output of samples that were held out nearer to what it was; see `reconstruct`. Takes a copy of
+            the network and about two passes over the calibration samples per layer. None: networks that mostly
+            normalise by BatchNorm, which gain by it (a vision transformer lost). Not before sharding.
+    """
+
+    plan: str | Path | Plan | None
+    target: str | None
+    schedule: Schedule | None
+    merge: Merge
+    reconstruct: bool | None
 
 
 def check_one(given: Mapping[str, Any], example: str) -> None:
@@ -23,22 +53,6 @@ def check_one(given: Mapping[str, Any], example: str) -> None:
         raise ValueError(
             f"Expected exactly one of {', '.join(first)} and {last}, e.g. {example}, but got "
             f"{' and '.join(said) or 'none'}.{way_out}"
-        )
-
-
-def check_alone(callback: type[pl.Callback], planning: Mapping[str, Any]) -> None:
-    """Raise ValueError if something is said beside a plan that only deciding here would read.
-
-    Args:
-        callback: What it is said to.
-        planning: The arguments that deciding reads, by name.
-    """
-    defaults = inspect.signature(callback).parameters
-    said = [name for name, value in planning.items() if value != defaults[name].default]
-    if said:
-        raise ValueError(
-            f"Expected no {', '.join(said)} beside a plan, which says already what goes, but got "
-            f"{', '.join(f'{name}={planning[name]!r}' for name in said)}. Pass them to what makes the plan."
         )
 
 

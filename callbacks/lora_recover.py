@@ -13,9 +13,10 @@ from prunerecover.callbacks.arguments import check_whole
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.optimizer_groups import check_held
-from prunerecover.callbacks.pruning import SHARDED, PruningCallback
+from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.callbacks.surgery.adapters import inject_adapters_in_trainer, merge_adapters_in_trainer
-from prunerecover.callbacks.surgery.artifacts import artifact_folder, is_dry_run, save_merged
+from prunerecover.callbacks.surgery.artifacts import is_dry_run
+from prunerecover.callbacks.surgery.sharding import SHARDED, save_copy
 from prunerecover.model.arguments import check_seed
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.recovery.lora import LoraSettings, plan_adapters
@@ -150,10 +151,8 @@ class LoRARecover(LedgerCallback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save a copy with the adapters merged beside the checkpoints, unless a pruning callback decides about that."""
-        folder = artifact_folder(trainer)
-        pruning = any(isinstance(c, PruningCallback) for c in trainer.callbacks)  # type: ignore[attr-defined]
-        if folder is not None and not pruning and trainer.is_global_zero:
-            save_merged(pl_module, folder)
+        if not any(isinstance(c, PruneCallback) for c in trainer.callbacks):  # type: ignore[attr-defined]
+            save_copy(trainer, pl_module)
 
     def _check_start(self, trainer: pl.Trainer) -> None:
         last = trainer.max_epochs

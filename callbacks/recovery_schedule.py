@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from prunerecover.callbacks.calibration.best_share import best_share_in_trainer
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.pruning import SHARDED
-from prunerecover.callbacks.scheduled import ScheduledCallback
+from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
+from prunerecover.callbacks.surgery.sharding import SHARDED
 from prunerecover.recovery.scaled_steps import ScaledSteps
 from prunerecover.recovery.schedule import DECAY, WARMUP, RecoveryCurve, Shape
 
@@ -126,7 +126,7 @@ class RecoverySchedule(LedgerCallback):
     def _factor(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch_idx: int) -> float:
         """Return the factor of a batch; all but the tested share is counted off the trainer and the ledger."""
         done = Ledger.of(pl_module).events[self._begun["events"] :]
-        pruning = [c for c in trainer.callbacks if isinstance(c, ScheduledCallback)]  # type: ignore[attr-defined]
+        pruning = [c for c in trainer.callbacks if isinstance(c, PruneCallback)]  # type: ignore[attr-defined]
         coming = [epoch for c in pruning if (epoch := c.next_surgery(trainer, pl_module)) is not None]
         if coming and not done:
             return 1.0

@@ -18,7 +18,7 @@ from prunerecover.callbacks.distillation.step_context import StepContext
 from prunerecover.callbacks.distillation.student import Student
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.lora_recover import LoRARecover
-from prunerecover.callbacks.pruning import PruningCallback
+from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.callbacks.surgery.artifacts import artifact_folder, place_at_end, run_of
 from prunerecover.checkpoint.ledger_record import ScheduleStart
 from prunerecover.families.transformers_layers import is_transformers_model
@@ -97,8 +97,8 @@ class RoutedLoRARecover(LoRARecover):
         self._student: Student | None = None
         self._running: WithoutUnits | None = None
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"sets": self._given, **super()._arguments()}
+    def _arguments(self, **more: Any) -> dict[str, Any]:
+        return super()._arguments(sets=self._given, **more)
 
     @cached_property
     def sets(self) -> PlanSet:
@@ -129,7 +129,7 @@ class RoutedLoRARecover(LoRARecover):
         """
         super().on_fit_start(trainer, pl_module)
         others: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        beside = [type(c).__name__ for c in others if isinstance(c, PruningCallback | DistillRecover)]
+        beside = [type(c).__name__ for c in others if isinstance(c, PruneCallback | DistillRecover)]
         if beside:
             raise ValueError(
                 f"Expected no {beside[0]} beside RoutedLoRARecover, which takes blocks out by its sets and distills "

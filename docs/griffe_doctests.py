@@ -1,7 +1,8 @@
-"""An extension of griffe for mkdocs.yml: examples in docstrings are shown as code, whatever section they are in."""
+"""Extensions of griffe for mkdocs.yml: examples are shown as code, and collected arguments one by one."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -17,3 +18,28 @@ class DoctestsAsCode(griffe.Extension):
         """Change the docstring of each function, class and module as it is read."""
         if obj.docstring is not None:
             obj.docstring.value = EXAMPLE.sub(r"\1```pycon\n\g<0>\n\1```", obj.docstring.value)
+
+
+class ArgumentsSpelledOut(griffe.Extension):
+    """Shows what `spelled_out` makes of a class: every argument with its type, default and description."""
+
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Take signature and docstring of a decorated class from where it is imported."""
+        if not any("spelled_out" in str(decorator.value) for decorator in cls.decorators):
+            return
+        path = cls.path if cls.path.startswith("prunerecover.") else f"prunerecover.{cls.path}"
+        made: Any = griffe.dynamic_import(path)
+        cls.docstring = griffe.Docstring(inspect.getdoc(made) or "", parent=cls)
+        cls["__init__"].parameters = griffe.Parameters(
+            griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword),
+            *(_shown(parameter) for parameter in inspect.signature(made).parameters.values()),
+        )
+
+
+def _shown(parameter: inspect.Parameter) -> griffe.Parameter:
+    """Return a parameter as griffe has it, with the types by their own names."""
+    annotation = re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(parameter.annotation))
+    default = None if parameter.default is parameter.empty else repr(parameter.default)
+    keyword = parameter.kind is parameter.KEYWORD_ONLY
+    kind = griffe.ParameterKind.keyword_only if keyword else griffe.ParameterKind.positional_or_keyword
+    return griffe.Parameter(parameter.name, annotation=annotation, default=default, kind=kind)

@@ -29,7 +29,7 @@ from prunerecover import Budget, apply_plan, merge, plan_depth
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.callbacks import DepthPrune, DistillRecover, Prune, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.pruning import PruningCallback
+from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.cost.environment import device_name
 from prunerecover.cost.latency import latency_ratio
 from prunerecover.cost.macs import count_macs
@@ -63,7 +63,7 @@ def boundary_split(subject: Subject, budget: Budget) -> DepthPrune:
     return DepthPrune(remove={kind: len(names) for kind, names in row["removed"].items()})
 
 
-METHODS: Mapping[str, Callable[[Subject, Budget], PruningCallback]] = {
+METHODS: Mapping[str, Callable[[Subject, Budget], PruneCallback]] = {
     "Prune (joint)": lambda _, budget: Prune(budget),
     "WidthPrune default": lambda _, budget: WidthPrune(budget),
     "DepthPrune default": lambda _, budget: DepthPrune(budget),

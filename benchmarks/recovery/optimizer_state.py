@@ -28,6 +28,8 @@ from benchmarks.depth.graph_depth_rows import add, difference, measured, rows_so
 from benchmarks.recovery.fits import Classifier, fit
 from benchmarks.width.cifar_models import load
 from prunerecover import Budget, Plan, RecoverySchedule, WidthPrune, plan_width
+from prunerecover.callbacks.calibration.surgery import Surgery
+from prunerecover.callbacks.surgery.reconstruction import Reconstruction
 from prunerecover.display.markdown import table
 
 NAME = "optimizer_state"
@@ -53,6 +55,7 @@ class Surgeon(WidthPrune):
 
     def __init__(self, state: str, reconstructed: Path, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self.recovery = Remembered(self)
         self.state, self.reconstructed, self.size, self.scale = state, reconstructed, 0.0, 1.0
 
     def before_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
@@ -63,18 +66,32 @@ class Surgeon(WidthPrune):
             for parameter, state in _states(trainer.optimizers):
                 state["before"] = parameter.detach().clone()
 
-    def after_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *what: Any) -> None:
-        """Do it once the network is reconstructed."""
-        if self.reconstructed.is_file():
-            pl_module.load_state_dict(torch.load(self.reconstructed))
+
+class Remembered(Reconstruction):
+    """Reconstruction that is done once for all fits alike, and what is done to the optimizers after it.
+
+    Args:
+        surgeon: Callback whose surgery it is.
+    """
+
+    def __init__(self, surgeon: Surgeon) -> None:
+        super().__init__(None, surgeon.seed)
+        self.surgeon = surgeon
+
+    def recover(self, surgery: Surgery, plan: Plan, before: nn.Module | None) -> str:
+        """Reconstruct the network, or load what is there, and change the optimizers' state."""
+        surgeon, module, said = self.surgeon, surgery.module, ""
+        if surgeon.reconstructed.is_file():
+            module.load_state_dict(torch.load(surgeon.reconstructed))
         else:
-            super().after_surgery(trainer, pl_module, *what)
-            torch.save(pl_module.state_dict(), self.reconstructed)
-        if self.state == "reset":
-            for optimizer in trainer.optimizers:
+            said = super().recover(surgery, plan, before)
+            torch.save(module.state_dict(), surgeon.reconstructed)
+        if surgeon.state == "reset":
+            for optimizer in surgery.trainer.optimizers:
                 optimizer.state.clear()
-        elif self.state == "scaled":
-            self.scale = scale_momentum(trainer.optimizers, self.size)
+        elif surgeon.state == "scaled":
+            surgeon.scale = scale_momentum(surgery.trainer.optimizers, surgeon.size)
+        return said
 
 
 def scale_momentum(optimizers: Iterable[Optimizer], size: float) -> float:

@@ -41,11 +41,15 @@ class LedgerCallback(pl.Callback):
         """Return the call that makes it, without the arguments that have their defaults."""
         return call_text(type(self).__name__, self._arguments())
 
-    def _arguments(self) -> dict[str, Any]:
-        """Return the arguments that differ from the defaults, by name, as they are known now."""
-        held = vars(self)
-        for part in ("config", "settings"):
-            held = (vars(vars(self)[part]) if part in vars(self) else {}) | held
+    def _arguments(self, **more: Any) -> dict[str, Any]:
+        """Return the arguments that differ from the defaults, by name, as they are known now.
+
+        Args:
+            more: Arguments that are kept elsewhere.
+        """
+        held = vars(self) | more
+        for part in ("config", "settings", "recovery"):
+            held = (vars(getattr(self, part)) if hasattr(self, part) else {}) | held
         parameters = inspect.signature(type(self)).parameters
         given = {name: held[name] for name in parameters if name in held}
         return {name: value for name, value in given.items() if not _is_same(value, parameters[name].default)}

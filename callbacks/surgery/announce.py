@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import nn
 
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.surgery.artifacts import artifact_folder, save_plan
 from prunerecover.checkpoint.ledger_record import SurgeryEvent
+from prunerecover.model.untrained import said_of_untrained
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.removed_units import shortened
 
@@ -97,3 +99,25 @@ def warn_of_launcher(trainer: pl.Trainer, ledger: Ledger) -> None:
             f"dense and is of no use now. Go on from {best}: load_pruned(path, YourModule), or ckpt_path=... in the "
             "next fit, validate, test or predict."
         )
+
+
+def warn_of_missing(ledger: Ledger, there: Collection[str]) -> None:
+    """Warn of callbacks that had begun in the run of a checkpoint, and are not there now.
+
+    Args:
+        ledger: Ledger of the module.
+        there: Keys of the callbacks that are there.
+    """
+    missing = sorted(ledger.begun.keys() - set(there))
+    if ledger.from_checkpoint and missing:
+        rank_zero_warn(
+            f"The checkpoint is of a run that also had {', '.join(missing)}, which this Trainer has not: surgeries "
+            "still to come will not happen. Pass the same callbacks in the same order."
+        )
+
+
+def warn_of_untrained(network: nn.Module, by: str) -> None:
+    """Warn if a network is as it was initialised when a callback is about to prune it."""
+    instead = "train before: schedule=10 prunes at the start of epoch 10."
+    if warning := said_of_untrained(network, f"{by} prunes", instead):
+        rank_zero_warn(warning)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from torch import nn
 
@@ -28,9 +29,40 @@ IN_DEPTH = " for a plan in depth"
 GRAPH_SEARCHES = ("two_to_one", "rounds")  # of units that the computation graph shows
 
 
+class DepthArguments(TypedDict, total=False):
+    """Types of the arguments of `DepthConfig`, for what takes `**arguments: Unpack[DepthArguments]`."""
+
+    importance: Importance | str
+    loss: Loss | None
+    replace: str
+    search: str | None
+    kinds: str | Sequence[str] | None
+    include_strided: bool
+    ignore: Sequence[str]
+    scores: str | Path | SavedScores | None
+    seed: int
+    store: str | Path | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class DepthConfig:
-    """Arguments of planning in depth, as `plan_depth` describes them; checked when they are put together.
+    """Arguments of planning in depth, as `plan_depth` describes them at length; checked when they are put together.
+
+    Args:
+        importance: What ranks the units, by name or as a callable; the default needs no labels.
+        loss: `loss(network, batch) -> scalar` for importances that need one. In a fit `batch` is the inputs of a call,
+            `network(*batch.args, **batch.kwargs)`, and `batch.batch` what the training step was given; None: what the
+            training step returns.
+        replace: What removed units leave: "calibrated", "zero" or "identity".
+        search: "joint", "greedy", "exact", "run", "one_shot", "two_to_one" or "rounds"; None: the best that is
+            possible.
+        kinds: For a share of a cost: kinds of the units that may go; None: all but "layer" in supported families, all
+            in other networks.
+        include_strided: Whether layers that change spatial dimensions may go, too.
+        ignore: Shell patterns of units that stay.
+        scores: Scores of this network as it is, which `sensitivity` has saved: units are not ranked alone again.
+        seed: Seed of the samples and of everything random in planning.
+        store: Folder of what planning has found; None: nothing is kept.
 
     Raises:
         ValueError: If an importance, replacement or search is unknown, or the search ranks by another importance.

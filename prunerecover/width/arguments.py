@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 from prunerecover.importance.context import ClassLabels, Importance
 from prunerecover.importance.measuring.losses import Loss
@@ -23,6 +23,23 @@ from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.rounding import BLOCK, RoundTo, check_round_to
 
 WidthReplace = Literal["calibrated", "zero"]
+
+
+class WidthArguments(TypedDict, total=False):
+    """Types of the arguments of `WidthConfig`, for what takes `**arguments: Unpack[WidthArguments]`."""
+
+    allocation: AllocationRule | str
+    importance: Importance | str | Sequence[Importance | str] | None
+    tolerance: float | None
+    loss: Loss | None
+    labels: ClassLabels | None
+    kinds: Sequence[str]
+    replace: WidthReplace
+    equal_layers: bool
+    round_to: RoundTo | None
+    ignore: Sequence[str]
+    scores: str | Path | SavedScores | None
+    seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +148,26 @@ class WidthRule:
 @dataclass(frozen=True, kw_only=True)
 class WidthConfig(WidthRule):
     """All arguments of planning in width but the model, the budget and the batches, as `plan_width` describes them.
+
+    Args:
+        allocation: What chooses among the groups: "per_cost", "tolerance", "uniform", "global", or a callable.
+        importance: What says how much a unit matters, by name or as a callable; two for the allocation by tolerance:
+            the one whose low values propose what goes, and the one whose high values stay. None: "gate_taylor", or
+            ("u_score", "r_score").
+        tolerance: One number in [0, 1] for all groups, with `allocation="tolerance"`, instead of a budget: the share of
+            what goes that the second importance may object to.
+        loss: `loss(network, batch) -> scalar`. In a fit `batch` is the inputs of a call, `network(*batch.args,
+            **batch.kwargs)`, and `batch.batch` what the training step was given; None: what the training step returns.
+        labels: `labels(batch) -> (N,)` integer classes for "u_score"; None: those that the batches hold.
+        kinds: Among "channel", "head", "neuron", "expert" and "hidden"; a budget in units names its own.
+        replace: "calibrated" (weights that read a group take over what its removed units did) or "zero".
+        equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say.
+        round_to: What a group keeps is a multiple of this number: 8 for channels and neurons, or one per kind, such as
+            {"channel": 8, "neuron": 64}. None: any; for a latency 8 is tried, too.
+        rounds: Steps in which the budget is reached, scored anew each time.
+        ignore: Shell patterns of groups that stay, such as "layer4.*".
+        scores: Scores of this network as it is, saved earlier: nothing is scored again.
+        seed: Seed of the samples and of everything random in planning.
 
     Raises:
         ValueError: If an argument is unknown or does not go with another.

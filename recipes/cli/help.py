@@ -42,7 +42,7 @@ SAID = {
     "config": "Name of a recipe, or path of a YAML file; of several, what a later one says counts.",
     "model": _named("model", (c.__name__ for c in ADDRESSABLE if issubclass(c, pl.LightningModule)), "learning_rate"),
     "data": _named("data", (c.__name__ for c in ADDRESSABLE if issubclass(c, pl.LightningDataModule)), "batch_size"),
-    "method": _named("method", CLASSES, "seed") + " (required)",
+    "method": _named("method", CLASSES, "seed"),
 }
 
 
@@ -74,7 +74,7 @@ def help_of(command: str, whole: bool) -> dict[str, Any]:
         "prog": "prunerecover",
         "formatter_class": FullHelp if whole else ShortHelp,
         command: {
-            "usage": f"prunerecover {command} [--config RECIPE]{' --method NAME' if plans else ''} [options]",
+            "usage": f"prunerecover {command} [--config RECIPE]{' [--method NAME]' if plans else ''} [options]",
             "description": "\n\n".join(said),
             "epilog": CALLBACK_HELP if whole else f"{CALLBACK_HELP}\n\n{_trainer_help(command)}",
         },

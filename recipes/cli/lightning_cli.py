@@ -13,7 +13,8 @@ import os
 import sys
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,13 +24,14 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from prunerecover.callbacks.ledger.batch_leaves import make_leaves_quietly
 from prunerecover.callbacks.planning_progress import planning_progress
+from prunerecover.plan.plan import Plan
 from prunerecover.recipes.cli.callback_options import with_callback_options
 from prunerecover.recipes.cli.errors import in_one_line
 from prunerecover.recipes.cli.help import TRAINER_HELP, help_of, ours_first
 from prunerecover.recipes.cli.names import with_method_class
 from prunerecover.recipes.cli.trainer_commands import TRAINER_COMMANDS
 from prunerecover.recipes.plan_methods.base import PlanMethod
-from prunerecover.recipes.plan_methods.run import plan_with
+from prunerecover.recipes.plan_methods.run import method_of, plan_with
 
 
 class PlanTrainer(pl.Trainer):
@@ -38,10 +40,11 @@ class PlanTrainer(pl.Trainer):
     def plan(
         self,
         model: pl.LightningModule,
-        method: PlanMethod,
+        method: PlanMethod | None = None,
         datamodule: pl.LightningDataModule | None = None,
         output: str = "plan.json",
-        calibration: int = 192,
+        callback: str | None = None,
+        calibration: int | None = None,
         target: str | None = None,
         ckpt_path: str | None = None,
     ) -> None:
@@ -50,36 +53,31 @@ class PlanTrainer(pl.Trainer):
         Args:
             model: The module that holds the network.
             method: How to decide, and how much to remove (`--method depth`, `graph`, `boundary`, `boundary_published`,
-                `per_cost`, `fair`, `joint`, `pudding`, `sensitivity`, `sites`, or the class path of your own).
+                `per_cost`, `fair`, `joint`, `pudding`, `sensitivity`, `sites`, or the class path of your own); as the
+                recipe's pruning callback does otherwise.
             datamodule: Where calibration batches come from; the module's own training loader otherwise.
             output: The plan's file.
-            calibration: How many training samples to calibrate on.
+            callback: The pruning callback that decides, such as `DepthPrune`; needed only where the recipe has several.
+            calibration: How many training samples to calibrate on; as many as the callback says otherwise, or 192.
             target: Path of the network in the module; not needed when there is one that the method can decide about.
             ckpt_path: Weights to plan for; the module's own otherwise.
         """
-        arguments = (model, method, datamodule, Path(output), calibration, target, ckpt_path)
+        if method is None:
+            method = method_of(self.callbacks, callback)  # type: ignore[attr-defined]
+        make = partial(plan_with, method, model, datamodule, calibration, target, ckpt_path)
         launcher = self.strategy.launcher
         if launcher is None:
-            self._plan(*arguments)
+            self._plan(Path(output), method, make)
         else:
-            launcher.launch(self._plan, *arguments, trainer=self)
+            launcher.launch(self._plan, Path(output), method, make, trainer=self)
 
-    def _plan(
-        self,
-        model: pl.LightningModule,
-        method: PlanMethod,
-        datamodule: pl.LightningDataModule | None,
-        output: Path,
-        calibration: int,
-        target: str | None,
-        ckpt_path: str | None,
-    ) -> None:
+    def _plan(self, output: Path, method: PlanMethod, make: Callable[..., Plan]) -> None:
         """Plan on every rank, which share the trials of a search; the first one writes."""
         self.strategy.setup_environment()
         reset_seed()  # as several ranks do while they set up: one rank draws the same calibration samples
         device = self.strategy.root_device
         with planning_progress(self, "planning"):
-            plan = plan_with(method, model, datamodule, calibration, target, ckpt_path, device, output)
+            plan = make(device, output)
         if self.is_global_zero:
             method.write(plan, output)
             print(method.written(plan, output))

@@ -22,6 +22,7 @@ recipes (--config NAME or a path to YAML; every value can be overridden on the c
 examples:
   prunerecover quickstart
   prunerecover fit --config digits_vit_depth --trainer.max_epochs 50 --trainer.callbacks.DepthPrune.schedule 30
+  prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt
   prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt --method sites
   prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt --method boundary --method.n_remove 5
   prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt --method per_cost --method.macs 0.3

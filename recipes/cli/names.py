@@ -15,8 +15,7 @@ from prunerecover.recipes.data.language.instruction_data import InstructionData
 from prunerecover.recipes.data.language.text_data import TextData
 from prunerecover.recipes.data.segmentation_data import SegmentationData
 from prunerecover.recipes.plan_methods.boundary import BoundaryPlan, PublishedBoundaryPlan
-from prunerecover.recipes.plan_methods.depth import DepthPlan
-from prunerecover.recipes.plan_methods.graph import GraphPlan
+from prunerecover.recipes.plan_methods.depth import DepthPlan, GraphPlan
 from prunerecover.recipes.plan_methods.joint import JointPlan
 from prunerecover.recipes.plan_methods.pudding import PuddingPlan
 from prunerecover.recipes.plan_methods.sensitivity import SensitivityTable

@@ -6,19 +6,25 @@ class path) with its arguments (`--method.remove '{"activation": 3}'`).
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypedDict, get_type_hints
 
 import lightning.pytorch as pl
 
 from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.target import find_network, find_target
-from prunerecover.callbacks.pruning import PruningCallback
+from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.depth.search.search_store import delete_results
+from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import plural
 from prunerecover.plan.plan import Plan
+
+CALIBRATION = 192
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,13 @@ class PlanTask:
 
 
 class PlanMethod(ABC):
-    """Decides what to remove from a network."""
+    """Decides what to remove from a network.
+
+    Attributes:
+        calibration: Number of training samples to calibrate on, where the command says none.
+    """
+
+    calibration = CALIBRATION
 
     def find(self, module: pl.LightningModule, target: str | None) -> str:
         """Return the path of the network that this method can decide about: the only supported one by default."""
@@ -79,18 +91,80 @@ class AnyNetworkMethod(PlanMethod):
         return find_network(module, target)
 
 
-def decided_at_start(prune: PruningCallback, task: PlanTask) -> Plan:
+class ShareArguments(TypedDict, total=False):
+    """Types of the arguments of a budget in a share of a cost."""
+
+    macs: float | None
+    params: float | None
+    latency: float | None
+
+
+class BudgetArguments(ShareArguments, total=False):
+    """Types of the arguments of any budget."""
+
+    remove: dict[str, int] | None
+    ratio: dict[str, float] | None
+
+
+def parted(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of a budget that were given, and all others.
+
+    >>> parted({"macs": 0.3, "params": None, "seed": 1})
+    ({'macs': 0.3}, {'seed': 1})
+    """
+    names = get_type_hints(BudgetArguments)
+    shares = {name: value for name, value in arguments.items() if name in names and value is not None}
+    return shares, {name: value for name, value in arguments.items() if name not in names}
+
+
+class PlanningMethod(AnyNetworkMethod):
+    """Decides as a pruning callback does at the start of a fit.
+
+    Args:
+        planning: Planning of the callback.
+        budget: Budget of the callback.
+        calibration: Number of training samples to calibrate on, where the command says none.
+        target: Path of the network in the module, where the command says none.
+    """
+
+    def __init__(
+        self, planning: Any, budget: Budget | None, calibration: int = CALIBRATION, target: str | None = None
+    ) -> None:
+        planning.check_budget(budget)
+        self.planning, self.budget, self.calibration, self.target = planning, budget, calibration, target
+
+    @property
+    def config(self) -> Any:
+        """All arguments of the planning but the budget."""
+        return self.planning.config
+
+    def find(self, module: pl.LightningModule, target: str | None) -> str:
+        """Return the path of the network: any will do."""
+        return super().find(module, self.target if target is None else target)
+
+    def decide(self, surgery: Surgery) -> Plan:
+        """Return the plan for the network as it is at the start of a fit."""
+        plan: Plan = self.planning.decide(surgery, self.budget)
+        return plan
+
+    def make(self, task: PlanTask) -> Plan:
+        """Return the plan that the callback would make at the start of a fit."""
+
+        def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
+            return self.decide(Surgery(trainer, module, task.target, task.calibration, self.config.seed))
+
+        return at_start_of_fit(task.module, task.datamodule, decide, self.config.seed)
+
+
+def decided_at_start(prune: PruneCallback, task: PlanTask) -> Plan:
     """Return the plan that a callback makes at the start of a fit.
 
     Args:
-        prune: With the budget.
+        prune: Callback with the budget.
         task: What it decides about.
     """
-
-    def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
-        return prune.decide(Surgery(trainer, module, task.target, prune.calibration, prune.seed), prune.budget)
-
-    return at_start_of_fit(task.module, task.datamodule, decide, prune.seed)
+    method = PlanningMethod(prune.planning, prune.budget)
+    return method.make(dataclasses.replace(task, calibration=prune.calibration))
 
 
 def beside(output: Path, ending: str) -> Path:

@@ -8,76 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
-
-import lightning.pytorch as pl
+from typing import Any, Literal, Unpack
 
 from prunerecover.boundary.search import Trial
-from prunerecover.callbacks.calibration.surgery import Surgery
-from prunerecover.callbacks.prune import Prune
-from prunerecover.callbacks.trials.nested import all_ranks, among, at_start_of_fit
+from prunerecover.callbacks.planning.joint import JointPlanning, SharedBudgetArguments
+from prunerecover.callbacks.trials.nested import all_ranks, among
 from prunerecover.callbacks.trials.records import table
 from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings, resumable_trials
+from prunerecover.display.spelled_out import spelled_out
 from prunerecover.files.atomic import write_text
+from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import SplitEvidence, TriedSplit
 from prunerecover.plan.plan import Plan
-from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, beside, decided_at_start
-from prunerecover.recipes.plan_methods.depth import budget_from
+from prunerecover.recipes.plan_methods.base import PlanningMethod, PlanTask, ShareArguments, beside, parted
+from prunerecover.shared_budget.arguments import SharedBudgetConfig
 
 
-class JointPlan(AnyNetworkMethod):
-    """Remove units of depth and of width within one budget (`plan_pruning`).
+class JointMethod(PlanningMethod):
+    """Decides as `Prune` does.
 
     Args:
-        macs: Share of the MACs to remove. Give one budget.
-        params: Share of the parameters to remove.
-        latency: Share of the measured latency to remove.
-        search: How splits between depth and width are compared: by the `divergence` of their outputs, or `recovered`
-            for a short while each, in this module and on its data.
-        trials: How each short recovery trains and is judged.
-        kinds: Of the units that may go, in depth and width; None: all that are usual, and experts for `params`.
-        equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say.
-        round_to: What a group keeps is a multiple of this number: `8` for channels and neurons, or one per kind, such
-            as `{"channel": 8, "neuron": 64}`. None: any.
-        ignore: Shell patterns of units and groups that stay.
-        seed: Of everything random.
-
-    Raises:
-        ValueError: If the arguments do not fit together.
+        planning: Planning of the callback.
+        budget: Budget of the callback.
+        trials: How a short recovery of each split trains and is judged; None: splits are compared by their outputs.
+        where: Other arguments of `PlanningMethod`.
     """
 
     def __init__(
-        self,
-        macs: float | None = None,
-        params: float | None = None,
-        latency: float | None = None,
-        search: Literal["divergence", "recovered"] = "divergence",
-        trials: TrialSettings | None = None,
-        kinds: list[str] | None = None,
-        equal_layers: bool = False,
-        round_to: int | dict[str, int] | None = None,
-        ignore: list[str] | None = None,
-        seed: int = 0,
+        self, planning: JointPlanning, budget: Budget | None, *where: Any, trials: TrialSettings | None = None
     ) -> None:
-        if trials is not None and search != "recovered":
-            raise ValueError("Expected no trials, as splits are compared by their outputs. Add search=recovered.")
-        self.recovers, self.trials = search == "recovered", trials or TrialSettings()
-        self.planning: dict[str, Any] = {
-            "budget": budget_from(macs=macs, params=params, latency=latency),
-            "kinds": kinds,
-            "equal_layers": equal_layers,
-            "round_to": round_to,
-            "ignore": tuple(ignore or ()),
-            "seed": seed,
-        }
+        super().__init__(planning, budget, *where)
+        self.trials = trials
         self._runner: TrialRunner | None = None
 
     def make(self, task: PlanTask) -> Plan:
         """Return the plan that `Prune` would make at the start of a fit, or that of the split that recovers best."""
-        prune = Prune(**self.planning, calibration=task.calibration)
-        return self._recovered(prune, task) if self.recovers else decided_at_start(prune, task)
-
-    def _recovered(self, prune: Prune, task: PlanTask) -> Plan:
+        if self.trials is None:
+            return super().make(task)
         store, ranks = beside(task.output, ".trials.jsonl"), all_ranks()
         self._runner = runner = TrialRunner(task.module, task.datamodule, store, self.trials, task.target)
 
@@ -85,18 +52,46 @@ class JointPlan(AnyNetworkMethod):
             with among(ranks):  # planning is alone, and recoveries are shared
                 return runner(trials)
 
-        def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
-            surgery = Surgery(trainer, module, task.target, prune.calibration, prune.seed)
-            return prune.decide(surgery, prune.budget, evaluate)
-
+        self.planning.evaluate = evaluate
         with resumable_trials(store):
-            return at_start_of_fit(task.module, task.datamodule, decide, prune.seed)
+            return super().make(task)
 
     def write(self, plan: Plan, output: Path) -> None:
         """Write the plan, and of splits that were recovered a page."""
         plan.save(output)
         if self._runner is not None:
             write_text(beside(output, ".md"), page_of(plan, self._runner))
+
+
+class JointPlanArguments(ShareArguments, SharedBudgetArguments, total=False):
+    """Types of further arguments of `JointPlan`."""
+
+
+@spelled_out(SharedBudgetConfig, SharedBudgetArguments, Budget)
+class JointPlan(JointMethod):
+    """Remove units of depth and of width within one budget (`plan_pruning`).
+
+    Args:
+        search: How splits between depth and width are compared: by the `divergence` of their outputs, or `recovered`
+            for a short while each, in this module and on its data.
+        trials: How each short recovery trains and is judged.
+
+    Raises:
+        ValueError: If the arguments do not fit together.
+    """
+
+    def __init__(
+        self,
+        search: Literal["divergence", "recovered"] = "divergence",
+        trials: TrialSettings | None = None,
+        **arguments: Unpack[JointPlanArguments],
+    ) -> None:
+        recovers = search == "recovered"
+        if trials is not None and not recovers:
+            raise ValueError("Expected no trials, as splits are compared by their outputs. Add search=recovered.")
+        budget, planning = parted(arguments)
+        how = (trials or TrialSettings()) if recovers else None
+        super().__init__(JointPlanning(**planning), Budget(**budget), trials=how)
 
 
 def page_of(plan: Plan, runner: TrialRunner) -> str:

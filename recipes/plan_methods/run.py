@@ -1,26 +1,68 @@
-"""Run a plan method on a recipe's module and data, with the weights of a checkpoint if one is named."""
+"""Runs of a plan method on a recipe's module and data, with the weights of a checkpoint if one is named."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
+from prunerecover.callbacks.planning.base import Planning
+from prunerecover.callbacks.planning.depth import DepthPlanning
+from prunerecover.callbacks.planning.joint import JointPlanning
+from prunerecover.callbacks.planning.width import WidthPlanning
+from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.checkpoint.ledger_record import KEY, LedgerRecord
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.model.untrained import said_of_untrained
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.networks.model_names import expand
-from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask
+from prunerecover.recipes.plan_methods.base import PlanMethod, PlanningMethod, PlanTask
+from prunerecover.recipes.plan_methods.depth import DepthMethod
+from prunerecover.recipes.plan_methods.joint import JointMethod
+from prunerecover.recipes.plan_methods.width import WidthMethod
+
+METHODS: dict[type[Planning], type[PlanningMethod]] = {
+    DepthPlanning: DepthMethod,
+    WidthPlanning: WidthMethod,
+    JointPlanning: JointMethod,
+}
+
+
+def method_of(callbacks: Sequence[pl.Callback], name: str | None) -> PlanMethod:
+    """Return what decides as the pruning callback of a recipe does; its whole budget goes at once.
+
+    Args:
+        callbacks: Callbacks of the recipe.
+        name: Class of the callback; None: the only one.
+
+    Raises:
+        ValueError: If there is none or there are several, or a plan says already what goes.
+    """
+    pruning = [callback for callback in callbacks if isinstance(callback, PruneCallback)]
+    named = [callback for callback in pruning if name in (None, type(callback).__name__)]
+    if len(named) != 1:
+        there = " and ".join(type(callback).__name__ for callback in pruning) or "none"
+        raise ValueError(
+            f"Expected one pruning callback {'' if name is None else f'{name} '}in the recipe to plan for, but got "
+            f"{there}. Name one of several by --callback, or decide by --method."
+        )
+    (prune,) = named
+    if prune.given.said is not None:
+        raise ValueError(
+            f"Expected a pruning callback with a budget to plan for, but got {prune!r}, whose plan says already what "
+            "goes. Decide by --method."
+        )
+    return METHODS[type(prune.planning)](prune.planning, prune.budget, prune.calibration, prune.target)
 
 
 def plan_with(
     method: PlanMethod,
     module: pl.LightningModule,
     datamodule: pl.LightningDataModule | None,
-    calibration: int,
+    calibration: int | None,
     target: str | None,
     ckpt_path: str | None,
     device: torch.device,
@@ -32,7 +74,7 @@ def plan_with(
         method: How to decide.
         module: Holds the network; unchanged.
         datamodule: Gives the training loader; None: the module does.
-        calibration: Samples to use.
+        calibration: Samples to use; None: as many as the method says.
         target: Path of the network in the module; None: the only one that the method can decide about.
         ckpt_path: A Lightning checkpoint with the weights to plan for; None: those of the module.
         device: Where to calibrate.
@@ -48,7 +90,8 @@ def plan_with(
     instead = "plan with the weights of a fit: --ckpt_path dense.ckpt."
     if warning := said_of_untrained(network, "The plan is for", instead):
         rank_zero_warn(warning)
-    return method.make(PlanTask(module, datamodule, path, calibration, output, ckpt_path))
+    samples = method.calibration if calibration is None else calibration
+    return method.make(PlanTask(module, datamodule, path, samples, output, ckpt_path))
 
 
 def load_dense_weights(module: pl.LightningModule, path: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +14,11 @@ from cases.trainers import assert_same, fit, prune
 from torch import nn
 
 from prunerecover import Budget
-from prunerecover.callbacks import DepthPrune, DistillRecover, WidthPrune, depth_prune, scheduled, width_prune
+from prunerecover.callbacks import DepthPrune, DistillRecover, WidthPrune, pruning
+from prunerecover.callbacks.calibration.capture import CapturedInputs
 from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.planning import depth, width
 from prunerecover.model.untrained import looks_untrained
 
 CHANCE = "prunes VisionTransformer as it was initialised"
@@ -117,25 +119,27 @@ def test_steps_are_judged_as_far_as_no_other_surgery_comes_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[Budget] = []
-    monkeypatch.setattr(width_prune, "check_feasible", lambda session, budget, config: judged.append(budget))
+    monkeypatch.setattr(width, "check_feasible", lambda session, budget, config: judged.append(budget))
     steps = WidthPrune(Budget(macs=0.4), calibration=8, schedule={"start": 1, "every": 2, "times": 2})
     fit(tmp_path, Plain(), steps, prune(schedule=2), epochs=4, limit_train_batches=1)
     assert judged == [Budget(macs=0.2)]
 
 
 class Unread(Surgery):
-    """Fails where inputs are read."""
+    """Fails where inputs are read for a check, which takes one batch."""
 
     @property
-    def inputs(self) -> NoReturn:  # type: ignore[override]
-        pytest.fail("captured")
+    def inputs(self) -> list[CapturedInputs]:  # type: ignore[override]
+        if self.most == 1:
+            pytest.fail("captured")
+        return super().inputs
 
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_nothing_is_run_that_needs_no_check(late: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Units are counted without data, and a surgery at once checks itself."""
-    monkeypatch.setattr(scheduled, "Surgery", Unread)
-    monkeypatch.setattr(depth_prune, "check_feasible", lambda *_: pytest.fail("checked"))
+    monkeypatch.setattr(pruning, "Surgery", Unread)
+    monkeypatch.setattr(depth, "check_feasible", lambda *_: pytest.fail("checked"))
     callback = prune(schedule=1) if late else DepthPrune(Budget(macs=0.3), calibration=8)
     fit(tmp_path, Plain(), callback, limit_train_batches=1)
 
@@ -149,7 +153,7 @@ def test_a_check_leaves_the_run_as_it_is(tmp_path: Path, monkeypatch: pytest.Mon
         return module
 
     checked = run("checked")
-    monkeypatch.setattr(WidthPrune, "check_feasible", lambda *_: None)
+    monkeypatch.setattr(width.WidthPlanning, "check_feasible", lambda *_: None)
     assert_same(checked, run("unchecked"))
 
 

@@ -31,8 +31,8 @@ from prunerecover import (
     load_pruned,
     plan_depth,
 )
-from prunerecover.callbacks import depth_prune
 from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.planning import depth
 from prunerecover.depth.plan_depth import depth_plan
 
 torch.set_num_threads(1)
@@ -199,11 +199,11 @@ def local_data(folder):
         decided.append(hashlib.sha256(str(sorted(plan.evidence["importance"].items())).encode()).hexdigest())
         return plan
 
-    depth_prune.depth_plan = spy
+    depth.depth_plan = spy
     try:
         result = fit(folder, seeded(), data=data, use_distributed_sampler=False)
     finally:
-        depth_prune.depth_plan = depth_plan
+        depth.depth_plan = depth_plan
     everyone = [None, None]
     dist.all_gather_object(everyone, (decided, result["plans"]))
     return {**result, "decided": [each[0] for each in everyone], "plans": [each[1] for each in everyone]}

@@ -173,7 +173,7 @@ def test_a_callable_decides_in_a_fit_and_a_resumed_run_knows_it(tmp_path: Path) 
 
 def test_the_signature_of_names_is_as_it_was() -> None:
     """Old checkpoints hold it."""
-    assert prune(kinds=["head"], ignore="layer4.*")._signature()["planning"] == {
+    assert prune(kinds=["head"], ignore="layer4.*").planning.signature == {
         "allocation": "per_cost",
         "removal": "None",
         "protection": "None",

@@ -60,6 +60,7 @@ ORDER = (
     "prunerecover.callbacks.ledger",
     "prunerecover.callbacks.calibration",
     "prunerecover.callbacks.surgery",
+    "prunerecover.callbacks.planning",
     "prunerecover.callbacks.distillation",
     "prunerecover.callbacks.logs",
     "prunerecover.callbacks",
@@ -189,7 +190,7 @@ def test_a_planted_circle_is_found() -> None:
     "source",
     [
         "from prunerecover.sites.find import find_units",
-        "if TYPE_CHECKING:\n    from prunerecover.callbacks.pruning import PruningCallback",
+        "if TYPE_CHECKING:\n    from prunerecover.callbacks.pruning import PruneCallback",
         "def f():\n    from prunerecover.recipes.cli import main",
     ],
 )

@@ -16,6 +16,7 @@ from prunerecover import Budget
 from prunerecover.callbacks import DistillRecover, WidthPrune
 from prunerecover.callbacks.calibration.capture import capture_inputs
 from prunerecover.callbacks.calibration.surgery import Surgery
+from prunerecover.callbacks.surgery.reconstruction import Reconstruction
 from prunerecover.plan.plan import Plan
 
 
@@ -31,16 +32,16 @@ class Module(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 1e-3)
 
 
-class Kept(WidthPrune):
+class Kept(Reconstruction):
     """Notes what the pruned network is compared with, and what it is afterwards."""
 
     def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
         self.compared = super().keep(network, plan)
         return self.compared
 
-    def after_surgery(self, surgery: Surgery, plan: Plan, before: nn.Module | None) -> str:
+    def recover(self, surgery: Surgery, plan: Plan, before: nn.Module | None) -> str:
         self.narrowed = copy.deepcopy(surgery.network)
-        return super().after_surgery(surgery, plan, before)
+        return super().recover(surgery, plan, before)
 
 
 class Watch(pl.Callback):
@@ -65,15 +66,16 @@ def fit(module: pl.LightningModule, *callbacks: pl.Callback) -> None:
 
 
 def test_teacher_and_reference_have_statistics_of_the_weights() -> None:
-    teacher, narrow, module = DistillRecover(), Kept(Budget(macs=0.4)), Module()
+    teacher, narrow, module = DistillRecover(), WidthPrune(Budget(macs=0.4)), Module()
+    narrow.recovery = kept = Kept(None, seed=0)
     watch, before = Watch(teacher), copy.deepcopy(module.net)
     fit(module, watch, teacher, narrow)
     assert not same(watch.expected, before)
     assert watch.teacher is not None
     assert same(watch.teacher, watch.expected)
-    assert narrow.compared is not None
-    assert same(narrow.compared, watch.expected)
-    assert torch.isin(narrow.narrowed[1].running_mean, before[1].running_mean).all()  # the user's own are left alone
+    assert kept.compared is not None
+    assert same(kept.compared, watch.expected)
+    assert torch.isin(kept.narrowed[1].running_mean, before[1].running_mean).all()  # the user's own are left alone
 
 
 class Metered(Module):
@@ -92,6 +94,6 @@ class Metered(Module):
 
 def test_metrics_of_the_training_step_do_not_count_what_is_measured() -> None:
     module = Metered()
-    fit(module, Kept(Budget(macs=0.4)))
+    fit(module, WidthPrune(Budget(macs=0.4)))
     assert float(module.seen.weight) == 1
     assert module.losses.compute().numel() == 1

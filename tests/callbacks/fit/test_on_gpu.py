@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from prunerecover import Budget, load_pruned
 from prunerecover.callbacks import DepthPrune, DistillRecover, Prune, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.pruning import PruningCallback
+from prunerecover.callbacks.pruning import PruneCallback
 
 pytestmark = pytest.mark.gpu
 GPU: dict[str, Any] = {"accelerator": "gpu", "devices": 1}
@@ -36,8 +36,8 @@ SURGEONS = {
 }
 
 
-def surgeon(name: str, **more: Any) -> PruningCallback:
-    found: PruningCallback = SURGEONS[name](**{"schedule": {"start": 1}, **more})
+def surgeon(name: str, **more: Any) -> PruneCallback:
+    found: PruneCallback = SURGEONS[name](**{"schedule": {"start": 1}, **more})
     return found
 
 

@@ -114,7 +114,7 @@ def test_network_with_batchnorm_is_reconstructed_towards_the_dense_one() -> None
     plan = mixed(network)
     assert isinstance(plan.edits[0], Bypass)
     assert isinstance(plan.edits[-1], Narrow)
-    before = prune().keep(network, plan)
+    before = prune().recovery.keep(network, plan)
     assert before is not None
     assert before is not network
     assert sum(p.numel() for p in before.parameters()) == sum(p.numel() for p in network.parameters())

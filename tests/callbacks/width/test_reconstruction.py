@@ -53,10 +53,10 @@ def test_layers_are_reconstructed_after_the_surgery(tmp_path: Path) -> None:
 def test_networks_with_batchnorm_are_reconstructed(network: str, reconstruct: bool | None, fitted: bool) -> None:
     dense = Classifier(network).net
     plan = plan_width(dense, HALF, batches=[next(iter(rows()))])
-    callback = prune(reconstruct=reconstruct)
-    assert callback._fits(dense, plan) == fitted
-    assert (callback.keep(dense, plan) is not None) == (fitted or network == "cnn")  # statistics are judged, too
-    assert callback.keep(dense, Plan()) is None
+    recovery = prune(reconstruct=reconstruct).recovery
+    assert recovery.fits(dense, plan) == fitted
+    assert (recovery.keep(dense, plan) is not None) == (fitted or network == "cnn")  # statistics are judged, too
+    assert recovery.keep(dense, Plan()) is None
 
 
 class Averaged(pl.Callback):

@@ -34,5 +34,5 @@ def test_what_no_multiples_allow_is_refused_before_training(tmp_path: Path) -> N
 
 def test_runs_from_before_there_were_multiples_go_on() -> None:
     """What a checkpoint says of how it was planned does not name it, and another number is another run."""
-    assert "round_to" not in prune().planning
-    assert prune(round_to=8).planning["round_to"] == 8
+    assert "round_to" not in prune().planning.deciding
+    assert prune(round_to=8).planning.deciding["round_to"] == 8

@@ -218,13 +218,6 @@ def test_exported_checkpoint_gives_the_same_logits(fitted: Path, tmp_path: Path,
         assert torch.allclose(load_pruned(tmp_path / "out")(images), expected, atol=1e-5)
 
 
-@pytest.mark.usefixtures("in_tmp")
-def test_plan_without_a_method_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["plan", "--config", "digits_vit_depth", *SMALL, *QUICK])
-    assert "are required: --method. `prunerecover plan --help` lists the options." in capsys.readouterr().err
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_tmp")
 def test_a_method_without_what_it_needs_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

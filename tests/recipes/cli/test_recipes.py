@@ -10,7 +10,10 @@ import yaml
 from cases.docs.command_parser import command_parser
 from jsonargparse import ArgumentParser
 
+from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.recipes.cli.main import recipe_names, recipe_path
+from prunerecover.recipes.plan_methods.base import PlanningMethod
+from prunerecover.recipes.plan_methods.run import method_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,6 +34,15 @@ def test_callbacks_and_data_of_every_recipe_are_made(name: str) -> None:
     made = maker.instantiate_classes(maker.parse_object(given))
     assert [type(callback).__name__ for callback in made.callbacks] == names
     assert isinstance(made.data, pl.LightningDataModule)
+    for callback in made.callbacks:
+        if isinstance(callback, PruneCallback) and callback.given.said is None:
+            method = method_of(made.callbacks, type(callback).__name__)
+            assert isinstance(method, PlanningMethod)
+            assert (method.config, method.budget, method.calibration) == (
+                callback.config,
+                callback.budget,
+                callback.calibration,
+            )
 
 
 def built_without_weights() -> list[str]:

@@ -134,7 +134,7 @@ def test_real_street_scenes(data_root: Path) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    one_in(2, [DepthPlan({"attention": 1}, importance="gate_gradient"), PublishedBoundaryPlan(2, trials=SHORT)]),
+    one_in(2, [DepthPlan(remove={"attention": 1}, importance="gate_gradient"), PublishedBoundaryPlan(2, trials=SHORT)]),
 )
 def test_plans_are_scored_by_the_loss_that_the_segmenter_trains_with(
     scenes: Path, tmp_path: Path, method: PlanMethod

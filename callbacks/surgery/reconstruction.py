@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import lightning.pytorch as pl
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from prunerecover.callbacks.calibration.capture import CapturedInputs
 from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
-from prunerecover.callbacks.pruning import SHARDED, PruningCallback
+from prunerecover.callbacks.surgery.sharding import SHARDED
 from prunerecover.model.arguments import check_flag
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.paths import get_module, unwrap
-from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery import reconstruction
 from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, several_samples
@@ -23,44 +20,40 @@ from prunerecover.recovery.judged import Kept, recalibrate_if_nearer
 from prunerecover.recovery.reconstruction import made_for, reconstructible
 
 
-class ReconstructingCallback(PruningCallback):
-    """Base: fits what is left to what the network gave before, and estimates the statistics of BatchNorm anew.
+class Reconstruction:
+    """Recovery right after a surgery: weights that are left are fitted, and BatchNorm statistics estimated anew.
 
     Args:
-        budget: How much goes.
         reconstruct: Whether weights are fitted; None: of networks that mostly normalise by BatchNorm.
-        arguments: As of `PruningCallback`.
+        seed: Seed of the samples that are held out.
+
+    Raises:
+        TypeError: If `reconstruct` is neither True nor False nor None.
     """
 
-    def __init__(self, budget: Budget | None, *, reconstruct: bool | None = None, **arguments: Any) -> None:
+    def __init__(self, reconstruct: bool | None, seed: int) -> None:
         check_flag("reconstruct", reconstruct)
-        super().__init__(budget, **arguments)
-        self.reconstruct = reconstruct
+        self.reconstruct, self.seed = reconstruct, seed
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Read the plan's file; refuse to reconstruct before sharding.
-
-        Raises:
-            FileNotFoundError: If there is no plan file.
-            ValueError: If `reconstruct=True` was asked for, and the fit is sharded.
-        """
-        if self.reconstruct and stage == "fit" and isinstance(trainer.strategy, SHARDED):
+    def check_strategy(self, trainer: pl.Trainer) -> None:
+        """Raise ValueError if `reconstruct=True` was asked for, and the fit is sharded."""
+        if self.reconstruct and isinstance(trainer.strategy, SHARDED):
             raise ValueError(
                 f"Expected no reconstruct=True with {type(trainer.strategy).__name__}, which shards the model before "
                 "there is data to reconstruct it on. Use DDP or one device, or leave reconstruct out and train on."
             )
-        super().setup(trainer, pl_module, stage)
 
     def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
         """Return a copy of the network, which the pruned one is compared with; None if nothing is done to that."""
-        touched = plan.edits and (batchnorms(network) or self._fits(network, plan))
+        touched = plan.edits and (batchnorms(network) or self.fits(network, plan))
         return deep_copy(network) if touched else None
 
-    def _fits(self, network: nn.Module, plan: Plan) -> bool:
+    def fits(self, network: nn.Module, plan: Plan) -> bool:
+        """Whether weights are fitted to the outputs of a network from before."""
         wanted = made_for(network) if self.reconstruct is None else self.reconstruct
         return wanted and reconstructible(plan)
 
-    def after_surgery(self, surgery: Surgery, plan: Plan, before: nn.Module | None) -> str:
+    def recover(self, surgery: Surgery, plan: Plan, before: nn.Module | None) -> str:
         """Reconstruct the network, or estimate BatchNorm statistics anew, if it comes nearer to what it was by that.
 
         All ranks and averages take what the first has. Returned is which of these was kept, and how near each came.
@@ -74,7 +67,7 @@ class ReconstructingCallback(PruningCallback):
             return ""
         trainer, network = surgery.trainer, surgery.network
         inputs = several_samples(surgery.inputs) or surgery.inputs
-        if self._fits(before, plan):
+        if self.fits(before, plan):
             kept = self._reconstruct(surgery, plan, before, inputs)
         else:
             kept = recalibrate_if_nearer(network, before, inputs, seed=self.seed)
@@ -99,15 +92,6 @@ class ReconstructingCallback(PruningCallback):
             for name, parameter in network.named_parameters():
                 averaged[name].data += (parameter.detach() - pruned[name]).to(averaged[name].device)
         return kept
-
-    def after_surgery_without_data(self, network: nn.Module) -> None:
-        """Say that BatchNorm is not recalibrated without training data."""
-        if batchnorms(network):
-            rank_zero_warn(
-                "The plan was applied without recalibrating BatchNorm, whose statistics are still those of the dense "
-                "network, and without reconstruction: scores will be low until it is trained. Fit first on one device "
-                "or with DDP, or call recalibrate_batchnorm(network, batches)."
-            )
 
 
 def _take_from_first(trainer: pl.Trainer, tensors: dict[str, Tensor]) -> None:

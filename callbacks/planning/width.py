@@ -1,0 +1,62 @@
+"""Planning in width, on the network of a fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Unpack
+
+from torch import nn
+
+from prunerecover.callbacks.calibration.capture import labels_of_captured
+from prunerecover.callbacks.calibration.surgery import Surgery
+from prunerecover.callbacks.planning.base import Planning
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.plan import Plan
+from prunerecover.width.arguments import WidthArguments, WidthConfig
+from prunerecover.width.feasible import check_feasible, check_names
+from prunerecover.width.groups.experts import find_experts
+from prunerecover.width.plan_width import width_plan
+
+
+class WidthPlanning(Planning):
+    """Planning in width.
+
+    Args:
+        arguments: Arguments of `WidthConfig`.
+    """
+
+    def __init__(self, **arguments: Unpack[WidthArguments]) -> None:
+        self.config: WidthConfig = WidthConfig(**arguments)
+
+    @property
+    def deciding(self) -> dict[str, Any]:
+        """Arguments that decide which units go; runs of before there were some of them go on without."""
+        newer = {"equal_layers": False, "round_to": None}
+        unused = (name for name, default in newer.items() if getattr(self.config, name) is default)
+        elsewhere = ("loss", "labels", "rounds", "scores", "importance", *unused)
+        given = self.config.importance if isinstance(self.config.importance, tuple) else (self.config.importance,)
+        roles = dict(zip(("removal", "protection"), (None, *given)[-2:], strict=True))  # as checkpoints have them
+        return roles | {name: value for name, value in super().deciding.items() if name not in elsewhere}
+
+    def check_budget(self, budget: Budget | None) -> None:
+        """Raise unless there is one that goes with the kinds of units, or a tolerance."""
+        self.config.for_budget(budget)
+
+    def units(self, network: nn.Module, budget: Budget | None) -> dict[str, int]:
+        """Return how many experts there are; other units are known once data comes, and counted in shares of cost."""
+        return {"expert": sum(group.size for group in find_experts(network))}
+
+    def check_feasible(self, surgery: Surgery, budget: Budget | None, whole: Budget | None) -> None:
+        """Raise ValueError if a pattern in `ignore` matches nothing, or a budget is more than can go."""
+        if budget is not None and budget.latency is None:
+            check_feasible(surgery.untouched, budget, self.config)
+        elif self.config.ignore:
+            check_names(surgery.untouched, whole, self.config)
+
+    def config_of(self, budget: Budget | None) -> WidthConfig:
+        """Return the arguments for a budget; labels are those of what the training step was given."""
+        return dataclasses.replace(self.config, labels=labels_of_captured(self.config.labels)).for_budget(budget)
+
+    def decide(self, surgery: Surgery, budget: Budget | None) -> Plan:
+        """Return `plan_width`'s plan, scored on what the network gets while training."""
+        return width_plan(surgery.session(self.config.loss or surgery.loss), budget, self.config_of(budget))

@@ -1,0 +1,78 @@
+"""Signatures of classes that take `**arguments: Unpack[...]`: each argument with its type, default and description.
+
+Type checkers read the TypedDict. At run time `inspect.signature`, `help`, LightningCLI and the documentation see every
+argument, as if it had been written out.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args, get_type_hints, is_typeddict
+
+Taking = TypeVar("Taking")
+ARGS = re.compile(r"^Args:\n((?: {4}.*\n?)+)", re.MULTILINE)
+ENTRY = re.compile(r"^ {4}(\w+): .*(?:\n {8}.*)*", re.MULTILINE)
+
+
+def spelled_out(*sources: type) -> Callable[[type[Taking]], type[Taking]]:
+    """Return a decorator that has a class show the arguments which its `__init__` collects in one TypedDict.
+
+    Args:
+        sources: Classes whose signatures and docstrings say defaults and descriptions, TypedDicts descriptions alone;
+            the first one that has an argument counts.
+    """
+
+    def decorate(cls: type[Taking]) -> type[Taking]:
+        init: Callable[..., None] = cls.__init__
+        signature = _spelled(init, sources)
+
+        @functools.wraps(init)
+        def spelled(self: Any, *args: Any, **arguments: Any) -> None:
+            for name in arguments:
+                if name not in signature.parameters:
+                    raise TypeError(f"{cls.__name__}.__init__() got an unexpected keyword argument '{name}'")
+            init(self, *args, **arguments)
+
+        spelled.__annotations__ = {p.name: p.annotation for p in [*signature.parameters.values()][1:]}
+        spelled.__signature__ = signature  # type: ignore[attr-defined]
+        cls.__init__ = spelled  # type: ignore[method-assign]
+        cls.__doc__ = _documented(cls, sources)
+        return cls
+
+    return decorate
+
+
+def _spelled(init: Callable[..., None], sources: tuple[type, ...]) -> inspect.Signature:
+    """Return the signature of a function with the keys of its TypedDict as keyword arguments."""
+    hints = get_type_hints(init)
+    own = [p.replace(annotation=hints.get(p.name, p.annotation)) for p in inspect.signature(init).parameters.values()]
+    (keys,) = get_args(own.pop().annotation)
+    defaults: dict[str, Any] = {}
+    for source in (source for source in reversed(sources) if not is_typeddict(source)):
+        defaults |= {name: p.default for name, p in inspect.signature(source).parameters.items()}
+    typed = get_type_hints(keys).items()
+    kind = inspect.Parameter.KEYWORD_ONLY
+    given = [inspect.Parameter(name, kind, default=defaults[name], annotation=hint) for name, hint in typed]
+    return inspect.Signature([*own, *given], return_annotation=None)
+
+
+def _documented(cls: type, sources: tuple[type, ...]) -> str | None:
+    """Return the docstring of a class, with the descriptions that are those of its sources."""
+    doc = inspect.cleandoc(cls.__doc__ or "")
+    found = ARGS.search(doc)
+    if found is None:  # python -OO
+        return cls.__doc__
+    told = _descriptions(doc)
+    for source in reversed(sources):
+        told = _descriptions(inspect.getdoc(source) or "") | told
+    names = [name for name in inspect.signature(cls).parameters if name in told]
+    return f"{doc[: found.start(1)]}{chr(10).join(told[name] for name in names)}\n{doc[found.end(1) :]}"
+
+
+def _descriptions(doc: str) -> dict[str, str]:
+    """Return the descriptions of arguments by name, indented as they are."""
+    found = ARGS.search(doc)
+    return {entry[1]: entry[0] for entry in ENTRY.finditer(found[1])} if found else {}

@@ -1,0 +1,87 @@
+"""Arguments of pruning callbacks: typed once, and shown with types, defaults and descriptions wherever one looks."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any, Unpack, get_type_hints
+
+import lightning.pytorch as pl
+import pytest
+from jsonargparse import ArgumentParser
+
+from prunerecover import DepthPrune, Prune, WidthPrune
+from prunerecover.callbacks.arguments import SurgeryArguments
+from prunerecover.callbacks.ledger.callback import LedgerCallback
+from prunerecover.callbacks.planning.joint import SharedBudgetArguments
+from prunerecover.callbacks.pruning import PruneCallback
+from prunerecover.depth.arguments import DepthArguments, DepthConfig
+from prunerecover.display.spelled_out import spelled_out
+from prunerecover.shared_budget.arguments import SharedBudgetConfig
+from prunerecover.width.arguments import WidthArguments, WidthConfig
+
+SETS = [
+    (DepthPrune, DepthArguments, DepthConfig, ()),
+    (WidthPrune, WidthArguments, WidthConfig, ("rounds",)),
+    (Prune, SharedBudgetArguments, SharedBudgetConfig, ()),
+]
+
+
+@pytest.mark.parametrize("callback", [DepthPrune, WidthPrune, Prune])
+def test_a_pruning_callback_is_two_steps_from_what_all_callbacks_share(callback: type[pl.Callback]) -> None:
+    lineage = callback.__mro__[: callback.__mro__.index(pl.Callback) + 1]
+    assert lineage == (callback, PruneCallback, LedgerCallback, pl.Callback)
+
+
+def test_no_callback_is_further_from_lightnings_than_three_steps() -> None:
+    def depth(cls: type) -> int:
+        return max(
+            (1 + depth(below) for below in cls.__subclasses__() if below.__module__.startswith("prunerec")), default=0
+        )
+
+    assert depth(pl.Callback) == 3
+
+
+@pytest.mark.parametrize(("callback", "typed", "config", "elsewhere"), SETS)
+def test_the_signature_has_every_argument_with_its_type_and_default(
+    callback: type, typed: type, config: Any, elsewhere: tuple[str, ...]
+) -> None:
+    parameters = inspect.signature(callback).parameters
+    fields = {field.name: field.default for field in dataclasses.fields(config) if field.name not in elsewhere}
+    assert get_type_hints(typed).keys() == fields.keys()
+    for name, default in fields.items():
+        assert parameters[name].default == default
+    for name, hint in {**get_type_hints(typed), **get_type_hints(SurgeryArguments)}.items():
+        assert parameters[name].annotation == hint
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+    assert inspect.Parameter.VAR_KEYWORD not in {parameter.kind for parameter in parameters.values()}
+
+
+@pytest.mark.parametrize("callback", [DepthPrune, WidthPrune, Prune])
+def test_help_of_the_command_line_has_every_argument_with_its_description(callback: type[pl.Callback]) -> None:
+    parser = ArgumentParser()
+    parser.add_class_arguments(callback, "prune")
+    shown = " ".join(parser.format_help().split())
+    for name in inspect.signature(callback).parameters:
+        assert f"--prune.{name}" in shown
+        described = (inspect.getdoc(callback) or "").split(f"\n    {name}: ")[1]
+        assert " ".join(described.split("\n    ")[0].split())[:40] in shown
+
+
+def test_an_unknown_argument_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^DepthPrune.__init__\(\) got an unexpected keyword argument 'remov'$"):
+        DepthPrune(remov={"attention": 1})  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="WidthPrune.* got an unexpected keyword argument 'search'"):
+        WidthPrune(plan="plan.json", search="joint")  # type: ignore[call-arg]
+
+
+def test_a_class_without_a_docstring_is_left_without_one() -> None:
+    """As python -OO has them."""
+
+    @spelled_out(DepthConfig)
+    class Bare:
+        def __init__(self, **arguments: Unpack[DepthArguments]) -> None:
+            self.arguments = arguments
+
+    assert Bare.__doc__ is None
+    assert "search" in inspect.signature(Bare).parameters
