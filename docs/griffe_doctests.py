@@ -29,7 +29,8 @@ class ArgumentsSpelledOut(griffe.Extension):
             return
         path = cls.path if cls.path.startswith("prunerecover.") else f"prunerecover.{cls.path}"
         made: Any = griffe.dynamic_import(path)
-        cls.docstring = griffe.Docstring(inspect.getdoc(made) or "", parent=cls)
+        if cls.docstring is not None:
+            cls.docstring.value = inspect.getdoc(made) or ""
         cls["__init__"].parameters = griffe.Parameters(
             griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword),
             *(_shown(parameter) for parameter in inspect.signature(made).parameters.values()),

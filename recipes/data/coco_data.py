@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from prunerecover.display.spelled_out import spelled_out
 from prunerecover.recipes.data.coco_layout import is_coco_layout, open_coco_layout
 from prunerecover.recipes.data.image_source import as_images, find_column
-from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, TableData
+from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, TableArguments, TableData
 from prunerecover.recipes.networks.model_names import expand
 
 OBJECTS = ("objects", "annotations", "object")
@@ -66,6 +67,7 @@ class Scenes(Dataset[Scene]):
         return list(images), list(targets)
 
 
+@spelled_out(TableArguments, TableData)
 class CocoData(TableData):
     """Train, validation and test scenes.
 
@@ -77,18 +79,9 @@ class CocoData(TableData):
             the network resizes them anyway, and scores are those of COCO's protocol.
         bbox_format: What a table's boxes are: `xywh` as COCO has them, or `xyxy`. COCO's own layout is always xywh.
         augment: Flip, crop and colour training scenes at random.
-        train_split: Name of the training split; None guesses.
-        val_split: Name of the validation split; None guesses.
-        test_split: Name of the test split; None guesses, and falls back to the validation split.
-        val_fraction: Share of the training split to set aside for validation (seeded), instead of a split of its own.
         image_column: Name of the image column; None guesses.
         objects_column: Name of the column of objects; None guesses.
-        limit_train: Use this many training scenes, drawn with `seed`.
-        limit_val: Use this many validation scenes, drawn with `seed`.
-        limit_test: Use this many test scenes, drawn with `seed`.
         batch_size: Per device.
-        num_workers: Loader processes.
-        seed: Of the subsets and of `val_fraction`.
     """
 
     def __init__(
@@ -98,29 +91,12 @@ class CocoData(TableData):
         image_size: int | None = None,
         bbox_format: Literal["xywh", "xyxy"] = "xywh",
         augment: bool = True,
-        train_split: str | None = None,
-        val_split: str | None = None,
-        test_split: str | None = None,
-        val_fraction: float = 0.0,
         image_column: str | None = None,
         objects_column: str | None = None,
-        limit_train: int | None = None,
-        limit_val: int | None = None,
-        limit_test: int | None = None,
         batch_size: int = 8,
-        num_workers: int = 2,
-        seed: int = 0,
+        **table: Unpack[TableArguments],
     ) -> None:
-        super().__init__(
-            path,
-            name,
-            splits={"train": train_split, "val": val_split, "test": test_split},
-            limits={"train": limit_train, "val": limit_val, "test": limit_test},
-            val_fraction=val_fraction,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        super().__init__(path, name, batch_size, **table)
         if bbox_format not in ("xywh", "xyxy"):
             raise ValueError(f"Expected bbox_format to be 'xywh' or 'xyxy', but got {bbox_format!r}.")
         self.image_size, self.bbox_format, self.augment = image_size, bbox_format, augment

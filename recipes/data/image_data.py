@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from prunerecover.display.spelled_out import spelled_out
 from prunerecover.recipes.data.image_source import as_images, find_column, type_of
-from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, TableData
+from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, TableArguments, TableData
 from prunerecover.recipes.networks.model_names import preprocessing
 
 LABEL_COLUMNS = ("label", "fine_label", "labels", "cls", "class")
@@ -48,6 +49,7 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         return self.transform(row[self.image]), int(row[self.label])
 
 
+@spelled_out(TableArguments, TableData)
 class ImageData(TableData):
     """Train, validation and test images.
 
@@ -60,20 +62,11 @@ class ImageData(TableData):
         std: Channel standard deviations; None takes the model's.
         interpolation: `bicubic` or `bilinear`; None takes the model's.
         crop_pct: Share of the resized image that the centre crop keeps; None takes the model's.
-        train_split: Name of the training split; None guesses.
-        val_split: Name of the validation split; None guesses.
-        test_split: Name of the test split; None guesses, and falls back to the validation split.
-        val_fraction: Share of the training split to set aside for validation (seeded), instead of a split of its own.
         image_column: Name of the image column; None guesses.
         label_column: Name of the label column; None guesses.
         augment: Random crops, flips and colour jitter on training images; False uses the evaluation transform.
         augment_kwargs: Further arguments of timm's `create_transform` for training, e.g. `{"auto_augment": "rand-m9"}`.
-        limit_train: Use this many training images, drawn with `seed`.
-        limit_val: Use this many validation images, drawn with `seed`.
-        limit_test: Use this many test images, drawn with `seed`.
         batch_size: Per device.
-        num_workers: Loader processes.
-        seed: Of the subsets and of `val_fraction`.
     """
 
     def __init__(
@@ -86,31 +79,14 @@ class ImageData(TableData):
         std: list[float] | None = None,
         interpolation: str | None = None,
         crop_pct: float | None = None,
-        train_split: str | None = None,
-        val_split: str | None = None,
-        test_split: str | None = None,
-        val_fraction: float = 0.0,
         image_column: str | None = None,
         label_column: str | None = None,
         augment: bool = True,
         augment_kwargs: dict[str, Any] | None = None,
-        limit_train: int | None = None,
-        limit_val: int | None = None,
-        limit_test: int | None = None,
         batch_size: int = 64,
-        num_workers: int = 2,
-        seed: int = 0,
+        **table: Unpack[TableArguments],
     ) -> None:
-        super().__init__(
-            path,
-            name,
-            splits={"train": train_split, "val": val_split, "test": test_split},
-            limits={"train": limit_train, "val": limit_val, "test": limit_test},
-            val_fraction=val_fraction,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        super().__init__(path, name, batch_size, **table)
         given = {"mean": mean, "std": std, "interpolation": interpolation, "crop_pct": crop_pct}
         self.given = {key: value for key, value in given.items() if value is not None}
         self.model, self.image_size = model, image_size

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from prunerecover.display.spelled_out import spelled_out
 from prunerecover.recipes.data.image_source import as_images, find_column
 from prunerecover.recipes.data.scene_folder import is_scene_folder, open_scene_folder
-from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, TableData
+from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, TableArguments, TableData
 from prunerecover.recipes.networks.model_names import expand, preprocessing
 
 ANNOTATION_COLUMNS = ("annotation", "mask", "label", "segmentation")
@@ -47,6 +48,7 @@ class Scenes(Dataset[tuple[Tensor, Tensor]]):
         return self.transform(image.convert("RGB"), np.array(annotation))  # type: ignore[no-any-return]
 
 
+@spelled_out(TableArguments, TableData)
 class SegmentationData(TableData):
     """Train, validation and test scenes.
 
@@ -60,18 +62,9 @@ class SegmentationData(TableData):
         ignore: Annotation value that is not scored, such as a void class; None: there is none.
         scale: Range of the random rescaling before the crop; 1.0 is the size at which the short side fits the crop.
         augment: Rescale, crop, flip and jitter training scenes at random; False uses the evaluation transform.
-        train_split: Name of the training split; None guesses.
-        val_split: Name of the validation split; None guesses.
-        test_split: Name of the test split; None guesses, and falls back to the validation split.
-        val_fraction: Share of the training split to set aside for validation (seeded), instead of a split of its own.
         image_column: Name of the image column; None guesses.
         annotation_column: Name of the annotation column; None guesses.
-        limit_train: Use this many training scenes, drawn with `seed`.
-        limit_val: Use this many validation scenes, drawn with `seed`.
-        limit_test: Use this many test scenes, drawn with `seed`.
         batch_size: Per device.
-        num_workers: Loader processes.
-        seed: Of the subsets and of `val_fraction`.
     """
 
     def __init__(
@@ -84,29 +77,12 @@ class SegmentationData(TableData):
         ignore: int | None = None,
         scale: tuple[float, float] = (0.5, 2.0),
         augment: bool = True,
-        train_split: str | None = None,
-        val_split: str | None = None,
-        test_split: str | None = None,
-        val_fraction: float = 0.0,
         image_column: str | None = None,
         annotation_column: str | None = None,
-        limit_train: int | None = None,
-        limit_val: int | None = None,
-        limit_test: int | None = None,
         batch_size: int = 8,
-        num_workers: int = 2,
-        seed: int = 0,
+        **table: Unpack[TableArguments],
     ) -> None:
-        super().__init__(
-            path,
-            name,
-            splits={"train": train_split, "val": val_split, "test": test_split},
-            limits={"train": limit_train, "val": limit_val, "test": limit_test},
-            val_fraction=val_fraction,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        super().__init__(path, name, batch_size, **table)
         if not 0 < scale[0] <= scale[1]:
             raise ValueError(f"Expected scale to be a range of positive numbers, but got {scale}. Try (0.5, 2.0).")
         self.model, self.scale, self.augment = model, scale, augment

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import lightning.pytorch as pl
 import torch
@@ -16,37 +15,63 @@ IMAGE_COLUMNS = ("image", "img", "jpg", "png", "picture")
 SPLITS = {"train": ("train", "training"), "val": ("validation", "valid", "val", "dev"), "test": ("test",)}
 
 
+class TableArguments(TypedDict, total=False):
+    """Types of the arguments that data of all kinds take.
+
+    Args:
+        train_split: Name of the training split; None guesses.
+        val_split: Name of the validation split; None guesses.
+        test_split: Name of the test split; None guesses, and falls back to the validation split.
+        val_fraction: Share of the training split to set aside for validation (seeded), instead of a split of its own.
+        limit_train: Number of training samples to use, drawn with `seed`; None: all.
+        limit_val: Number of validation samples to use, drawn with `seed`; None: all.
+        limit_test: Number of test samples to use, drawn with `seed`; None: all.
+        num_workers: Number of loader processes.
+        seed: Seed of the subsets and of `val_fraction`.
+    """
+
+    train_split: str | None
+    val_split: str | None
+    test_split: str | None
+    val_fraction: float
+    limit_train: int | None
+    limit_val: int | None
+    limit_test: int | None
+    num_workers: int
+    seed: int
+
+
 class TableData(pl.LightningDataModule):
-    """Train, validation and test rows of one source.
+    """Train, validation and test rows of one source; see also `TableArguments`.
 
     Args:
         path: A hub id, or local files that `open_splits` takes.
         name: The hub data set's configuration.
-        splits: Name of each role's split ("train", "val", "test"); None guesses.
-        limits: How many rows of each role to use, drawn with `seed`; None uses all.
-        val_fraction: Share of the training split to set aside for validation (seeded), instead of a split of its own.
-        batch_size: Per device.
-        num_workers: Loader processes.
-        seed: Of the subsets and of `val_fraction`.
+        batch_size: Samples per device.
     """
 
     def __init__(
         self,
         path: str,
         name: str | None,
-        *,
-        splits: Mapping[str, str | None],
-        limits: Mapping[str, int | None],
-        val_fraction: float,
         batch_size: int,
-        num_workers: int,
-        seed: int,
+        *,
+        train_split: str | None = None,
+        val_split: str | None = None,
+        test_split: str | None = None,
+        val_fraction: float = 0.0,
+        limit_train: int | None = None,
+        limit_val: int | None = None,
+        limit_test: int | None = None,
+        num_workers: int = 2,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         if not 0 <= val_fraction < 1:
             raise ValueError(f"Expected val_fraction to be in [0, 1), but got {val_fraction}. 0.1 sets a tenth aside.")
         self.path, self.name = path, name
-        self.split_names, self.limits = dict(splits), dict(limits)
+        self.split_names = {"train": train_split, "val": val_split, "test": test_split}
+        self.limits = {"train": limit_train, "val": limit_val, "test": limit_test}
         self.val_fraction, self.seed = val_fraction, seed
         self.batch_size, self.num_workers = batch_size, num_workers
         self.datasets: dict[str, Dataset[Any]] = {}

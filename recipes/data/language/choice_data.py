@@ -9,16 +9,18 @@ Does not cover examples in the prompt or streaming: all tokens of a split are he
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from prunerecover.display.spelled_out import spelled_out
 from prunerecover.language.accuracy import EncodedQuestion, choice_batch, encode_question
 from prunerecover.language.likelihood import Encoding, labelled, scored_behind
 from prunerecover.recipes.data.language.choice_columns import ChoiceColumns, find_choice_columns
-from prunerecover.recipes.data.language.language_data import LanguageData
+from prunerecover.recipes.data.language.language_data import LanguageArguments, LanguageData
 from prunerecover.recipes.data.language.tokenizers import context_of, open_tokenizer
+from prunerecover.recipes.data.table_data import TableArguments, TableData
 
 
 class ChoiceQuestions(Dataset[EncodedQuestion]):
@@ -47,32 +49,21 @@ class ChoiceQuestions(Dataset[EncodedQuestion]):
         return choice_batch(questions, self.tokenizer)
 
 
+@spelled_out(LanguageArguments, TableArguments, LanguageData, TableData)
 class ChoiceData(LanguageData):
     """Train, validation and test questions.
 
     Args:
         path: A hub id, or a local file or folder: parquet, jsonl or json, a question per row.
         name: The hub data set's configuration; in a local folder of several data sets, what one is called.
-        model: The language model whose tokenizer is used and whose context is kept to, a path or hub id; None: the one
-            that is trained.
-        tokenizer: Path or hub id of another tokenizer; None takes the model's.
         chat: Whether the prompt is the message of a user, in the tokenizer's chat template.
         question_column: Name of the column of questions; None guesses.
         choices_column: Name of the column of choices; None guesses, also one column per choice.
         answer_column: Name of the column of right answers; None guesses.
         passage_column: Name of the column of what is read before the question; None guesses.
-        train_split: Name of the training split; None guesses.
-        val_split: Name of the validation split; None guesses.
         test_split: Name of the test split; None guesses, and falls back to the validation split. Where the hub hides
             the answers of the test split (HellaSwag, PIQA, WinoGrande), "validation".
-        val_fraction: Share of the training questions to set aside for validation (seeded), instead of a split of its
-            own.
-        limit_train: Use this many training questions, drawn with `seed`.
-        limit_val: Use this many validation questions, drawn with `seed`.
-        limit_test: Use this many test questions, drawn with `seed`.
         batch_size: Questions per device; an evaluation batch has as many rows as they have answers.
-        num_workers: Loader processes.
-        seed: Of the subsets and of `val_fraction`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -82,36 +73,15 @@ class ChoiceData(LanguageData):
         self,
         path: str,
         name: str | None = None,
-        model: str | None = None,
-        tokenizer: str | None = None,
         chat: bool = False,
         question_column: str | None = None,
         choices_column: str | None = None,
         answer_column: str | None = None,
         passage_column: str | None = None,
-        train_split: str | None = None,
-        val_split: str | None = None,
-        test_split: str | None = None,
-        val_fraction: float = 0.0,
-        limit_train: int | None = None,
-        limit_val: int | None = None,
-        limit_test: int | None = None,
         batch_size: int = 8,
-        num_workers: int = 0,
-        seed: int = 0,
+        **table: Unpack[LanguageArguments],
     ) -> None:
-        super().__init__(
-            path,
-            name,
-            model=model,
-            tokenizer=tokenizer,
-            splits={"train": train_split, "val": val_split, "test": test_split},
-            limits={"train": limit_train, "val": limit_val, "test": limit_test},
-            val_fraction=val_fraction,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        super().__init__(path, name, batch_size, **table)
         self.chat = chat
         self.columns = (question_column, choices_column, answer_column, passage_column)
 

@@ -8,18 +8,20 @@ both. Does not cover packing or streaming: all tokens of a split are held in mem
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from prunerecover.display.spelled_out import spelled_out
 from prunerecover.importance.measuring.losses import IGNORED
 from prunerecover.language.likelihood import TokenRow, labelled
 from prunerecover.language.responses import chat_row, instruction_messages, instruction_row
 from prunerecover.recipes.data.image_source import find_column
-from prunerecover.recipes.data.language.language_data import LanguageData
+from prunerecover.recipes.data.language.language_data import LanguageArguments, LanguageData
 from prunerecover.recipes.data.language.tokenizers import check_length, open_tokenizer
+from prunerecover.recipes.data.table_data import TableArguments, TableData
 
 MESSAGES = ("messages", "conversations", "conversation")
 INSTRUCTIONS = ("instruction", "prompt", "question")
@@ -49,15 +51,13 @@ class LabelledRows(Dataset[TokenRow]):
         return labelled(rows, self.tokenizer)
 
 
+@spelled_out(LanguageArguments, TableArguments, LanguageData, TableData)
 class InstructionData(LanguageData):
     """Train, validation and test instructions, or chats.
 
     Args:
         path: A hub id, or a local file or folder: parquet, jsonl or json, a sample per row.
         name: The hub data set's configuration; in a local folder of several data sets, what one is called.
-        model: The language model whose tokenizer is used and whose context is kept to, a path or hub id; None: the one
-            that is trained.
-        tokenizer: Path or hub id of another tokenizer; None takes the model's.
         length: Most tokens of a sample.
         chat: Whether instructions are messages in the tokenizer's chat template, as chats always are; None: where it
             has one, and else under headings, as Alpaca's.
@@ -65,16 +65,7 @@ class InstructionData(LanguageData):
         instruction_column: Name of the column of instructions, where there are no chats; None guesses.
         input_column: Name of the column of what instructions are about; None guesses.
         output_column: Name of the column of responses; None guesses.
-        train_split: Name of the training split; None guesses.
-        val_split: Name of the validation split; None guesses.
-        test_split: Name of the test split; None guesses, and falls back to the validation split.
-        val_fraction: Share of the training samples to set aside for validation (seeded), instead of a split of its own.
-        limit_train: Use this many training samples, drawn with `seed`.
-        limit_val: Use this many validation samples, drawn with `seed`.
-        limit_test: Use this many test samples, drawn with `seed`.
         batch_size: Samples per device.
-        num_workers: Loader processes.
-        seed: Of the subsets and of `val_fraction`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -84,37 +75,16 @@ class InstructionData(LanguageData):
         self,
         path: str,
         name: str | None = None,
-        model: str | None = None,
-        tokenizer: str | None = None,
         length: int = 512,
         chat: bool | None = None,
         messages_column: str | None = None,
         instruction_column: str | None = None,
         input_column: str | None = None,
         output_column: str | None = None,
-        train_split: str | None = None,
-        val_split: str | None = None,
-        test_split: str | None = None,
-        val_fraction: float = 0.0,
-        limit_train: int | None = None,
-        limit_val: int | None = None,
-        limit_test: int | None = None,
         batch_size: int = 8,
-        num_workers: int = 0,
-        seed: int = 0,
+        **table: Unpack[LanguageArguments],
     ) -> None:
-        super().__init__(
-            path,
-            name,
-            model=model,
-            tokenizer=tokenizer,
-            splits={"train": train_split, "val": val_split, "test": test_split},
-            limits={"train": limit_train, "val": limit_val, "test": limit_test},
-            val_fraction=val_fraction,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        super().__init__(path, name, batch_size, **table)
         self.length, self.chat = length, chat
         self.messages_column, self.output_column = messages_column, output_column
         self.instruction_column, self.input_column = instruction_column, input_column

@@ -8,7 +8,20 @@ from typing import Any
 
 from prunerecover.recipes.data.language.text_source import open_text
 from prunerecover.recipes.data.language.tokenizers import name_of
-from prunerecover.recipes.data.table_data import TableData
+from prunerecover.recipes.data.table_data import TableArguments, TableData
+
+
+class LanguageArguments(TableArguments, total=False):
+    """Types of the arguments that data of language models take.
+
+    Args:
+        model: The language model whose tokenizer is used and whose context is kept to, a path or hub id; None: the one
+            that is trained.
+        tokenizer: Path or hub id of another tokenizer; None takes the model's.
+    """
+
+    model: str | None
+    tokenizer: str | None
 
 
 class LanguageData(TableData):
@@ -17,17 +30,25 @@ class LanguageData(TableData):
     Args:
         path: A hub id, or local files that `open_text` takes.
         name: The hub data set's configuration; in a local folder of several data sets, what one is called.
-        model: The language model whose tokenizer is used and whose context is kept to, a path or hub id; None: the one
-            that is trained.
-        tokenizer: Path or hub id of another tokenizer; None takes the model's.
-        table: All other arguments of `TableData`.
+        batch_size: Samples per device.
+        table: Other arguments of `TableData`.
 
     Raises:
         ValueError: If an argument is out of range.
     """
 
-    def __init__(self, path: str, name: str | None, *, model: str | None, tokenizer: str | None, **table: Any) -> None:
-        super().__init__(path, name, **table)
+    def __init__(
+        self,
+        path: str,
+        name: str | None,
+        batch_size: int,
+        *,
+        model: str | None = None,
+        tokenizer: str | None = None,
+        num_workers: int = 0,
+        **table: Any,
+    ) -> None:
+        super().__init__(path, name, batch_size, num_workers=num_workers, **table)
         self.model, self.tokenizer = model, tokenizer
 
     def setup(self, stage: str) -> None:

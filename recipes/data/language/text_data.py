@@ -10,16 +10,18 @@ Does not cover streaming, chats or padded batches: all tokens of a split are hel
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from prunerecover.display.spelled_out import spelled_out
 from prunerecover.recipes.data.image_source import find_column, type_of
-from prunerecover.recipes.data.language.language_data import LanguageData
+from prunerecover.recipes.data.language.language_data import LanguageArguments, LanguageData
 from prunerecover.recipes.data.language.tokenizers import check_length, open_tokenizer
+from prunerecover.recipes.data.table_data import TableArguments, TableData
 
 TEXT_COLUMNS = ("text", "content", "document")
 DOCUMENTS = 1000  # tokenized at a time
@@ -45,30 +47,18 @@ class PackedTokens(Dataset[dict[str, Tensor]]):
         return {"input_ids": tokens, "labels": tokens}
 
 
+@spelled_out(LanguageArguments, TableArguments, LanguageData, TableData)
 class TextData(LanguageData):
     r"""Train, validation and test sequences.
 
     Args:
         path: A hub id, or a local file or folder: parquet, jsonl or json (a document per row), txt (one per file).
         name: The hub data set's configuration; in a local folder of several data sets, what one is called.
-        model: The language model whose tokenizer is used and whose context is kept to, a path or hub id; None: the one
-            that is trained.
-        tokenizer: Path or hub id of another tokenizer; None takes the model's.
         length: Tokens per sequence.
         separator: What stands between rows that are pieces of one text, such as "\n\n" for WikiText, whose perplexity
             is usually reported so; None: rows are documents, joined by the end-of-text token.
         text_column: Name of the column with the text; None guesses.
-        train_split: Name of the training split; None guesses.
-        val_split: Name of the validation split; None guesses.
-        test_split: Name of the test split; None guesses, and falls back to the validation split.
-        val_fraction: Share of the training documents to set aside for validation (seeded), instead of a split of its
-            own.
-        limit_train: Use this many training documents, drawn with `seed`.
-        limit_val: Use this many validation documents, drawn with `seed`.
-        limit_test: Use this many test documents, drawn with `seed`.
         batch_size: Sequences per device.
-        num_workers: Loader processes.
-        seed: Of the subsets and of `val_fraction`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -78,34 +68,13 @@ class TextData(LanguageData):
         self,
         path: str,
         name: str | None = None,
-        model: str | None = None,
-        tokenizer: str | None = None,
         length: int = 512,
         separator: str | None = None,
         text_column: str | None = None,
-        train_split: str | None = None,
-        val_split: str | None = None,
-        test_split: str | None = None,
-        val_fraction: float = 0.0,
-        limit_train: int | None = None,
-        limit_val: int | None = None,
-        limit_test: int | None = None,
         batch_size: int = 8,
-        num_workers: int = 0,
-        seed: int = 0,
+        **table: Unpack[LanguageArguments],
     ) -> None:
-        super().__init__(
-            path,
-            name,
-            model=model,
-            tokenizer=tokenizer,
-            splits={"train": train_split, "val": val_split, "test": test_split},
-            limits={"train": limit_train, "val": limit_val, "test": limit_test},
-            val_fraction=val_fraction,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        super().__init__(path, name, batch_size, **table)
         if length < 2:
             raise ValueError(f"Expected a length of 2 or more tokens, to predict the next one, but got {length}.")
         self.length = length
