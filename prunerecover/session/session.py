@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from prunerecover.cost.latency import stopwatch_for
 from prunerecover.display.progress import progress
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.model.batches import (
@@ -144,14 +144,23 @@ class Session:
     def pass_seconds(self) -> float:
         """Seconds that one pass of all samples through the dense network takes, as a few of them tell.
 
+        As a user waits: other work on the machine counts, unlike in a latency.
+
         Raises:
             ValueError: If the network does not take them.
         """
         assert self.example, "a sample that the network takes"
         some = self.first.select(torch.arange(min(TIMED, self.first.n_samples)))
+
+        def seconds() -> float:
+            started = time.perf_counter()
+            call(self.model, some)
+            if self.device.type != "cpu":
+                torch.accelerator.synchronize(self.device)
+            return time.perf_counter() - started
+
         with self.evaluating():
-            seconds = min(stopwatch_for(self.device)(partial(call, self.model, some)) for _ in range(2))
-        return seconds / some.n_samples * self.samples.n_samples
+            return min(seconds() for _ in range(2)) / some.n_samples * self.samples.n_samples
 
     @cached_property
     def samples(self) -> CalibrationSet:

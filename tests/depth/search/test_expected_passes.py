@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from cases.models.habits import dataset, tiny_vit
 
@@ -40,12 +42,11 @@ def test_only_units_that_may_go_and_steps_that_are_made_count():
 
 
 def test_a_pass_is_timed_on_a_few_samples_and_counted_for_all(monkeypatch):
-    calls = []
+    sizes, ticks = [], iter([0.0, 4.0, 10.0, 11.0])
     network = tiny_vit()
     session = Session(network, [dataset(40).tensors[0]])
-    times = iter([4.0, 1.0])
-    monkeypatch.setattr(
-        "prunerecover.session.session.stopwatch_for", lambda _: lambda run: (calls.append(len(run())), next(times))[1]
-    )
+    assert session.example
+    session.model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    monkeypatch.setattr("prunerecover.session.session.time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     assert session.pass_seconds == 1.0 / 4 * 40
-    assert calls == [4, 4]
+    assert sizes == [4, 4]
