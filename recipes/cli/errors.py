@@ -26,7 +26,7 @@ NOISE = (
     "a class path (str)",
     "a dict with",
 )
-LISTED = ("Given value: [", "Given value: {")  # the whole list that one entry of was wrong in
+LISTED = ("Given value: [", "Given value: {", "Given value: Namespace(")  # all that one entry of was wrong in
 
 
 def told_to_user(error: BaseException) -> BaseException | None:

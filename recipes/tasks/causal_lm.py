@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-import lightning.pytorch as pl
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
@@ -20,16 +18,15 @@ from prunerecover.importance.measuring.losses import IGNORED
 from prunerecover.language.accuracy import score_choices
 from prunerecover.language.likelihood import token_log_likelihoods
 from prunerecover.recipes.networks.model_names import from_pretrained
-from prunerecover.recipes.tasks.counted_once import counted
+from prunerecover.recipes.tasks.evaluated_module import EvaluatedModule
 from prunerecover.recipes.tasks.language_metrics import MeanPerplexity
-from prunerecover.recipes.tasks.optimization import adamw_with_cosine
 
 TokenBatch = Mapping[str, Tensor]
 CHOICE_METRICS = ("loss", "acc", "acc_norm")
 Weights = Literal["float32", "bfloat16", "float16", "auto"]
 
 
-class CausalLM(pl.LightningModule):
+class CausalLM(EvaluatedModule):
     """Train and evaluate a causal language model; the network is `self.model`.
 
     Args:
@@ -58,10 +55,8 @@ class CausalLM(pl.LightningModule):
         warmup_epochs: float = 0.0,
         min_learning_rate: float = 0.0,
     ) -> None:
-        super().__init__()
+        super().__init__(learning_rate, weight_decay, warmup_epochs, min_learning_rate)
         self.save_hyperparameters()
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
-        self.warmup_epochs, self.min_learning_rate = warmup_epochs, min_learning_rate
         self.model = _create(model, pretrained, dtype, model_kwargs or {}).train()  # from_pretrained: evaluation mode
         metrics = MetricCollection({"loss": MeanMetric(), "perplexity": MeanPerplexity()})
         self.val_metrics, self.test_metrics = metrics.clone(prefix="val_"), metrics.clone(prefix="test_")
@@ -78,44 +73,25 @@ class CausalLM(pl.LightningModule):
         self.log("train_loss", loss, prog_bar=True, batch_size=len(batch["labels"]))
         return loss
 
-    def on_validation_epoch_start(self) -> None:
-        """Start the sums anew: those that `validate` leaves are inference tensors, which a fit cannot add to."""
-        self.val_metrics.reset()
-        self.val_choices.reset()
-
-    def validation_step(self, batch: TokenBatch, batch_idx: int) -> None:
-        """Log loss and perplexity, or of questions loss, acc and acc_norm, with the prefix `val_`."""
-        self._evaluate(batch, batch_idx, self.val_metrics, self.val_choices)
-
-    def on_test_epoch_start(self) -> None:
-        """Start the sums anew, as in validation."""
-        self.test_metrics.reset()
-        self.test_choices.reset()
-
-    def test_step(self, batch: TokenBatch, batch_idx: int) -> None:
-        """Log loss and perplexity, or of questions loss, acc and acc_norm, with the prefix `test_`."""
-        self._evaluate(batch, batch_idx, self.test_metrics, self.test_choices)
-
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
         """Return the likeliest next token at each position, `(N, T)`."""
         return self(batch["input_ids"], batch.get("attention_mask")).argmax(-1)  # type: ignore[no-any-return]
 
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW under a cosine; see `optimization`."""
-        return adamw_with_cosine(
-            self, self.model, self.learning_rate, self.weight_decay, self.warmup_epochs, self.min_learning_rate
-        )
+    @property
+    def trained(self) -> nn.Module:
+        """The language model."""
+        return self.model
 
     def _loss(self, batch: TokenBatch) -> Tensor:
         return self.model(**batch, use_cache=False).loss  # type: ignore[no-any-return]
 
-    def _evaluate(
-        self, batch: TokenBatch, batch_idx: int, metrics: MetricCollection, choices: MetricCollection
-    ) -> None:
+    def evaluate(self, batch: TokenBatch, stage: str, where: tuple[int, int]) -> None:
+        """Log loss and perplexity, or of questions loss, acc and acc_norm."""
         if "question" in batch:
-            self._evaluate_choices(batch, batch_idx, choices)
+            self._evaluate_choices(batch, getattr(self, f"{stage}_choices"), where)
             return
-        count = counted(self.trainer, batch_idx, len(batch["labels"]))
+        metrics: MetricCollection = getattr(self, f"{stage}_metrics")
+        count = self.counted(len(batch["labels"]), where)
         if count:
             batch = {name: values[:count] for name, values in batch.items()}
         loss = self._loss(batch)  # also of a batch that counts elsewhere: a sharded model needs all processes
@@ -124,11 +100,11 @@ class CausalLM(pl.LightningModule):
             metrics.update(loss, tokens)
         self.log_dict(metrics, prog_bar=True, batch_size=len(batch["labels"]))
 
-    def _evaluate_choices(self, batch: TokenBatch, batch_idx: int, metrics: MetricCollection) -> None:
+    def _evaluate_choices(self, batch: TokenBatch, metrics: MetricCollection, where: tuple[int, int]) -> None:
         logits = self(batch["input_ids"], batch["attention_mask"])
         scores = score_choices(*token_log_likelihoods(logits, batch["labels"]), batch)
         size = len(scores["loss"])
-        count = counted(self.trainer, batch_idx, size)
+        count = self.counted(size, where)
         for name in CHOICE_METRICS if count else ():
             metrics[name].update(scores[name][:count])
         self.log_dict(metrics, prog_bar=True, batch_size=size)

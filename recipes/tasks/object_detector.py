@@ -12,25 +12,22 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from torchmetrics.detection import MeanAveragePrecision
 
 from prunerecover.recipes.networks.detectors.build import detector_of, named_detector
 from prunerecover.recipes.networks.detectors.detector import Detector, Target
-from prunerecover.recipes.tasks.counted_once import counted
-from prunerecover.recipes.tasks.optimization import adamw_with_cosine
+from prunerecover.recipes.tasks.evaluated_module import EvaluatedModule
 
 Batch = tuple[list[Tensor], list[Target]]
 SHOWN = ("map", "map_50", "map_75")
 BACKENDS = ("faster_coco_eval", "pycocotools")  # equal scores; the first is faster
 
 
-class ObjectDetector(pl.LightningModule):
+class ObjectDetector(EvaluatedModule):
     """Train and evaluate a detector; the network is `self.network`.
 
     Args:
@@ -65,15 +62,13 @@ class ObjectDetector(pl.LightningModule):
         warmup_epochs: float = 0.0,
         min_learning_rate: float = 1e-6,
     ) -> None:
-        super().__init__()
+        super().__init__(learning_rate, weight_decay, warmup_epochs, min_learning_rate)
         self.save_hyperparameters(ignore=["model"] if isinstance(model, nn.Module) else [])
         self.network: Detector = (
             detector_of(model, image_size)
             if isinstance(model, nn.Module)
             else named_detector(model, pretrained, classes, image_size, model_kwargs or {})
         )
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
-        self.warmup_epochs, self.min_learning_rate = warmup_epochs, min_learning_rate
         alone = torch.arange(self.network.background, self.network.classes)
         self.register_buffer("label_index", alone, persistent=False)
         self.val_map, self.test_map = mean_average_precision(), mean_average_precision()
@@ -99,24 +94,6 @@ class ObjectDetector(pl.LightningModule):
         self.log("train_loss", loss, prog_bar=True, batch_size=len(images))
         return loss
 
-    def on_validation_epoch_start(self) -> None:
-        """Start the sum anew: what `validate` leaves is an inference tensor, which a fit cannot add to."""
-        self.val_loss.reset()
-
-    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Log the loss, and collect what is detected."""
-        count = counted(self.trainer, batch_idx, len(batch[0]), dataloader_idx)
-        self._evaluate(batch, count, "val_loss", self.val_map)
-
-    def on_test_epoch_start(self) -> None:
-        """Start the sum anew, as in validation."""
-        self.test_loss.reset()
-
-    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Log the loss, and collect what is detected."""
-        count = counted(self.trainer, batch_idx, len(batch[0]), dataloader_idx)
-        self._evaluate(batch, count, "test_loss", self.test_map)
-
     def on_validation_epoch_end(self) -> None:
         """Log the mAP over IoU 0.5 to 0.95, and at 0.5 and 0.75."""
         self._log_map("val_", self.val_map)
@@ -129,26 +106,27 @@ class ObjectDetector(pl.LightningModule):
         """Return `boxes`, `scores` and `labels` (the head's classes) of each image."""
         return self(batch[0] if isinstance(batch, tuple) else batch)  # type: ignore[no-any-return]
 
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW under a cosine; see `optimization`."""
-        return adamw_with_cosine(
-            self, self.network, self.learning_rate, self.weight_decay, self.warmup_epochs, self.min_learning_rate
-        )
+    @property
+    def trained(self) -> nn.Module:
+        """The whole network."""
+        return self.network
 
-    def _evaluate(self, batch: Batch, count: int, loss_name: str, metric: MeanAveragePrecision) -> None:
-        """Score the first `count` images of a batch; where none counts, the network still sees them all, for DDP."""
+    def evaluate(self, batch: Batch, stage: str, where: tuple[int, int]) -> None:
+        """Score the images of a batch that count; where none does, the network still sees them all, for DDP."""
         given = len(batch[0])
+        count = self.counted(given, where)
         images, targets = batch[0][: count or given], batch[1][: count or given]
         prepared = self.network.prepare(images, self._learned(targets))
         output = self.network(prepared.pixels)
         detected, true = self.network.detections(output, prepared)[:count], self._in_head_classes(targets)[:count]
         # The metric gathers image by image, as many from each process: one without objects and detections counts not.
         blank = [nothing(self.device)] * (given - count)
+        metric: MeanAveragePrecision = getattr(self, f"{stage}_map")
         metric.update(detected + blank, true + blank)
-        mean: MeanMetric = getattr(self, loss_name)
+        mean: MeanMetric = getattr(self, f"{stage}_loss")
         if count:
             mean.update(torch.stack(list(self.network.losses(output, prepared).values())).sum(), count)
-        self.log(loss_name, mean, batch_size=given)
+        self.log(f"{stage}_loss", mean, batch_size=given)
 
     def _log_map(self, prefix: str, metric: MeanAveragePrecision) -> None:
         scores = metric.compute()

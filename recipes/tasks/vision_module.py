@@ -1,57 +1,33 @@
-"""The base of the image recipes: evaluation with torchmetrics, and AdamW under a cosine.
-
-Metrics and losses are those of all samples, each counted once, on however many processes (see `counted_once`).
-"""
+"""The base of the recipes for images: a loss and metrics of scores."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
-import lightning.pytorch as pl
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import MeanMetric, MetricCollection
 
-from prunerecover.recipes.tasks.counted_once import counted
-from prunerecover.recipes.tasks.optimization import adamw_with_cosine
+from prunerecover.recipes.tasks.evaluated_module import EvaluatedModule
 
 Batch = tuple[Tensor, Tensor]
 
 
-class VisionModule(pl.LightningModule):
+class VisionModule(EvaluatedModule):
     """Logs a loss and metrics in validation and test, and trains one network.
 
     Subclasses set `val_metrics` and `test_metrics`.
 
     Args:
-        learning_rate: Peak learning rate of AdamW.
-        weight_decay: Weight decay of parameters with two or more dimensions.
-        warmup_epochs: Length of the linear warmup, in epochs; may be a fraction.
-        min_learning_rate: Where the cosine ends.
-        layer_decay: Each layer learns at this share of the rate of the layer after it; None: all at the same.
+        arguments: Arguments of `EvaluatedModule`.
     """
 
     val_metrics: MetricCollection
     test_metrics: MetricCollection
 
-    def __init__(
-        self,
-        learning_rate: float,
-        weight_decay: float,
-        warmup_epochs: float,
-        min_learning_rate: float,
-        layer_decay: float | None = None,
-    ) -> None:
-        super().__init__()
-        self.learning_rate, self.weight_decay, self.layer_decay = learning_rate, weight_decay, layer_decay
-        self.warmup_epochs, self.min_learning_rate = warmup_epochs, min_learning_rate
-        self.val_loss = MeanMetric(nan_strategy="ignore")
-        self.test_loss = MeanMetric(nan_strategy="ignore")
-
-    @property
-    @abstractmethod
-    def trained(self) -> nn.Module:
-        """The network that the optimizer trains."""
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.val_loss, self.test_loss = MeanMetric(nan_strategy="ignore"), MeanMetric(nan_strategy="ignore")
 
     @abstractmethod
     def loss_of(self, scores: Tensor, target: Tensor) -> Tensor:
@@ -61,50 +37,20 @@ class VisionModule(pl.LightningModule):
         """Return over how many targets the loss is a mean."""
         return len(target)
 
-    def on_validation_epoch_start(self) -> None:
-        """Start the sums anew: those that `validate` leaves are inference tensors, which a fit cannot add to."""
-        self.val_metrics.reset()
-        self.val_loss.reset()
-
-    def on_test_epoch_start(self) -> None:
-        """Start the sums anew, as in validation."""
-        self.test_metrics.reset()
-        self.test_loss.reset()
-
-    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Log the loss and the metrics, with the prefix `val_`."""
-        count = counted(self.trainer, batch_idx, len(batch[0]), dataloader_idx)
-        self._evaluate(batch, count, "val_loss", self.val_metrics)
-
-    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Log the loss and the metrics, with the prefix `test_`."""
-        count = counted(self.trainer, batch_idx, len(batch[0]), dataloader_idx)
-        self._evaluate(batch, count, "test_loss", self.test_metrics)
-
-    def _evaluate(self, batch: Batch, count: int, loss_name: str, metrics: MetricCollection) -> None:
-        """Score the first `count` samples of a batch; the network sees all of them."""
+    def evaluate(self, batch: Batch, stage: str, where: tuple[int, int]) -> None:
+        """Score the samples of a batch that count; the network sees all of them."""
         images, target = batch
+        count = self.counted(len(images), where)
         scores = self(images)[:count]
         target = target[:count]
-        loss: MeanMetric = getattr(self, loss_name)
+        loss: MeanMetric = getattr(self, f"{stage}_loss")
+        metrics: MetricCollection = getattr(self, f"{stage}_metrics")
         if count:
             self.update_metrics(metrics, scores, target)
             loss.update(self.loss_of(scores, target), self.scored(target))
-        self.log(loss_name, loss, batch_size=len(images))
+        self.log(f"{stage}_loss", loss, batch_size=len(images))
         self.log_dict(metrics, prog_bar=True, batch_size=len(images))
 
     def update_metrics(self, metrics: MetricCollection, scores: Tensor, target: Tensor) -> None:
         """Add scored samples to the metrics."""
         metrics.update(scores, target)
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW under a cosine; see `optimization`."""
-        return adamw_with_cosine(
-            self,
-            self.trained,
-            self.learning_rate,
-            self.weight_decay,
-            self.warmup_epochs,
-            self.min_learning_rate,
-            self.layer_decay,
-        )
