@@ -37,16 +37,17 @@ class Bar(Live):
         super().stop()
 
     def _line(self) -> Table:
-        stage, (_, spent, left) = self._stages.counted, self._stages.state()
+        line, stages = Table.grid(padding=(0, 1, 0, 0)), Stages(list(self._stages.under_way))
+        if not stages.under_way:  # the thread of a display above this one may come as late as that
+            return line
+        stage, (_, spent, left) = stages.counted, stages.state()
         seconds = int(time.monotonic() - self._begun)
         beside = [stage.count, f"{seconds // 60}:{seconds % 60:02}"]
         beside += [] if left is None else [f"{in_words(left)} left"]
         room = max(self.console.width - WIDTH - sum(len(cell) + 1 for cell in beside) - 1, 0)
-        said = self._stages.said if len(self._stages.said) <= room else stage.description
-        text = Text(said)
+        text = Text(stages.said if len(stages.said) <= room else stage.description)
         text.truncate(room, overflow="ellipsis")
         share = None if left is None else spent / (spent + left or 1)
         bar = ProgressBar(total=None if share is None else 1, completed=share or 0, width=WIDTH)
-        line = Table.grid(padding=(0, 1, 0, 0))
         line.add_row(text, bar, *beside)
         return line

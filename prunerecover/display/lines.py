@@ -19,14 +19,16 @@ class Lines:
 
     def __init__(self, stages: Stages) -> None:
         self._stages, self._over, self._announced = stages, threading.Event(), False
+        self._thread = threading.Thread(target=self._keep_saying, daemon=True)
 
     def start(self) -> None:
         """Begin with the first half minute."""
-        threading.Thread(target=self._keep_saying, daemon=True).start()
+        self._thread.start()
 
     def stop(self) -> None:
         """Say nothing from now on."""
         self._over.set()
+        self._thread.join()
 
     def refresh(self) -> None:
         """Say what the innermost stage is expected to take, if it is the first one of which that is known."""

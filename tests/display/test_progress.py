@@ -120,12 +120,12 @@ def test_nothing_where_there_is_no_terminal(capsys):
 
 
 def test_lines_say_how_far_it_is_where_there_is_no_terminal(said):
-    with progress("planning", expected=120), progress("ranking", 4) as advance:
+    with progress("planning", expected=12_000), progress("ranking", 4) as advance:
         advance()
         time.sleep(0.05)
     first, then, *_ = said()
-    assert first == "prunerecover: planning takes about 2 minutes."
-    assert then == "prunerecover: planning: ranking (1/4), 0% done, about 2 minutes left."
+    assert first == "prunerecover: planning takes about 3 hours."
+    assert then == "prunerecover: planning: ranking (1/4), 0% done, about 3 hours left."
     before = len(said())
     time.sleep(0.05)
     assert len(said()) == before  # it is over
@@ -142,7 +142,7 @@ with progress("planning"):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == ""
-    assert done.stderr == "prunerecover: planning, 10 seconds so far.\n"
+    assert set(done.stderr.splitlines()) == {"prunerecover: planning, 10 seconds so far."}
 
 
 def test_what_takes_less_than_a_line_says_nothing_of_its_time(caplog):
