@@ -13,6 +13,7 @@ planning of depth where the store ends. In the end all weights must be the same,
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -35,7 +36,7 @@ MOMENTS = {
 }
 PLANNED = 2  # results of a planning that a process finds at most before it is killed
 SURGERIES = (2, 4, 5, 6)  # epochs
-NEAR_A_SURGERY = ("planning", "planning", "surgery", "saved")
+NEAR_A_SURGERY = ("planning", "planning", "surgery", "saved")  # in turn
 
 
 def newest(folder: Path) -> Path | None:
@@ -189,7 +190,7 @@ def kill_until(folder: Path, kills: int, epochs: int, seed: int) -> list[dict[st
     """Start, kill and resume until `kills` kills are done, then let it finish; return what each kill cost."""
     from prunerecover.depth.search.search_store import results_in
 
-    draw = random.Random(seed)
+    draw, in_turn = random.Random(seed), itertools.cycle(NEAR_A_SURGERY)
     record: list[dict[str, Any]] = []
     while len(record) < kills:
         begun = last_step(folder)
@@ -197,7 +198,7 @@ def kill_until(folder: Path, kills: int, epochs: int, seed: int) -> list[dict[st
         longest = min(LONGEST, left - (kills - len(record)))  # a step is left for each kill to come
         near = any(0 <= epoch * STEPS_PER_EPOCH - begun < longest for epoch in SURGERIES)
         lived = longest if near else draw.randint(1, max(1, longest))
-        moment = draw.choice(NEAR_A_SURGERY if near else ("batch", "saved", "saving"))
+        moment = next(in_turn) if near else draw.choice(("batch", "saved", "saving"))
         found = results_in(folder / "store")
         if start(folder, epochs, lived, moment, draw.randint(1, PLANNED)) == 0:
             raise RuntimeError("Expected a process that is killed before its end, but it ended.")
