@@ -18,7 +18,7 @@ from prunerecover.callbacks.logs.history import LoggedHistory, logged_in_trainin
 from prunerecover.callbacks.logs.report import log_report
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
 from prunerecover.checkpoint.ledger_record import SurgeryEvent
-from prunerecover.frontier.frontier import Frontier
+from prunerecover.frontiers.frontier import Frontier
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.evidence import PlanningCost, SearchEvidence
 from prunerecover.plan.plan import Plan

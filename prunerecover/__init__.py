@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from prunerecover.routing.routed_folder import save_routed as save_routed
     from prunerecover.sensitivity_table.sensitivity import Sensitivity as Sensitivity
     from prunerecover.sensitivity_table.sensitivity import sensitivity as sensitivity
+    from prunerecover.shared_budget.frontier import frontier as frontier
     from prunerecover.shared_budget.plan_pruning import plan_pruning as plan_pruning
     from prunerecover.sites.find import find_groups as find_groups
     from prunerecover.sites.find import find_sites as find_sites
@@ -98,6 +99,7 @@ _HOME = {
     "find_sites": "prunerecover.sites.find",
     "find_units": "prunerecover.sites.find",
     "fit_map": "prunerecover.boundary.fit_map",
+    "frontier": "prunerecover.shared_budget.frontier",
     "importances": "prunerecover.importance.registry",
     "load_pruned": "prunerecover.checkpoint.pruned_folder",
     "load_routed": "prunerecover.routing.routed_folder",

@@ -95,6 +95,12 @@ class FrontToBack:
                 if not output.unwritten:
                     self._leave_out(path)
 
+    def renew(self) -> None:
+        """Take note that modules behind all that passes ended at so far were replaced."""
+        self._modules = {n: m for n, m in self.network.named_modules() if not isinstance(m, torch.jit.ScriptModule)}
+        self._ends = {path: at for path, at in self._ends.items() if path in self._modules}
+        self._complete = "", []
+
     def seen_at(self, path: str, inputs: ModelInputs, calls: int = 1) -> list[tuple[Tensor, Tensor]]:
         """Return copies of the first tensors that a module takes and gives at each call, and end the pass there.
 

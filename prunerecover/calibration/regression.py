@@ -62,20 +62,34 @@ class AffineRegression:
         wx = w[:, None] * x
         self._sums.add(w=w.sum(), x=wx.sum(0), y=w @ y, xx=wx.T @ x, yx=y.T @ wx)
 
-    def solve(self, ridge: float, prior: Tensor, *, constant: bool = True) -> tuple[Tensor, Tensor]:
+    def solve(
+        self, ridge: float, prior: Tensor | None, *, constant: bool = True, features: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return W `(D, C)` and b `(D,)` in double precision.
 
         Args:
             ridge: Strength relative to the mean variance of X; infinity returns the prior's W.
-            prior: W0, `(D, C)`.
+            prior: W0, `(D, C)`; None: zero.
             constant: Whether there may be one; False: b is zero, and moments are about zero.
+            features: Numbers `(C,)` of the entries of X that are regressed on, or maps `(C, n)` of them; None: all.
         """
         s, (origin_x, origin_y) = self._sums.means()
-        weight, mean_x, mean_y = prior.to(s["xx"]), origin_x + s["x"], origin_y + s["y"]
+        mean_x, mean_y = origin_x + s["x"], origin_y + s["y"]
+        among, cross = covariance(s), covariance(s, "y", "x")
+        if features is not None:
+            maps = features.to(among) if features.ndim == 2 else torch.eye(len(mean_x)).to(among)[features]
+            among, cross, mean_x = maps @ among @ maps.T, cross @ maps.T, maps @ mean_x
+        weight = torch.zeros_like(cross) if prior is None else prior.to(cross)
         if ridge != float("inf"):
-            among, cross = covariance(s), covariance(s, "y", "x")
             if not constant:
                 among, cross = among + torch.outer(mean_x, mean_x), cross + torch.outer(mean_y, mean_x)
             penalty = ridge * among.diagonal().mean() + 1e-12
             weight = weight + solve_ridge(among, cross - weight @ among, penalty)
         return weight, mean_y - weight @ mean_x if constant else torch.zeros_like(mean_y)
+
+    def second_moment(self) -> Tensor:
+        """Return the second moment of X with a one behind it, `(C + 1, C + 1)`."""
+        s, (origin, _) = self._sums.means()
+        mean = origin + s["x"]
+        whole = covariance(s) + torch.outer(mean, mean)
+        return torch.cat([torch.cat([whole, mean[:, None]], 1), torch.cat([mean, mean.new_ones(1)])[None]])

@@ -86,6 +86,38 @@ def token_weights(runner: BlockRunner, batches: Sequence[ModelInputs], seed: int
     return found
 
 
+def row_weights(model: nn.Module, paths: Sequence[str], batches: Sequence[ModelInputs], seed: int = 0) -> TokenWeights:
+    """Compute weights of the rows that modules give, as `token_weights` does for blocks.
+
+    Args:
+        model: Dense, in evaluation mode.
+        paths: Paths of modules in order of execution, each called once, whose outputs are `(N, ..., C)`.
+        batches: On the model's device.
+        seed: Of the labels drawn from the model's predictions.
+
+    Raises:
+        ValueError: If an output is NaN or infinite.
+    """
+    generator, found, modules = torch.Generator().manual_seed(seed), TokenWeights(batches), dict(model.named_modules())
+    for batch in batches:
+        given: list[Tensor] = []
+
+        def keep(_: nn.Module, __: Any, output: Tensor, given: list[Tensor] = given) -> Tensor:
+            given.append(output if given else output.detach().requires_grad_())
+            return given[-1]
+
+        with removed_after(*(modules[path].register_forward_hook(keep) for path in paths)), torch.enable_grad():
+            output = predictions_of(call(model, batch))
+            if output.ndim >= 3 and output.shape[:-1] == given[0].shape[:-1]:  # each row has an answer of its own
+                found.add([torch.ones_like(own[..., 0]).detach().flatten(1) for own in given])
+                continue
+            score = _log_likelihood(without_padding(output, batch), generator)
+            gradients = torch.autograd.grad(score, given, allow_unused=True, materialize_grads=True)
+        found.add([own.float().square().sum(-1).reshape(batch.n_samples, -1) for own in gradients])
+    found.finish()
+    return found
+
+
 def _every_token_answers(runner: BlockRunner, batch: ModelInputs) -> bool:
     with torch.no_grad():
         state = runner.advance(batch, 0, None, 1)

@@ -1,1 +1,1 @@
-"""Variants of sites: what may stand there in place of what there is, and how it is fitted."""
+"""The library: variants of all sites of a network, each fitted and scored."""

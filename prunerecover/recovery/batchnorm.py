@@ -6,7 +6,8 @@ averages over the batches, as BatchNorm's own `momentum=None` computes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -55,6 +56,24 @@ def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
         for norm, statistics in zip(norms, estimated, strict=True):
             for name, value in statistics.items():
                 getattr(norm, name).copy_(value)
+
+
+@contextmanager
+def batch_statistics(network: nn.Module) -> Iterator[None]:
+    """Have every BatchNorm normalise by the batch inside a `with` block; no statistics change.
+
+    Args:
+        network: In evaluation mode.
+    """
+    norms = list(batchnorms(network).values())
+    tracking = [norm.track_running_stats for norm in norms]
+    try:
+        for norm in norms:
+            norm.training, norm.track_running_stats = True, False
+        yield
+    finally:
+        for norm, tracked in zip(norms, tracking, strict=True):
+            norm.training, norm.track_running_stats = False, tracked
 
 
 def several_samples(batches: Sequence[Any]) -> list[Any]:

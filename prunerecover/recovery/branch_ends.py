@@ -79,12 +79,12 @@ def at_end(passes: FrontToBack, path: str, norm: str, inputs: ModelInputs) -> li
         layer.register_forward_pre_hook(enter, with_kwargs=True),
         last.register_forward_hook(lambda _, __, output: seen.update(given=output)),
     )
-    with until_reached(*handles), _Sum(seen):
+    with until_reached(*handles), SumSeen(seen):
         passes.run(inputs, path)
     return [(seen["entered"], seen["sum"])] if "sum" in seen else []
 
 
-class _Sum(TorchFunctionMode):
+class SumSeen(TorchFunctionMode):
     """Notes a copy of the sum of what was given and something else, and ends the pass.
 
     Args:

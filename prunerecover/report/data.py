@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from prunerecover.cost.latency import LatencyRatio
 from prunerecover.cost.measurement import Measurement
@@ -76,6 +76,11 @@ class PlanSummary(Record):
     leaves: dict[str, str] = Field(default_factory=dict)
     groups: tuple[KeptGroup, ...] = ()
     frontier: FrontierEvidence | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_no_frontier(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = handler(self)
+        return found if self.frontier else {name: value for name, value in found.items() if name != "frontier"}
 
     @classmethod
     def of(cls, plan: Plan) -> PlanSummary:

@@ -10,7 +10,7 @@ from prunerecover.cost.latency import LatencyRatio
 from prunerecover.cost.statistics import Interval
 from prunerecover.display.markdown import table as markdown_table
 from prunerecover.display.summary import Summary
-from prunerecover.frontier.frontier import frontier_table
+from prunerecover.frontiers.frontier import frontier_table
 from prunerecover.plan.evidence import FrontierEvidence
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS

@@ -11,7 +11,7 @@ from torch import nn
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.kinds import DEPTH_KINDS, RANKED_KINDS, WIDTH_KINDS, kinds_among
+from prunerecover.plan.kinds import DEPTH_KINDS, KINDS, RANKED_KINDS, WIDTH_KINDS, kinds_among
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.experts import find_experts
@@ -37,7 +37,7 @@ class SharedBudgetConfig:
     def __post_init__(self) -> None:
         """Check the arguments, and take a single kind or pattern for a list of one."""
         if self.kinds is not None:
-            object.__setattr__(self, "kinds", kinds_among(self.kinds, RANKED_KINDS))
+            object.__setattr__(self, "kinds", kinds_among(self.kinds, KINDS))
         object.__setattr__(self, "ignore", self.width(FOUND_KINDS, self.ignore).ignore)
 
     def said(self) -> dict[str, Any]:
@@ -59,8 +59,13 @@ class SharedBudgetConfig:
             cost: Of the budget; experts save parameters alone.
         """
         if self.kinds is not None:
-            return tuple(kind for kind in self.kinds if kind in WIDTH_KINDS)
+            return tuple(kind for kind in self.kinds if kind in WIDTH_KINDS and kind in RANKED_KINDS)
         return (*FOUND_KINDS, "expert") if cost == "params" and find_experts(model) else FOUND_KINDS
+
+    @property
+    def smaller_heads(self) -> bool:
+        """Whether heads may get smaller, beside those that go."""
+        return self.kinds is None or "head_dim" in self.kinds
 
     def depth(self, kinds: Sequence[str] | None, ignore: Sequence[str]) -> DepthConfig:
         """Return the arguments of planning in depth.

@@ -1,8 +1,4 @@
-"""Names in `ignore` when depth and width share a budget: units of depth, groups of width, or both.
-
-Names are those of the dense network. Width is planned on the network that depth leaves, where later blocks have moved
-up: what stays there is said by the names that its groups have then.
-"""
+"""Names in `ignore` when depth and width share a budget: units of depth, groups of width, or both."""
 
 from __future__ import annotations
 
@@ -15,8 +11,6 @@ from torch import nn
 from prunerecover.depth.arguments import kinds_of
 from prunerecover.model.arguments import check_patterns, matches
 from prunerecover.model.batches import ModelInputs
-from prunerecover.plan.edits import Edit
-from prunerecover.plan.removed_units import names_after
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
 from prunerecover.sites.find import find_units
 from prunerecover.width.groups.discovery import find_groups
@@ -60,25 +54,20 @@ def patterns_of_depth(
 
 
 def groups_that_stay(
-    model: nn.Module, example: ModelInputs, config: SharedBudgetConfig, kinds: Sequence[str], gone: Sequence[Edit]
+    model: nn.Module, example: ModelInputs, config: SharedBudgetConfig, kinds: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return patterns of the groups that `ignore` names in the dense network, as they are called without some units.
+    """Return patterns of the groups that `ignore` names.
 
     Args:
-        model: The network without these units.
+        model: Dense network.
         example: Inputs for it.
-        config: With what is ignored.
-        kinds: Of width.
-        gone: The edits that took the units out.
+        config: Arguments, with what is ignored.
+        kinds: Kinds of width.
     """
     if not config.ignore:
         return ()
-    names = names_after(gone)
-    return tuple(
-        glob.escape(name)
-        for name in _group_names(model, example, kinds)
-        if matches(names.dense_name(name), config.ignore)
-    )
+    names = _group_names(model, example, kinds)
+    return tuple(glob.escape(name) for name in names if matches(name, config.ignore))
 
 
 def _group_names(model: nn.Module, example: ModelInputs, kinds: Sequence[str]) -> list[str]:

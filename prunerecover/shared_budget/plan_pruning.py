@@ -1,15 +1,17 @@
-"""Plan depth and width together for one budget: which splits are tried, and which of them is planned."""
+"""Plan depth and width together for one budget: a choice out of the library of variants, or one of both alone."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import nn
 
 from prunerecover.boundary.search import Evaluate, Trial, accuracies_of
-from prunerecover.cost.met_share import MOST, BudgetMissed, Wanted, met_share
+from prunerecover.cost.met_share import Wanted, met_share
 from prunerecover.display.progress import beside_other_displays, progress
 from prunerecover.divergence.registry import Divergence, comparing_by
 from prunerecover.importance.measuring.losses import Loss
@@ -17,18 +19,17 @@ from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import DepthEvidence, SplitEvidence, TriedSplit
 from prunerecover.plan.plan import Plan
+from prunerecover.refusal import Refusal
 from prunerecover.session.session import Session
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_share
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
+from prunerecover.solvers.refine import MISSED, State
 from prunerecover.surgery.saved_cost import CLOCKS
 from prunerecover.width.allocation.latency_budget import STEP
 from prunerecover.width.groups.rounding import RoundTo
 
 WIDTH, DEPTH = 0.0, 1.0  # shares of the budget that depth takes where one of both goes alone
-HALF = 0.5
-FINER = (0.25, 0.125)  # from the best of them, to the better side
-NEAR = CLOCKS  # of the cost: widths meet a budget within so much as well
-CLEARLY = CLOCKS + STEP  # of the latency: too much, which widths would not take out either
+HALF = 0.5  # stands for what depth takes where there is no plan of both
 
 
 def plan_pruning(
@@ -47,11 +48,12 @@ def plan_pruning(
 ) -> Plan:
     """Decide what goes in depth and in width within one budget; the model is bit-identical afterwards.
 
-    Depth alone, width alone, and half of the budget by depth with the rest by width are planned, and two more between
-    the best and its better neighbour; the plan whose output is nearest to the dense network's, on samples that
-    nothing is fitted to so far, is returned; networks with BatchNorm are compared once they are reconstructed, as
-    `Prune` leaves them. Where units of one of both cannot go at all, the other takes the budget.
-    With `evaluate`, splits are recovered for a short while instead, and the most accurate one is returned.
+    Every site may stay, get smaller by several sizes, or go and leave a replacement. Each of these variants is fitted
+    and scored alone by the output divergence on held-out samples; an integer program chooses one for each site, and
+    the choice is refined while the divergence falls: alternatives are scored again on top of it. What is chosen is
+    fitted in order, on the pruned network towards the dense one, and tuned on the output.
+    Where units of one of both cannot go at all, the other takes the budget. With `evaluate`, this plan, width alone and
+    depth alone are recovered for a short while, and the most accurate one is returned.
 
     Args:
         model: Any network, wrapped or not.
@@ -100,122 +102,132 @@ def joint_plan(session: Session, budget: Budget, config: SharedBudgetConfig, eva
     """
     cost, _ = check_share(budget)
     with progress("planning depth and width"):
-        return SplitSearch(SharedBudgetPlanner(session, cost, config), budget, evaluate).run()
+        return BudgetSearch(SharedBudgetPlanner(session, cost, config), budget, evaluate).run()
 
 
-class SplitSearch:
-    """Tries splits of one budget and plans the best.
+@dataclass(frozen=True)
+class Candidate:
+    """A plan that is compared with others.
+
+    Attributes:
+        plan: The plan.
+        saved: Share of the cost that goes with it.
+        divergence: Of the output on held-out samples; None: it cannot be compared, or nothing has to be.
+        warnings: What planning warned of.
+    """
+
+    plan: Plan
+    saved: float
+    divergence: float | None
+    warnings: tuple[Warning | str, ...] = ()
+
+
+class BudgetSearch:
+    """Plans one budget: depth and width together, or one of both alone.
 
     Args:
         planner: Of the budget's cost.
         budget: A share of it.
-        evaluate: See `plan_pruning`; None: splits are compared by their outputs.
+        evaluate: See `plan_pruning`; None: plans are compared by their outputs.
 
     Attributes:
-        tried: In order.
-        plans: By the share of the budget that depth takes.
+        tried: What was tried, in order.
+        candidates: Plans, by the share of the budget that depth takes.
     """
 
     def __init__(self, planner: SharedBudgetPlanner, budget: Budget, evaluate: Evaluate | None = None) -> None:
         self.planner, self.budget, self.evaluate = planner, budget, evaluate
         self.cost, self.wanted = check_share(budget)
         self.tried: list[TriedSplit] = []
-        self.plans: dict[float, Plan] = {}
-        self._warnings: dict[float, list[Warning | str]] = {}
-        self._reach = self.wanted  # of the MACs (or parameters) in depth alone, to save what is wanted of the cost
+        self.candidates: dict[float, Candidate] = {}
 
     def run(self) -> Plan:
-        """Return the plan of the best split.
+        """Return the best plan.
 
         Raises:
-            ValueError: If no split can be planned, or labels are missing.
+            ValueError: If there is none, or labels are missing.
         """
         if not self.wanted:
             return Plan()
-        self.planner.score_width()
-        if self.planner.why_no_depth or self.planner.why_no_width:
-            self._try(WIDTH if self.planner.why_no_depth else DEPTH)
+        planner = self.planner
+        planner.score_width()
+        if planner.why_no_depth or planner.why_no_width:
+            self._try(lambda: self._alone(depth=bool(planner.why_no_width)), WIDTH if planner.why_no_depth else DEPTH)
         else:
-            self._try_splits()
-        best = self._best()
-        for message in self._warnings[best]:
-            warnings.warn(message, stacklevel=4)
-        return self._described(best, *self._met(best))
-
-    def _try_splits(self) -> None:
-        with progress("trying splits", 3 + len(FINER)) as advance:
-            for share in (WIDTH, DEPTH, HALF):
-                self._try(share)
-                if share == DEPTH:
-                    self._learn_reach()
-                advance()
+            if planner.has_library:
+                self._try(self._together, refusals=Refusal)
+            if not self.candidates or self.evaluate is not None or planner.is_reconstructed:
+                for share in (WIDTH, DEPTH):
+                    self._try(partial(self._alone, depth=share == DEPTH), share)
             self._recover()
-            for step in FINER:
-                for share in self._nearer(step):
-                    self._try(share)
-                self._recover()
-                advance()
-
-    def _nearer(self, step: float) -> list[float]:
-        """Return the split that is a step from the best one, on the side on which the next one is better."""
-        behind = {one.depth: _behind(one) for one in self.tried if not one.refused}
-        if not behind:
-            return [HALF - step, HALF + step]
         best = self._best()
-        sides = [best + way * step for way in (-1, 1) if WIDTH < best + way * step < DEPTH]
+        for message in self.candidates[best].warnings:
+            warnings.warn(message, stacklevel=4)
+        return self._described(best, self.candidates[best])
 
-        def next_to(share: float) -> float:
-            beyond = [one for one in behind if (one - best) * (share - best) > 0]
-            return behind[min(beyond, key=lambda one: abs(one - best))] if beyond else math.inf
+    def _try(
+        self, make: Callable[[], Candidate], share: float | None = None, refusals: type[ValueError] = ValueError
+    ) -> None:
+        """Make a candidate, and note what came of it.
 
-        return sorted(sides, key=next_to)[:1]
-
-    def _learn_reach(self) -> None:
-        """Note how many of the MACs depth alone takes out to save as much latency as is wanted."""
-        if self.cost == "latency" and DEPTH in self.plans:
-            macs, saved = (self.planner.removed_share(self.plans[DEPTH], cost) for cost in ("macs", "latency"))
-            if macs > 0 and saved > 0:
-                self._reach = min(macs * self.wanted / saved, MOST)
-
-    def _try(self, share: float) -> None:
-        """Plan a split, and compare its output if there are others."""
+        Args:
+            make: Makes it.
+            refusals: Errors that say that there is none.
+            share: Of the budget, that depth takes; None: as much as it turns out to be.
+        """
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                plan = self._planned(share, self.wanted)
-            except ValueError as refusal:
-                self.tried.append(TriedSplit(depth=share, refused=str(refusal)))
+                found = make()
+            except refusals as refusal:
+                self.tried.append(TriedSplit(depth=HALF if share is None else share, refused=str(refusal)))
                 return
-        alone = self.planner.why_no_depth or self.planner.why_no_width
-        compared = not alone and self.evaluate is None
-        divergence = self._divergence(plan) if compared else None
-        saved = self.planner.removed_share(plan, self.cost)
-        self.tried.append(TriedSplit(depth=share, divergence=divergence, saved=saved))
-        self.plans[share] = plan if self.evaluate is None else self.planner.finished(plan)
-        self._warnings[share] = [warning.message for warning in caught]
+        found = replace(found, warnings=tuple(warning.message for warning in caught))
+        share = self.planner.depth_share(found.plan) if share is None else share
+        divergence = None if self.evaluate is not None else found.divergence
+        self.tried.append(TriedSplit(depth=share, divergence=divergence, saved=found.saved))
+        self.candidates[share] = found
 
-    def _planned(self, share: float, aim: float) -> Plan:
-        """Return the plan of a split that is to save a share of the cost; what its parts miss, `_met` measures."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BudgetMissed)
-            if share in (WIDTH, DEPTH):
-                return self.planner.alone(share == DEPTH, aim)
-            return self.planner.together(min(share * self._reach * aim / self.wanted, MOST), aim)
+    def _together(self) -> Candidate:
+        """Return the plan of depth and width together, made anew while it is measured to miss the budget."""
+        planner, timed = self.planner, self.cost == "latency"
+        states: list[State] = []
 
-    def _divergence(self, plan: Plan) -> float | None:
-        same = next((share for share, other in self.plans.items() if other.edits == plan.edits), None)
-        if same is not None:
-            return next(one.divergence for one in self.tried if one.depth == same)
-        found = self.planner.divergence(plan)
-        return found if found is not None and math.isfinite(found) else None
+        def together(times: float) -> State:
+            need = {self.cost: times * self.wanted}
+            states.append(planner.together(need, 1, states[-1]) if states else planner.together(need))
+            return states[-1]
+
+        least = Wanted(self.wanted, CLOCKS if timed else MISSED, 2 * CLOCKS if timed else math.inf)
+        state, saved = met_share(
+            {self.cost: least},
+            together,
+            lambda state: {self.cost: planner.removed_share(planner.edits(state.chosen))},
+        )
+        plan = planner.plan(*planner.finished(state))
+        divergence = planner.divergence(plan) if planner.is_reconstructed else state.divergence
+        return Candidate(plan, saved[self.cost], divergence)
+
+    def _alone(self, *, depth: bool) -> Candidate:
+        """Return the plan of depth or of width alone, made anew while it is measured to miss the budget."""
+        planner, timed = self.planner, self.cost == "latency"
+        plan, saved = met_share(
+            {self.cost: Wanted(self.wanted, CLOCKS, CLOCKS + STEP if timed else math.inf)},
+            lambda times: planner.alone(depth, times * self.wanted),
+            lambda plan: {self.cost: planner.removed_share(plan.edits)},
+        )
+        lonely = planner.why_no_depth or planner.why_no_width
+        return Candidate(
+            plan, saved[self.cost], None if lonely or self.evaluate is not None else planner.divergence(plan)
+        )
 
     def _recover(self) -> None:
-        """Learn the accuracies after a short recovery of the splits that were tried since the last time."""
+        """Learn the accuracies after a short recovery of all candidates."""
         if self.evaluate is None:
             return
-        new = [i for i, one in enumerate(self.tried) if not one.refused and one.accuracy is None]
-        trials = [Trial(self.plans[self.tried[i].depth], self.planner.config.seed) for i in new]
-        for i, accuracy in zip(new, accuracies_of(self.evaluate, trials), strict=True):
+        able = [i for i, one in enumerate(self.tried) if not one.refused]
+        trials = [Trial(self.candidates[self.tried[i].depth].plan, self.planner.config.seed) for i in able]
+        for i, accuracy in zip(able, accuracies_of(self.evaluate, trials), strict=True):
             self.tried[i] = self.tried[i].model_copy(update={"accuracy": float(accuracy)})
 
     def _best(self) -> float:
@@ -227,33 +239,21 @@ class SplitSearch:
             )
         return min(able, key=_behind).depth
 
-    def _met(self, share: float) -> tuple[Plan, float]:
-        """Return the plan of a split and what it saves; made anew while it is measured to miss the budget."""
-        if not self.plans[share].edits:
-            return self.plans[share], 0.0
-        above = CLEARLY if self.cost == "latency" else math.inf  # what is counted may exceed it by a unit
-        plan, saved = met_share(
-            {self.cost: Wanted(self.wanted, NEAR, above)},
-            lambda times: self.plans[share] if times == 1 else self._planned(share, times * self.wanted),
-            lambda plan: {self.cost: self.planner.removed_share(plan, self.cost)},
-        )
-        recovered = self.evaluate is not None and plan is self.plans[share]
-        return (plan if recovered else self.planner.finished(plan)), saved[self.cost]
-
-    def _described(self, share: float, plan: Plan, saved: float) -> Plan:
+    def _described(self, share: float, found: Candidate) -> Plan:
         """Return the plan as one for the whole budget."""
+        plan = found.plan
         if not plan.edits:
             return plan
         arguments = {"budget": self.budget.to_dict(), "depth_share": share, **self.planner.config.said()}
         made_by = plan.made_by.model_copy(update={"method": "joint", "arguments": arguments})
-        found = SplitEvidence(splits=tuple(self.tried), depth_share=share, saved=saved)
-        evidence = {**plan.evidence, **found.to_dict()}
+        tried = SplitEvidence(splits=tuple(self.tried), depth_share=share, saved=found.saved)
+        evidence = {**plan.evidence, **tried.to_dict()}
         part = DepthEvidence.of(evidence).removed_share
         if part is not None and self.cost == "latency":  # of the MACs that depth alone took
             del evidence["removed_share"]
         elif part is not None:
             live = self.planner.session.cost(self.cost).live_share(plan.edits)
-            whole = part.model_copy(update={"live": live, "merged": saved, "asked": self.wanted})
+            whole = part.model_copy(update={"live": live, "merged": found.saved, "asked": self.wanted})
             evidence |= DepthEvidence(removed_share=whole).to_dict()
         return plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(plan.tensors)
 

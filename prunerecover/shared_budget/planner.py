@@ -1,38 +1,48 @@
-"""Planner of one budget over depth and width: a plan in depth for a part of it, and one in width for what is left."""
+"""Planner of budgets over depth and width together: the library of a network's variants, solved and refined."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
-from torch import Tensor
-
-from prunerecover.cost.met_share import Wanted, met_share
+from prunerecover.depth.arguments import kinds_of
+from prunerecover.depth.graph_planner import units_that_may_go
 from prunerecover.depth.plan_depth import planner_for
 from prunerecover.depth.planner import DepthPlanner
-from prunerecover.model.batches import (
-    ModelInputs,
-)
+from prunerecover.graph.trace import trace
+from prunerecover.library.costs import VariantCosts
+from prunerecover.library.edits import Chosen, Fit
+from prunerecover.library.library import Library
+from prunerecover.library.tuning import tuned
+from prunerecover.library.variants import DENSE, LibrarySite, containment, holders
+from prunerecover.model.arguments import matches
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import ordinary_arithmetic
-from prunerecover.plan.budget import Budget
-from prunerecover.plan.edits import Edit, Narrow
+from prunerecover.plan.edits import Edit
+from prunerecover.plan.evidence import DepthEvidence, WidthEvidence
+from prunerecover.plan.groups import Group
 from prunerecover.plan.plan import Plan
+from prunerecover.plan.units import Unit
 from prunerecover.recovery.reconstruction import fit_layers, made_for, reconstructible
 from prunerecover.refusal import Refusal
 from prunerecover.session.session import Session
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
-from prunerecover.shared_budget.ignored import patterns_of_depth, possible
-from prunerecover.shared_budget.rest_in_width import RestInWidth
-from prunerecover.surgery.saved_cost import CLOCKS
-from prunerecover.width.allocation.latency_budget import STEP
+from prunerecover.shared_budget.ignored import groups_that_stay, patterns_of_depth, possible
+from prunerecover.solvers.program import Option, Program
+from prunerecover.solvers.refine import ROUNDS, Refiner, State
+from prunerecover.surgery.provenance import plan_for
+from prunerecover.width.allocation.equal_layers import alike
 from prunerecover.width.arguments import WidthConfig
-from prunerecover.width.tuning import fitted_and_tuned
+from prunerecover.width.groups.discovery import look_for_groups
+from prunerecover.width.groups.rounding import rounded
+from prunerecover.width.planner import WidthPlanner
 
-ONCE_MORE = 2  # plans of a split, the second one for what the first is measured to miss
+WIDTH_EDITS = ("narrow", "rewrite", "free_heads")
 
 
 class SharedBudgetPlanner:
-    """Plans splits of budgets in one cost for one model, and computes once what they share.
+    """Plans budgets over depth and width for one network, and computes once what they share.
 
     Args:
         session: Network and samples.
@@ -43,8 +53,7 @@ class SharedBudgetPlanner:
         session: See above.
         why_no_depth: Why no unit of depth can go; empty if some can.
         why_no_width: Why no unit of width can go; empty if some can.
-        counted: The cost that depth's part of a budget is planned in: MACs for a latency.
-        depth_config: Of planning in depth.
+        depth_config: Arguments of planning in depth alone.
 
     Raises:
         ValueError: If neither can go, or a pattern in `ignore` matches nothing.
@@ -52,39 +61,132 @@ class SharedBudgetPlanner:
 
     def __init__(self, session: Session, cost: str, config: SharedBudgetConfig) -> None:
         self.session, self.cost, self.config = session, cost, config
-        self.counted = "macs" if cost == "latency" else cost
-        self._kinds = config.width_kinds(session.model, cost)
-        ignored = patterns_of_depth(session.model, session.example, config, self._kinds)
+        kinds = config.width_kinds(session.model, cost)
+        ignored = patterns_of_depth(session.model, session.example, config, kinds)
         self.depth_config = config.depth(config.depth_kinds(), ignored)
-        self._rest = RestInWidth(session, self._kinds, config)
-        _, self.why_no_width = possible(self._rest.dense)
-        self._depth, self.why_no_depth = possible(self._depth_planner)
+        stay, _ = possible(lambda: groups_that_stay(session.model, session.example, config, kinds))
+        self._width_config = config.width(kinds, stay or ())
+        self._width, self.why_no_width = possible(self._width_planner)
+        self._units, self.why_no_depth = possible(self._depth_units)
         if self.why_no_depth and self.why_no_width:
             raise Refusal(
                 f"{type(session.model).__name__} to have units of depth or width that may go",
                 f"there are none. Depth: {self.why_no_depth} Width: {self.why_no_width}".removesuffix("."),
                 "Follow what one of these says, or prune another part of the network.",
             )
-        self._kinds_of_depth: tuple[str, ...] | None = None  # that went when depth took all of the budget
-        self._shares: list[tuple[tuple[str, tuple[Edit, ...]], float]] = []
-        self._together: list[tuple[tuple[Edit, ...], float, Plan]] = []  # by what goes in depth, and in all
 
     def score_width(self) -> None:
-        """Score the units of width of the dense network, while errors do not mean yet that a budget cannot be met.
+        """Score the units of width, while errors do not mean yet that a budget cannot be met.
 
         Raises:
             ValueError: If labels are missing.
         """
-        if not self.why_no_width:
-            self._rest.score()
+        if self._width is not None:
+            self._width.scores(*self._width.config.importances)
 
     def width_config(self) -> WidthConfig:
         """Return the arguments of planning in width alone."""
-        return self._rest.config_after(Plan(), self.session)
+        return self._width_config
+
+    @property
+    def has_library(self) -> bool:
+        """Whether depth and width can be chosen together: units and groups of the library, and a comparable output."""
+        return bool(self._width is not None and self._chosen_among() and self.session.output.comparable)
+
+    def _chosen_among(self) -> tuple[Unit, ...]:
+        """Return the units of depth that are chosen among together with groups: no layers, whose widths follow."""
+        units = self._units or ()
+        return holders(units) if self.config.kinds is None else tuple(unit for unit in units if unit.kind != "layer")
+
+    @property
+    def is_reconstructed(self) -> bool:
+        """Whether the network is reconstructed once it is pruned: plans are compared as they are then."""
+        return made_for(self.session.model)
+
+    @cached_property
+    def library(self) -> Library:
+        """The library, scored."""
+        assert self._width is not None, "has_library says so"
+        (scores,) = self._width.scores(*self._width.config.importances)
+        groups = rounded(self._width.groups, self.config.round_to)
+        sizes = self._head_sizes() if any(group.kind == "head" for group in groups) else ()
+        library = Library(self.session, self._chosen_among(), self._width.network, scores, (*groups, *sizes), sizes)
+        library.score()
+        return library
+
+    def _head_sizes(self) -> tuple[Group, ...]:
+        """Return the groups of head dimensions that may be narrowed."""
+        if not self.config.smaller_heads:
+            return ()
+        session = self.session
+        traced = trace(session.model, session.example, "batches")
+        found = look_for_groups(session.model, traced, ("head", "head_dim")).of_kinds(("head_dim",)).groups
+        return tuple(group for group in found if not matches(group.name, self.config.ignore))
+
+    @cached_property
+    def costs(self) -> VariantCosts:
+        """Costs of the library's variants."""
+        return VariantCosts(self.session, self.library.maker)
+
+    def program(self, costs: tuple[str, ...]) -> Program:
+        """Return the integer program over the library.
+
+        Args:
+            costs: Names of the costs of its budgets.
+        """
+        shares = {cost: self.costs.shares(cost) for cost in costs}
+        options = {
+            site: [
+                Option(
+                    name,
+                    max(0.0, one.divergence),
+                    {cost: shares[cost][site][name] for cost in costs},
+                    bool(one.variant.leaves),
+                )
+                for name, one in own.items()
+            ]
+            for site, own in self.library.scored.items()
+        }
+        for own in options.values():  # those of about one cost are near each other
+            own.sort(key=lambda option: (option.gone, option.saved[costs[0]]))
+        sites = tuple(self.library.sites.values())
+        return Program(options, containment(sites), self._alike(sites) if self.config.equal_layers else ())
+
+    def _alike(self, sites: Sequence[LibrarySite]) -> list[list[str]]:
+        """Return the names of sites whose groups keep one size."""
+        holder = {(group.kind, group.name): site.name for site in sites for group in site.groups}
+        own = [group for site in sites for group in site.groups]
+        return [[holder[group.kind, group.name] for group in layers] for layers in alike(own)]
+
+    @ordinary_arithmetic()
+    def together(self, need: Mapping[str, float], rounds: int = ROUNDS, start: State | None = None) -> State:
+        """Return the choice of depth and width that saves shares of costs, fitted in order; see `finished`.
+
+        Args:
+            need: Shares that have to go, by cost, by the library's own figures.
+            rounds: Rounds of refinement at most.
+            start: Choice for about as much.
+
+        Raises:
+            ValueError: If so much cannot go.
+        """
+        with self.session.evaluating():
+            measure = None if "latency" in need else self._saved
+            return Refiner(self.library, self.program(tuple(need)), need, measure).run(rounds, start)
+
+    def _saved(self, names: Mapping[str, str]) -> dict[str, float]:
+        """Return the share of the cost that variants of these names really save together."""
+        variants = {site: (self.library.sites[site].variant(name), Fit()) for site, name in names.items()}
+        edits = self.edits({site: one for site, one in variants.items() if one[0].name != DENSE})
+        return {self.cost: self.removed_share(edits)}
+
+    def removed_share(self, edits: Sequence[Edit]) -> float:
+        """Return the share of the cost that goes with edits, once merged; latency is measured."""
+        return self.session.cost(self.cost).removed_share(edits) if edits else 0.0
 
     @ordinary_arithmetic()
     def alone(self, depth: bool, share: float) -> Plan:
-        """Return the plan of depth or of width alone; see `finished`.
+        """Return the plan of depth or of width alone.
 
         Args:
             depth: Whether it is depth.
@@ -94,105 +196,102 @@ class SharedBudgetPlanner:
             ValueError: If the network cannot be pruned so.
         """
         budget = budget_of(self.cost, share)
-        return self._depth_plan(budget) if depth else self._rest.after(Plan(), budget)
+        if depth:
+            return self._depth_planner.plan(budget)
+        if self._width is None:
+            raise ValueError(self.why_no_width)
+        return self._width.plan(budget)
 
     @ordinary_arithmetic()
-    def together(self, depth_share: float, share: float) -> Plan:
-        """Return the plan of a part in depth, and of the rest in width; see `finished`.
+    def finished(self, state: State) -> tuple[Chosen, float]:
+        """Return a choice fitted to all samples and tuned, and its divergence on held-out samples before."""
+        library = self.library
+        with self.session.evaluating():
+            fit = self.session.samples.fit
+            chosen, _ = tuned(self.session.model, library.maker, state.chosen, fit, library.scorer)
+            return chosen, state.divergence
 
-        Latency is measured on few samples in between, for narrow layers save less of it than of the MACs, and on the
-        whole batch at the end: splits can only be compared where they save the same.
+    def edits(self, chosen: Chosen, *, in_place: bool = False) -> tuple[Edit, ...]:
+        """Return the edits of a choice."""
+        return self.library.maker.edits(chosen, in_place=in_place)[0]
+
+    def plan(self, chosen: Chosen, divergence: float) -> Plan:
+        """Return the plan of a choice.
 
         Args:
-            depth_share: Of the MACs (or parameters), that depth takes out.
-            share: Of the cost, that has to go.
-
-        Raises:
-            ValueError: If the network cannot be pruned so.
+            chosen: Variants with what is fitted.
+            divergence: Of the output on held-out samples.
         """
-        if self._depth is None:
-            raise ValueError(self.why_no_depth)
-        first = self._depth.part(budget_of(self.counted, depth_share), self._kinds_of_depth)
-        known = (whole for edits, asked, whole in self._together if edits == first.edits and asked == share)
-        if (plan := next(known, None)) is None:
-            plan = self._completed(first, share)
-            self._together.append((first.edits, share, plan))
-        return plan
-
-    def _completed(self, first: Plan, share: float) -> Plan:
-        """Return a plan in depth with one in width, made once more if both together are measured to miss a latency."""
-        gone = self.session.cost(self.cost).on_few.removed_share(first.edits) if first.edits else 0.0
-        least = CLOCKS if self.cost == "latency" else 0.0
-
-        def completed(aim: float) -> Plan:
-            left = (aim - gone) / (1 - gone)
-            return self._rest.after(first, budget_of(self.cost, left)) if left > least else first
-
-        if self.cost != "latency":
-            return completed(share)
-        plan, _ = met_share(
-            {self.cost: Wanted(share, below=CLOCKS, above=CLOCKS + STEP)},
-            lambda times: completed(times * share),
-            lambda plan: {self.cost: self.removed_share(plan, self.cost)},
-            tries=ONCE_MORE,
+        library, session = self.library, self.session
+        with session.evaluating():
+            edits, tensors = library.maker.edits(chosen, in_place=False)
+        gone = {name: len(units) for variant, _ in chosen.values() for name, units in variant.removed.items()}
+        groups = self._width.groups if self._width is not None else ()
+        width = WidthEvidence(
+            kept={g.name: (g.size - gone.get(g.name, 0), g.size) for g in groups},
+            kinds={g.name: g.kind for g in groups},
         )
-        return plan
+        units = {site.name: site.unit.kind for site in library.sites.values() if site.unit}
+        removed = [name for name, (variant, _) in chosen.items() if variant.leaves]
+        depth = DepthEvidence(
+            units=units,
+            importance={name: _of_unit(library, name) for name in units},
+            samples=session.samples.n_samples,
+            divergence={removed[-1]: divergence} if removed else {},
+        )
+        return plan_for(
+            session.model,
+            edits,
+            method="joint",
+            seed=self.config.seed,
+            tensors={key: value.detach().cpu() for key, value in tensors.items()},
+            example=session.example,
+            evidence={**depth.to_dict(), **width.to_dict()},
+        )
 
-    def removed_share(self, plan: Plan, cost: str) -> float:
-        """Return the share of a cost that goes with a plan, once it is merged; latency is measured.
-
-        Args:
-            plan: For the model.
-            cost: "macs", "params" or "latency".
-        """
-        if not plan.edits:
-            return 0.0
-        asked = (cost, plan.edits)  # settings in edits have no hash
-        share = next((share for other, share in self._shares if other == asked), None)
-        if share is None:
-            share = self.session.cost(cost).removed_share(plan.edits)
-            self._shares.append((asked, share))
-        return share
-
-    @ordinary_arithmetic()
-    def finished(self, plan: Plan) -> Plan:
-        """Return a plan with what narrowed weights take over fitted to all samples, and tuned towards the dense output.
-
-        Plans in depth are finished already.
-        """
-        return plan.with_tensors(self._fitted(plan, self.session.samples.whole))
+    def depth_share(self, plan: Plan) -> float:
+        """Return the share of a plan's saved cost that goes with units of depth; of a latency by the MACs."""
+        cost = self.session.cost("macs" if self.cost == "latency" else self.cost)
+        whole = cost.removed_share(plan.edits)
+        width = cost.removed_share([edit for edit in plan.edits if edit.op in WIDTH_EDITS])
+        return min(1.0, max(0.0, 1 - width / whole)) if whole > 0 else 0.0
 
     @ordinary_arithmetic()
     def divergence(self, plan: Plan) -> float | None:
-        """Return the output divergence on held-out samples; None: it cannot be compared.
+        """Return a plan's output divergence on held-out samples; None: it cannot be compared.
 
-        For it, as at the end, what narrowed weights take over is fitted to the other samples, and a network with
-        BatchNorm is reconstructed on them if that brings it nearer: splits gain by it differently.
+        A network with BatchNorm is reconstructed on the other samples if that brings it nearer.
         """
         output, fit = self.session.output, self.session.samples.fit
         if not output.comparable:
             return None
-        network = output.pruned(plan.edits, self._fitted(plan, fit))
+        network = output.pruned(plan.edits, plan.tensors)
         found = output.divergence_of(network)
-        if not (made_for(network) and reconstructible(plan)):
-            return found
-        network = deep_copy(network)  # which may share weights with the model
-        fit_layers(network, self.session.model, plan, fit, seed=self.session.seed)
-        return min(found, output.divergence_of(network))
+        if made_for(network) and reconstructible(plan):
+            network = deep_copy(network)  # which may share weights with the model
+            fit_layers(network, self.session.model, plan, fit, seed=self.session.seed)
+            found = min(found, output.divergence_of(network))
+        return found if math.isfinite(found) else None
 
-    def _fitted(self, plan: Plan, batches: Sequence[ModelInputs]) -> Mapping[str, Tensor]:
-        if not any(isinstance(edit, Narrow) and edit.tensors for edit in plan.edits):
-            return plan.tensors
-        return fitted_and_tuned(plan.edits, plan.tensors, batches, self.session.output)
+    def _width_planner(self) -> WidthPlanner:
+        if not self._width_config.kinds:
+            raise ValueError(f"Expected kinds of width, but got kinds={self.config.kinds}.")
+        return WidthPlanner(self.session, self._width_config)
 
-    def _depth_plan(self, budget: Budget) -> Plan:
-        if self._depth is None:
-            raise ValueError(self.why_no_depth)
-        plan = self._depth.plan(budget)
-        self._kinds_of_depth = tuple(plan.removed) or None
-        return plan
-
-    def _depth_planner(self) -> DepthPlanner:
+    def _depth_units(self) -> tuple[Unit, ...]:
         if self.depth_config.kinds == ():
             raise ValueError(f"Expected kinds of depth, but got kinds={self.config.kinds}.")
+        kinds = kinds_of(self.session.model, None, self.depth_config.kinds)
+        self.depth_config.check_ready(kinds)
+        with self.session.evaluating():
+            return units_that_may_go(self.session.model, self.session.example, kinds, self.depth_config)[1]
+
+    @cached_property
+    def _depth_planner(self) -> DepthPlanner:
         return planner_for(self.session, budget_of(self.cost, 0.0), self.depth_config)
+
+
+def _of_unit(library: Library, site: str) -> float:
+    """Return the least divergence where a unit alone goes."""
+    scores = [one.divergence for one in library.scored[site].values() if one.variant.leaves]
+    return min(scores, default=0.0)

@@ -99,9 +99,14 @@ class NarrowableNetwork:
             for group in self.groups
         ]
 
-    def edits(self, removed: Removed) -> tuple[Edit, ...]:
-        """Return the edits that take units out; none if none goes."""
-        narrowed = narrow_edits(self.groups, removed)
+    def edits(self, removed: Removed, more: Sequence[Group] = ()) -> tuple[Edit, ...]:
+        """Return the edits that take units out; none if none goes.
+
+        Args:
+            removed: Units that go, by group name.
+            more: Groups besides, such as dimensions of heads.
+        """
+        narrowed = narrow_edits((*self.groups, *more), removed)
         freed = freed_for(((edit.kind, edit.group) for edit in narrowed), self.attentions)
         rewrites = (edit for edit in self.rewrites if isinstance(edit, Rewrite) or edit.unit in freed)
         return (*rewrites, *narrowed) if narrowed else ()

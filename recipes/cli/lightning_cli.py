@@ -53,8 +53,8 @@ class PlanTrainer(pl.Trainer):
         Args:
             model: The module that holds the network.
             method: How to decide, and how much to remove (`--method depth`, `graph`, `boundary`, `boundary_published`,
-                `per_cost`, `fair`, `joint`, `pudding`, `sensitivity`, `sites`, or the class path of your own); as the
-                recipe's pruning callback does otherwise.
+                `per_cost`, `fair`, `joint`, `pudding`, `sensitivity`, `sites`, `frontier`, or the class path of your
+                own); as the recipe's pruning callback does otherwise.
             datamodule: Where calibration batches come from; the module's own training loader otherwise.
             output: The plan's file.
             callback: The pruning callback that decides, such as `DepthPrune`; needed only where the recipe has several.

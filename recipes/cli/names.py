@@ -16,6 +16,7 @@ from prunerecover.recipes.data.language.text_data import TextData
 from prunerecover.recipes.data.segmentation_data import SegmentationData
 from prunerecover.recipes.plan_methods.boundary import BoundaryPlan, PublishedBoundaryPlan
 from prunerecover.recipes.plan_methods.depth import DepthPlan, GraphPlan
+from prunerecover.recipes.plan_methods.frontier import FrontierTable
 from prunerecover.recipes.plan_methods.joint import JointPlan
 from prunerecover.recipes.plan_methods.pudding import PuddingPlan
 from prunerecover.recipes.plan_methods.sensitivity import SensitivityTable
@@ -53,6 +54,7 @@ CLASSES = {
     "pudding": PuddingPlan,
     "sensitivity": SensitivityTable,
     "sites": SitesTable,
+    "frontier": FrontierTable,
 }
 METHOD_OPTIONS = ("--method", "--method.help")
 METHODS = {name: f"{method.__module__}.{method.__qualname__}" for name, method in CLASSES.items()}

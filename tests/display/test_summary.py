@@ -137,8 +137,8 @@ GIVEN = {
     "DepthPrune(budget=Budget(remove={'attention': 2}), ignore=('a*',))": DepthPrune(
         remove={"attention": 2}, ignore=["a*"]
     ),
-    "WidthPrune(budget=Budget(params=0.2), round_to=8, reconstruct=False)": WidthPrune(
-        Budget(params=0.2), round_to=8, reconstruct=False
+    "WidthPrune(budget=Budget(params=0.2), reconstruct=False, round_to=8)": WidthPrune(
+        Budget(params=0.2), reconstruct=False, round_to=8
     ),
     "WidthPrune(plan='plan.json')": WidthPrune(plan=Path("plan.json")),
     "LoRARecover(rank=8, alpha=16.0)": LoRARecover(rank=8),

@@ -1,4 +1,4 @@
-"""Splits of a budget over depth and width are compared on detectors, too."""
+"""Depth and width of detectors share a budget, too."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Picking(nn.Module):
 
 
 @pytest.mark.slow
-def test_splits_of_a_detector_are_compared_by_what_it_detects() -> None:
+def test_plans_of_a_detector_are_compared_by_what_it_detects() -> None:
     torch.manual_seed(0)
     model = Picking().eval()
     assert len({len(one["scores"]) for one in model(images()[0][0])}) > 1
@@ -39,5 +39,5 @@ def test_splits_of_a_detector_are_compared_by_what_it_detects() -> None:
     def loss(network: nn.Module, batch: Any) -> torch.Tensor:
         return torch.stack([one["scores"].sum() for one in network(batch[0])]).mean()
 
-    splits = SplitEvidence.of(plan_pruning(model, Budget(macs=0.3), batches=images(), loss=loss).evidence).splits
-    assert len({one.depth for one in splits if one.divergence is not None}) >= 3
+    plan = plan_pruning(model, Budget(macs=0.3), batches=images(), loss=loss)
+    assert any(one.divergence for one in SplitEvidence.of(plan.evidence).splits)

@@ -1,4 +1,4 @@
-"""Splits between depth and width that are compared by short recoveries, given by the caller."""
+"""Plans of depth, of width and of both that are compared by short recoveries, given by the caller."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ def neurons(plan: Plan) -> int:
 
 
 @pytest.mark.slow
-def test_most_accurate_split_is_planned_whatever_its_output_is() -> None:
-    """An evaluation that wants as many neurons gone as possible gets width alone, and the other way round."""
+def test_most_accurate_candidate_is_planned_whatever_its_output_is() -> None:
+    """An evaluation that wants as many neurons gone as possible, or as few, gets that plan."""
     asked: list[list[Trial]] = []
 
     def evaluate(trials: Sequence[Trial]) -> list[float]:
         asked.append(list(trials))
         return [sign * neurons(trial.plan) for trial in trials]
 
-    for sign, share in ((1, 0.0), (-1, 1.0)):
+    for sign in (1, -1):
         asked.clear()
         plan = plan_pruning(vit(), THIRD, batches=images(6), kinds=KINDS, evaluate=evaluate, seed=3)
         found = SplitEvidence.of(plan.evidence)
         trials = [trial for some in asked for trial in some]
-        assert found.depth_share == share
-        assert [one.depth for one in found.splits[:3]] == [0.0, 1.0, 0.5]
+        assert {0.0, 1.0} < {one.depth for one in found.splits}, "either alone, and both together"
         assert [one.accuracy for one in found.splits] == [sign * neurons(trial.plan) for trial in trials]
         assert all(one.divergence is None for one in found.splits)
         assert {trial.seed for trial in trials} == {3}
-        assert len(asked[0]) == 3, "they do not depend on one another"
+        assert [len(some) for some in asked] == [3], "they do not depend on one another"
         recovered = next(trial.plan for trial in trials if trial.plan.edits == plan.edits)
         assert all(recovered.tensors[key] is value for key, value in plan.tensors.items()), "what is returned"
         assert neurons(plan) == max(sign * neurons(trial.plan) for trial in trials) * sign

@@ -52,7 +52,7 @@ class PrefixRunner:
         layers_run: How many calls of layers were computed so far, per batch.
     """
 
-    def __init__(self, graph: ComputationGraph, batches: int, run: Callable[[nn.Module, int], Tensor]) -> None:
+    def __init__(self, graph: ComputationGraph, batches: int, run: Callable[[nn.Module, int], Any]) -> None:
         self.graph, self._run = graph, run
         self.pieces = _pieces(graph)
         self.layers_run = 0
@@ -60,7 +60,7 @@ class PrefixRunner:
         self._copies = any(node.in_place for node in graph.nodes)
         self._kept: list[dict[str, Any]] = [{} for _ in range(batches)]
 
-    def keep(self, network: nn.Module, first: int = 0) -> Iterator[Tensor]:
+    def keep(self, network: nn.Module, first: int = 0) -> Iterator[Any]:
         """Make a network the base, and yield what running it gives, batch by batch; it is the base after the last.
 
         Args:
@@ -77,7 +77,7 @@ class PrefixRunner:
                 kept.clear()
             yield output
 
-    def run(self, network: nn.Module, first: int, numbers: Sequence[int]) -> Iterator[Tensor]:
+    def run(self, network: nn.Module, first: int, numbers: Sequence[int]) -> Iterator[Any]:
         """Yield what running a variant on some batches gives.
 
         Args:

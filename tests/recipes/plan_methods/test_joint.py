@@ -46,7 +46,9 @@ def test_plan_is_written_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 def test_prune_decides_alike(tmp_path: Path) -> None:
     plan = run(tmp_path, *OPTIONS, recipe=RECIPE)
-    assert len(SplitEvidence.of(plan.evidence).splits) >= 5
+    saved = SplitEvidence.of(plan.evidence).saved
+    assert saved is not None
+    assert 0.29 < saved < 0.32
     pl.seed_everything(1, verbose=False)
     module = DigitsClassifier(**NETWORK)
     prune = Prune(Budget(macs=0.3), kinds=("attention", "neuron"), calibration=48, merge="never")
@@ -64,13 +66,13 @@ def test_splits_are_recovered_and_an_interrupted_search_goes_on(
     options = (*options, "--method.trials.trainer={'limit_train_batches': 2, 'limit_val_batches': 2}")
     plan = run(tmp_path, *options, recipe=RECIPE)
     found = SplitEvidence.of(plan.evidence)
-    assert len(found.splits) >= 5
+    assert len(found.splits) == 3
     assert all(one.divergence is None for one in found.splits)
     best = min(found.splits, key=lambda one: (-(one.accuracy or 0), one.depth))
     assert found.depth_share == best.depth
     page = (tmp_path / "plan.md").read_text()
     assert f"Picked: {best.depth:.1%} of the budget in depth." in page
-    assert f"- 0.0% of the budget in depth: {found.splits[0].accuracy:.2f}%" in page
+    assert f"- 0.0% of the budget in depth: {found.splits[1].accuracy:.2f}%" in page
     trials = (tmp_path / "plan.trials.jsonl").read_text()
     assert 2 <= trials.count("\n") <= len(found.splits), "one per plan; small networks have few"
 

@@ -11,7 +11,7 @@ from cases.engine import unchanged
 from cases.models.tiny import BUILD, tiny_images, tiny_inputs, tiny_timm
 from torch import Tensor, nn
 
-from prunerecover import Budget, find_groups, find_sites, plan_pruning, plan_width, sensitivity
+from prunerecover import Budget, find_groups, find_sites, plan_width, sensitivity
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.heads.layout import HeadLayout
 from prunerecover.width.narrow_edits import narrow_edits
@@ -104,9 +104,8 @@ def test_they_are_no_default_and_not_ranked() -> None:
     model, images = tiny_timm(), tiny_images(16)
     assert not find_sites(model, images).of_kind("head_dim")
     match = "Expected kinds among .*, but got 'head_dim'"
-    for call in (plan_width, plan_pruning):
-        with pytest.raises(ValueError, match=match):
-            call(model, Budget(macs=0.2), batches=[images], kinds="head_dim")
+    with pytest.raises(ValueError, match=match):
+        plan_width(model, Budget(macs=0.2), batches=[images], kinds="head_dim")
     with pytest.raises(ValueError, match=match):
         sensitivity(model, batches=[images], kinds="head_dim")
 

@@ -13,7 +13,7 @@ import torch
 from cases.support.drawn import explained, is_whole
 from torch import nn
 
-from prunerecover.frontier.frontier import Frontier
+from prunerecover.frontiers.frontier import Frontier
 from prunerecover.plan.edits import Remove
 from prunerecover.plan.evidence import FrontierEvidence, FrontierPoint, joined
 from prunerecover.plan.plan import Plan

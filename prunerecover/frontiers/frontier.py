@@ -92,7 +92,7 @@ class Frontier(Summarised):
             path: File of the PNG.
         """
         from prunerecover.display.style import save_figure
-        from prunerecover.frontier.figure import plot_frontier
+        from prunerecover.frontiers.figure import plot_frontier
 
         figure = plot_frontier(self.points, self.cost)
         if path is not None:

@@ -1,0 +1,95 @@
+"""Costs of variants: the share of a network's MACs, parameters or latency that each saves where it alone changes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from prunerecover.cost.alike_sites import TimedVariant, latency_shares
+from prunerecover.display.progress import progress
+from prunerecover.library.edits import EditMaker, Fit
+from prunerecover.library.variants import DENSE, LibrarySite, Variant
+from prunerecover.model.paths import get_module
+from prunerecover.session.session import Session
+from prunerecover.surgery.saved_cost import RoughClock
+
+Shares = dict[str, dict[str, float]]  # by site, and by name of the variant
+
+
+class VariantCosts:
+    """Costs of the variants of one network, each computed when it is first asked for.
+
+    Args:
+        session: Network and samples.
+        maker: Makes edits of variants.
+    """
+
+    def __init__(self, session: Session, maker: EditMaker) -> None:
+        self.session, self.maker = session, maker
+        self._known: dict[str, Shares] = {}
+        self.timed = 0.0  # passes over all samples that clocks took
+
+    def shares(self, cost: str) -> Shares:
+        """Return the share that each variant saves.
+
+        Args:
+            cost: "macs", "params" or "latency".
+        """
+        if cost not in self._known:
+            self._known[cost] = self._timed() if cost == "latency" else self._counted(cost)
+        return self._known[cost]
+
+    def _counted(self, cost: str) -> Shares:
+        alike: dict[tuple[Hashable, str], float] = {}
+        found: Shares = {}
+        with progress("counting what variants cost", len(self.maker.sites)) as advance:
+            for name, site in self.maker.sites.items():
+                key = class_of(self.session, site)
+                for variant in site.variants:
+                    if (key, variant.name) not in alike:
+                        alike[key, variant.name] = self._saved(site, variant, cost)
+                found[name] = {variant.name: alike[key, variant.name] for variant in site.variants}
+                advance()
+        return found
+
+    def _saved(self, site: LibrarySite, variant: Variant, cost: str) -> float:
+        """Return the share that one variant saves: in closed form where units of one group go."""
+        if variant.name == DENSE:
+            return 0.0
+        network = self.maker.network
+        closed = network is not None and all(name in network.costs.sizes for name in variant.removed)
+        if network is not None and closed and not variant.leaves and len(variant.removed) == 1:
+            sizes = network.costs.sizes
+            left = network.costs.total({name: sizes[name] - len(gone) for name, gone in variant.removed.items()})
+            return 1 - float(getattr(left, cost)) / float(getattr(network.costs.full, cost))
+        edits, _ = self.maker.edits({site.name: (variant, Fit())})
+        return self.session.cost(cost).removed_share(edits)
+
+    def _timed(self) -> Shares:
+        macs, clock = self.shares("macs"), RoughClock(self.session.cost("latency"))
+        variants = [
+            TimedVariant(
+                site=name,
+                alike=class_of(self.session, site),
+                name=variant.name,
+                kind=site.kind,
+                edits=self.maker.edits({name: (variant, Fit())})[0],
+                macs=max(0.0, macs[name][variant.name]),
+            )
+            for name, site in self.maker.sites.items()
+            for variant in site.variants
+        ]
+        shares = latency_shares(variants, clock)
+        self.timed += clock.passes(self.session.samples.n_samples)
+        found: Shares = {}
+        for variant, share in zip(variants, shares, strict=True):
+            found.setdefault(variant.site, {})[variant.name] = share
+        return found
+
+
+def class_of(session: Session, site: LibrarySite) -> Hashable:
+    """Return what sites that are alike share: their kind, and the shapes of what may change."""
+    shapes = tuple(
+        tuple(parameter.shape) for path in site.modules for parameter in get_module(session.model, path).parameters()
+    )
+    sizes = tuple((group.kind, group.size, group.products) for group in site.groups)
+    return site.kind, shapes, sizes, site.unit.macs if site.unit else 0

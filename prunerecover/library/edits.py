@@ -1,0 +1,140 @@
+"""Edits of chosen variants, with the tensors that these name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from prunerecover.calibration.moments import Moments
+from prunerecover.calibration.stand_in_fits import Fit as StandInFit
+from prunerecover.depth.layers.removals import Removals
+from prunerecover.depth.layers.standard import with_blocks_taken_out
+from prunerecover.families.describe import is_supported
+from prunerecover.library.moments import Fitted
+from prunerecover.library.variants import LibrarySite, Variant
+from prunerecover.model.paths import is_within
+from prunerecover.plan.edits import Bypass, Edit, Narrow, Refit, Replace
+from prunerecover.plan.groups import Group
+from prunerecover.plan.units import Unit
+from prunerecover.width.compensation import Reader, predictions, readers_of_edits, with_compensation
+from prunerecover.width.narrowable import NarrowableNetwork
+
+FITTED = ("affine", "constant")  # replacements that a station fits
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Fitted values of a variant.
+
+    Attributes:
+        modules: New parameters by path of the module, as of `Refit`.
+        replacement: Parameters of the unit's replacement, by name.
+        stand_in: Replacement of a unit that only the graph knows, with its place; None: it leaves an identity or zero.
+    """
+
+    modules: Mapping[str, Fitted] = field(default_factory=dict)
+    replacement: Fitted = field(default_factory=dict)
+    stand_in: StandInFit | None = None
+
+
+Chosen = Mapping[str, tuple[Variant, Fit]]  # by site; sites that are not named stay as they are
+
+
+@dataclass
+class EditMaker:
+    """Makes edits of variants.
+
+    Attributes:
+        sites: Sites of the network, by name.
+        network: Groups of the network; None if none may be narrowed.
+        removals: Units of depth of the network; None if none may go.
+        moments: Moments of what weights read that no variant refits.
+        head_sizes: Groups of head dimensions.
+    """
+
+    sites: Mapping[str, LibrarySite]
+    network: NarrowableNetwork | None
+    removals: Removals | None
+    moments: Mapping[Reader, Moments] = field(default_factory=dict)
+    head_sizes: Sequence[Group] = ()
+
+    def edits(self, chosen: Chosen, *, in_place: bool = True) -> tuple[tuple[Edit, ...], dict[str, Tensor]]:
+        """Return the edits of a choice, and their tensors.
+
+        Args:
+            chosen: Variants with what is fitted for them, by site.
+            in_place: Whether paths stay as they are: blocks leave an identity.
+        """
+        found, tensors = self._narrowing(chosen)
+        for _, fit in chosen.values():
+            for path, values in fit.modules.items():
+                own = {f"e{len(found)}.{name}": value for name, value in values.items()}
+                found.append(Refit(unit=path, tensors=tuple(own)))
+                tensors |= own
+        units = [(self.sites[site].unit, v, fit) for site, (v, fit) in chosen.items() if v.leaves]
+        gone = {name: numbers for variant, _ in chosen.values() for name, numbers in variant.removed.items()}
+        for edit, fitted in self._gone([(u, v, f) for u, v, f in units if u is not None], gone, in_place=in_place):
+            named = {f"e{len(found)}.{name}": value for name, value in fitted.items()}
+            found.append(edit.model_copy(update={"tensors": tuple(named)}) if named else edit)
+            tensors |= named
+        return tuple(found), tensors
+
+    def _narrowing(self, chosen: Chosen) -> tuple[list[Edit], dict[str, Tensor]]:
+        removed = {name: units for variant, _ in chosen.values() for name, units in variant.tensors.items()}
+        if self.network is None or not removed:
+            return [], {}
+        edits = self.network.edits(removed, self.head_sizes)
+        narrows = [edit for edit in edits if isinstance(edit, Narrow)]
+        refitted = {path for _, fit in chosen.values() for path in fit.modules}
+        known = {
+            reader: self.moments[reader]
+            for own in readers_of_edits(narrows)
+            for reader in own
+            if reader in self.moments and reader.module not in refitted
+        }
+        return with_compensation(edits, predictions(narrows, known))
+
+    def _gone(
+        self, units: Sequence[tuple[Unit, Variant, Fit]], gone: Mapping[str, Sequence[int]], *, in_place: bool
+    ) -> list[tuple[Edit, Mapping[str, Tensor]]]:
+        """Return edits that take units out, with the parameters of their replacements."""
+        if not units:
+            return []
+        assert self.removals is not None, "units of depth come from it"
+        removals, found = self.removals, list[tuple[Edit, Mapping[str, Tensor]]]()
+        others = list[Unit]()
+        for unit, variant, fit in units:
+            if variant.leaves in FITTED and is_supported(removals.model):
+                replacing = Replace(unit=unit.name, kind=unit.kind, leaves=variant.leaves)  # type: ignore[arg-type]
+                found.append((replacing, fit.replacement))
+            else:
+                others.append(unit)
+        removals.fits = {u.name: self._sized(u, fit.stand_in, gone) for u, _, fit in units if fit.stand_in is not None}
+        edits = removals.edits(others, in_place=in_place) if others else ()
+        if not in_place:
+            edits = with_blocks_taken_out(removals.model, removals.example, edits)
+        for edit in edits:
+            own: Mapping[str, Tensor] = {}
+            if isinstance(edit, Bypass) and edit.tensors:
+                own = {key.rpartition(".")[2]: value for key, value in removals.fits[edit.unit].tensors.items()}
+            found.append((edit, own))
+        return found
+
+    def _sized(self, unit: Unit, stand_in: StandInFit, gone: Mapping[str, Sequence[int]]) -> StandInFit:
+        """Return a replacement for the channels that stay of the stream around a unit."""
+        place = stand_in.place
+        for group in self.network.groups if self.network is not None else ():
+            inside = [any(is_within(part.tensor, path) for path in unit.targets) for part in group.slices]
+            stream = any(inside) and not all(inside)
+            if group.name not in gone or group.size != place.channels or not stream:
+                continue
+            kept = torch.tensor([number for number in range(group.size) if number not in set(gone[group.name])])
+            values = {
+                name: value[kept][:, kept] if value.ndim == 2 else value[kept]
+                for name, value in stand_in.values.items()
+            }
+            return replace(stand_in, place=replace(place, channels=len(kept)), values=values)
+        return stand_in

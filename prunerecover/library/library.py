@@ -1,0 +1,195 @@
+"""The library of a network: variants of all its sites, fitted and scored alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import nan
+from typing import Any
+
+import numpy as np
+import torch
+
+from prunerecover.calibration.stand_in_fits import Fit as StandInFit
+from prunerecover.calibration.stand_in_fits import fits_alone
+from prunerecover.calibration.token_weights import row_weights
+from prunerecover.depth.graph_fits import fit_places
+from prunerecover.depth.layers.removals import Removals
+from prunerecover.display.progress import progress
+from prunerecover.families.describe import is_supported
+from prunerecover.graph.trace import trace
+from prunerecover.importance.measuring.unit_slices import Scores
+from prunerecover.library.edits import FITTED, Chosen, EditMaker, Fit
+from prunerecover.library.head_sizes import smaller_heads
+from prunerecover.library.moments import StationMoments
+from prunerecover.library.scoring import Scorer
+from prunerecover.library.stations import Station, stations_of
+from prunerecover.library.variants import BRANCHES, DENSE, LibrarySite, Variant, sites_of
+from prunerecover.library.walk import Walks
+from prunerecover.model.paths import get_module
+from prunerecover.plan.groups import Group
+from prunerecover.plan.units import Unit
+from prunerecover.session.session import Session
+from prunerecover.width.compensation import moments_of, readers_of
+from prunerecover.width.narrowable import NarrowableNetwork
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A variant in the library.
+
+    Attributes:
+        variant: The variant.
+        fit: What is fitted for it where it alone changes.
+        divergence: Of the output where it alone changes.
+    """
+
+    variant: Variant
+    fit: Fit
+    divergence: float
+
+
+class Library:
+    """Variants of all sites of a network.
+
+    Args:
+        session: Network and samples.
+        units: Units of depth that may go.
+        network: Groups that may be narrowed; None: none.
+        scores: Importance of each unit of a group, by group.
+        groups: The groups, their sizes rounded.
+        head_sizes: Groups of head dimensions.
+
+    Attributes:
+        sites: Sites by name, in order of execution.
+        maker: Makes edits of variants.
+        scorer: Scores choices.
+        walks: Fits choices in order.
+        scored: Variants by site and name, the site as it is among them.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        units: Sequence[Unit],
+        network: NarrowableNetwork | None,
+        scores: Scores,
+        groups: Sequence[Group],
+        head_sizes: Sequence[Group] = (),
+    ) -> None:
+        self.session = session
+        traced = trace(session.model, session.example, "batches")
+        kinds = tuple(dict.fromkeys(unit.kind for unit in units))
+        removals = Removals(session.model, traced, kinds) if units else None
+        self.stand_ins = _stand_ins(removals, session)
+        leaves = {unit.name: (*self.stand_ins.get(unit.name, ()), *_leaves(unit, session)) for unit in units}
+        self.sites: Mapping[str, LibrarySite] = {site.name: site for site in sites_of(units, groups, scores, leaves)}
+        self.maker = EditMaker(self.sites, network, removals, head_sizes=head_sizes)
+        self.graph = traced.graph
+        some = session.first.select(torch.arange(min(2, session.first.n_samples)))
+        self.stations = stations_of(session.model, traced.graph, tuple(self.sites.values()), some)
+        refitted = {station.reader for station in self.stations}
+        if network is not None:
+            readers = [reader for reader in readers_of(network.groups) if reader.module not in refitted]
+            self.maker.moments = moments_of(session.model, readers, session.samples.fit)
+        fit, paths = session.samples.fit, [station.reader for station in self.stations]
+        weights = row_weights(session.model, paths, fit, session.seed) if paths else None
+        self.walks = Walks(session.model, self.maker, self.stations, fit, self.fit_of, weights)
+        self.scorer = Scorer(session.model, traced.graph, self.maker, session.samples.held_out)
+        self.scored: dict[str, dict[str, Scored]] = {}
+
+    def fit_of(self, site: str, station: Station | None, variant: Variant, moments: StationMoments | None) -> Fit:
+        """Fit a variant; nothing where its site has no station."""
+        if variant.name == DENSE:
+            return Fit()
+        if station is None or moments is None:
+            return Fit(stand_in=self.stand_ins.get(site, {}).get(variant.leaves))
+        if variant.leaves:
+            return Fit(replacement=moments.replacement(variant.leaves))
+        return self._narrowed(self.sites[site].groups, variant, station, moments)
+
+    def _narrowed(self, groups: Sequence[Group], variant: Variant, station: Station, moments: StationMoments) -> Fit:
+        """Fit a narrowed site: the last linear, and of smaller heads queries, keys and values, too."""
+        sizes = next((group for group in groups if group.kind == "head_dim" and group.name in variant.removed), None)
+        dense: Any = get_module(self.session.model, station.reader)
+        if sizes is None:
+            return Fit({station.reader: moments.reader(features_left(groups, variant), dense)})
+        heads = next((group for group in groups if group.kind == "head"), None)
+        gone = set(variant.removed.get(heads.name, ())) if heads is not None else set()
+        count = len(sizes.slices[-1].offsets) if heads is None else heads.size
+        smaller = smaller_heads(
+            sizes,
+            self.session.model,
+            sizes.size - len(variant.removed[sizes.name]),
+            [number for number in range(count) if number not in gone],
+            moments.entered.second_moment(),
+            moments.read.second_moment(),
+        )
+        modules: dict[str, dict[str, torch.Tensor]] = {}
+        for path, value in smaller.values.items():
+            module, _, name = path.rpartition(".")
+            modules.setdefault(module, {})[name] = value
+        return Fit({**modules, station.reader: moments.reader(smaller.reduction[:-1, :-1], dense)})
+
+    def score(self) -> None:
+        """Fit and score every variant alone."""
+        _, moments = self.walks.walk({})
+        at = {station.site: station for station in self.stations}
+        total = sum(len(site.variants) - 1 for site in self.sites.values())
+        with progress("scoring variants", total) as advance:
+            for name, site in self.sites.items():
+                own = self.scored[name] = {DENSE: Scored(site.variants[0], Fit(), 0.0)}
+                for variant in site.variants[1:]:
+                    fit = self.fit_of(name, at.get(name), variant, moments.get(name))
+                    divergence = self.scorer.divergence({name: (variant, fit)}) if variant.scored else nan
+                    own[variant.name] = Scored(variant, fit, divergence)
+                    advance()
+                self.scored[name] = between(own)
+
+    def chosen(self, names: Mapping[str, str]) -> Chosen:
+        """Return a choice by the names of variants, with what was fitted where each alone changes."""
+        found = {site: self.scored[site][name] for site, name in names.items() if name != DENSE}
+        return {site: (one.variant, one.fit) for site, one in found.items()}
+
+
+def between(scored: Mapping[str, Scored]) -> dict[str, Scored]:
+    """Return variants of one site with the scores that lie between those of larger and smaller ones."""
+    sizes = {name: sum(map(len, one.variant.removed.values())) for name, one in scored.items()}
+    known = {sizes[n]: one.divergence for n, one in scored.items() if not one.variant.leaves and one.variant.scored}
+    found = {}
+    for name, one in scored.items():
+        if not one.variant.scored:
+            score = float(np.interp(sizes[name], sorted(known), [known[size] for size in sorted(known)]))
+            one = replace(one, divergence=score)
+        found[name] = one
+    return found
+
+
+def _leaves(unit: Unit, session: Session) -> tuple[str, ...]:
+    """Return the replacements of a unit that no fit of its own names, those of more cost first."""
+    if unit.kind not in BRANCHES or not is_supported(session.model):
+        return ("identity" if unit.kind == "activation" else "zero",)
+    return FITTED if session.samples.enough else ("zero",)
+
+
+def _stand_ins(removals: Removals | None, session: Session) -> dict[str, dict[str, StandInFit]]:
+    """Return replacements of units that only the graph knows, fitted where each alone goes, by unit and name."""
+    if removals is None or is_supported(removals.model) or not session.samples.enough:
+        return {}
+    places = fit_places(removals)
+    found = fits_alone(removals.model, places, session.samples.fit) if places else {}
+    return {unit: {_named(fit): fit for fit in fits} for unit, fits in found.items()}
+
+
+def _named(fit: StandInFit) -> str:
+    return f"{fit.leaves} {fit.ridge:g}" if fit.leaves == "affine" else fit.leaves
+
+
+def features_left(groups: Sequence[Group], variant: Variant) -> torch.Tensor:
+    """Return the numbers of the features that stay of what the last linear of a site reads."""
+    (group,) = [group for group in groups if group.name in variant.removed]
+    (part,) = [part for part in group.slices if not part.makes and part.dim == 1]
+    gone = part.indices(torch.tensor(variant.removed[group.name], dtype=torch.long))
+    stays = torch.ones(group.size * part.span, dtype=torch.bool)
+    stays[gone - part.offsets[0]] = False
+    return stays.nonzero()[:, 0]

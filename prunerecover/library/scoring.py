@@ -1,0 +1,90 @@
+"""Scores of variants: output divergence on held-out samples, from the first changed layer on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+
+from prunerecover.depth.layers.prefix import PrefixRunner
+from prunerecover.divergence.kept_outputs import KeptOutputs
+from prunerecover.divergence.measure import mean_divergence
+from prunerecover.divergence.outputs import OtherShape, Outputs, compared
+from prunerecover.graph.computation_graph import ComputationGraph
+from prunerecover.library.edits import Chosen, EditMaker
+from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.copies import share_copy
+from prunerecover.model.paths import is_within, parent_path
+from prunerecover.recovery.batchnorm import batch_statistics, batchnorms
+from prunerecover.surgery.apply_edits import edited
+
+
+class Scorer:
+    """Scores choices of variants of one network.
+
+    Args:
+        model: Dense, in evaluation mode.
+        graph: Of it.
+        maker: Makes edits of variants.
+        batches: Held-out samples on the model's device.
+    """
+
+    def __init__(
+        self, model: nn.Module, graph: ComputationGraph, maker: EditMaker, batches: Sequence[ModelInputs]
+    ) -> None:
+        self.maker, self.batches, self._graph = maker, batches, graph
+        self._runner = PrefixRunner(graph, len(batches), self._run)
+        self._twin = share_copy(model).eval()
+        self._numbers = range(len(batches))
+        self._dense = KeptOutputs(lambda number: self._run(share_copy(model).eval(), number))
+        self._base: Chosen = {}
+        self._has_batchnorm = bool(batchnorms(model))
+        for number, output in enumerate(self._runner.keep(self._twin)):
+            self._dense.keep(number, output)
+
+    @property
+    def passes(self) -> float:
+        """Number of passes over the held-out samples so far."""
+        return self._runner.layers_run / max(1, len(self.batches) * len(self._graph.of_kind("layer")))
+
+    def divergence(self, chosen: Chosen) -> float:
+        """Return the mean divergence of a choice; infinite where the output has another shape."""
+        first = min((self._first(site) for site in self._changed(chosen)), default=len(self._graph.nodes))
+        with torch.no_grad(), edited(self._twin, *self.maker.edits(chosen)):
+            outputs = self._runner.run(self._twin, first, self._numbers)
+            try:
+                found = mean_divergence(self.batches, map(self._dense.of, self._numbers), outputs)
+            except OtherShape:
+                return math.inf
+        return found if math.isfinite(found) else math.inf
+
+    def rebase(self, chosen: Chosen) -> float:
+        """Have later choices share what comes first with this one; return its divergence."""
+        first = min((self._first(site) for site in self._changed(chosen)), default=len(self._graph.nodes))
+        with torch.no_grad(), edited(self._twin, *self.maker.edits(chosen)):
+            outputs = self._runner.keep(self._twin, first)
+            found = mean_divergence(self.batches, map(self._dense.of, self._numbers), outputs)
+        self._base = dict(chosen)
+        return found
+
+    def _changed(self, chosen: Chosen) -> list[str]:
+        """Return the sites at which a choice differs from the base."""
+        return [site for site in {*chosen, *self._base} if chosen.get(site) != self._base.get(site)]
+
+    def _first(self, name: str) -> int:
+        return min((self._first_in(path) for path in self.maker.sites[name].modules), default=0)
+
+    def _first_in(self, path: str) -> int:
+        while path:
+            inside = [index for module, index in self._graph.first_in.items() if is_within(module, path)]
+            if inside:
+                return min(inside)
+            path = parent_path(path)
+        return 0
+
+    def _run(self, network: nn.Module, number: int) -> Outputs:
+        with batch_statistics(network) if self._has_batchnorm else nullcontext():
+            return compared(call(network, self.batches[number]))

@@ -1,0 +1,123 @@
+"""Stations: where a walk through a network fits something, and what is seen there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from prunerecover.calibration.front_to_back import FrontToBack
+from prunerecover.graph.computation_graph import ComputationGraph
+from prunerecover.library.variants import LibrarySite
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.hooks import first_tensor, until_reached
+from prunerecover.model.paths import get_module, is_within
+from prunerecover.recovery.branch_ends import NO_NORM, SumSeen, branch_ends
+
+LARGEST = 4096  # features of what is read; their second moments would not fit into memory
+
+
+@dataclass(frozen=True)
+class Station:
+    """A branch whose last layer is linear and adds to a stream.
+
+    Attributes:
+        site: Name of the site.
+        entry: Path of the module whose input the branch reads; a replacement of the branch stands there.
+        reader: Path of the last linear, which reads the site's groups.
+    """
+
+    site: str
+    entry: str
+    reader: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one batch shows at a station: `(rows, features)` each.
+
+    Attributes:
+        entered: Rows that enter the branch.
+        read: Rows that its last layer reads.
+        given: Rows that it gives.
+        total: Rows of the stream with what it gives.
+    """
+
+    entered: Tensor
+    read: Tensor
+    given: Tensor
+    total: Tensor
+
+
+def stations_of(
+    model: nn.Module, graph: ComputationGraph, sites: Sequence[LibrarySite], some: ModelInputs
+) -> tuple[Station, ...]:
+    """Return the stations of a network, in order of execution.
+
+    Args:
+        model: Dense, in evaluation mode.
+        graph: Of it.
+        sites: Sites.
+        some: Few samples, more than one if there are as many.
+    """
+    readers = {site.name: _reader(model, graph, site) for site in sites}
+    ends = branch_ends(model, [path for path in readers.values() if path], some)
+    found = []
+    for site in sites:
+        reader, entry = readers[site.name], _entry(graph, site)
+        if entry and ends.get(reader) == NO_NORM:
+            found.append(Station(site.name, entry, reader))
+    return tuple(sorted(found, key=lambda station: graph.first_in[station.entry]))
+
+
+def _entry(graph: ComputationGraph, site: LibrarySite) -> str:
+    """Return the module where a site begins, if a pass calls it once; else an empty path."""
+    paths = [site.unit.name] if site.unit else [path for path in site.modules if path in graph.first_in]
+    first = min(paths, key=lambda path: graph.first_in.get(path, len(graph.nodes)), default="")
+    return first if graph.times[first] == 1 and first in graph.first_in else ""
+
+
+def _reader(model: nn.Module, graph: ComputationGraph, site: LibrarySite) -> str:
+    """Return the linear that reads a site's groups, or the last one of its unit; an empty path if there is none."""
+    if site.kind == "block":
+        return ""
+    reads = {p.tensor.rpartition(".")[0] for group in site.groups for p in group.slices if not p.makes and p.dim == 1}
+    if site.unit is not None and not reads:
+        reads = {path for path in graph.times if is_within(path, site.unit.name)}
+    plain = [path for path in reads if graph.times[path] == 1 and type(get_module(model, path)) is nn.Linear]
+    if site.groups and len(plain) > 1:
+        return ""
+    last = max(plain, key=lambda path: graph.first_in.get(path, -1), default="")
+    return last if last and get_module(model, last).in_features <= LARGEST else ""  # type: ignore[operator]
+
+
+def seen_at(passes: FrontToBack, station: Station, inputs: ModelInputs) -> Seen | None:
+    """Return what a batch shows at a station; the pass ends there. None if it is not reached.
+
+    Args:
+        passes: Of a network; what comes before the station stays as it is.
+        station: The station.
+        inputs: One of the batches.
+    """
+    seen: dict[str, Tensor] = {}
+
+    def enter(name: str) -> Any:
+        return lambda _, args, kwargs: seen.update({name: first_tensor(args, kwargs)})
+
+    entry, reader = (get_module(passes.network, path) for path in (station.entry, station.reader))
+    handles = (
+        entry.register_forward_pre_hook(enter("entered"), with_kwargs=True),
+        reader.register_forward_pre_hook(enter("read"), with_kwargs=True),
+        reader.register_forward_hook(lambda _, __, output: seen.update(given=output)),
+    )
+    with until_reached(*handles), SumSeen(seen):
+        passes.run(inputs, station.entry)
+    if "sum" not in seen:
+        return None
+    return Seen(*(_rows(seen[name]) for name in ("entered", "read", "given", "sum")))
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.detach().reshape(-1, x.shape[-1])

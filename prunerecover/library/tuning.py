@@ -1,0 +1,106 @@
+"""Tuning of a choice: everything that was fitted goes on towards the dense output, all of it together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.calibration.learning import Held, best_epoch, gradients_of_output, judged_output
+from prunerecover.divergence.kept_outputs import KeptOutputs
+from prunerecover.library.edits import Chosen, EditMaker
+from prunerecover.library.scoring import Scorer
+from prunerecover.model.batches import ModelInputs, of_few_samples
+from prunerecover.model.checks import is_differentiable
+from prunerecover.model.copies import share_copy
+from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.paths import get_module
+from prunerecover.surgery.apply_edits import apply_edits
+
+EPOCHS, SAMPLES = 4, 16  # the latter per step at most
+FEWEST = 32  # samples; with fewer, outputs on others may diverge more than by least squares alone
+RATE = 4e-4  # of what a weight changes by in a step at first, relative to its size
+BIAS = 4e-4  # likewise, of a bias
+Key = tuple[str, str, str]  # site, path of the module ("" for the replacement), name of the parameter
+
+
+@ordinary_arithmetic()
+def tuned(
+    model: nn.Module,
+    maker: EditMaker,
+    chosen: Chosen,
+    batches: Sequence[ModelInputs],
+    scorer: Scorer,
+    *,
+    epochs: int = EPOCHS,
+    rate: float = RATE,
+) -> tuple[Chosen, float]:
+    """Return a choice with what is fitted tuned on the output, and its divergence on held-out samples.
+
+    Nothing changes where there are too few samples, the output cannot be compared, the network takes no gradients, or
+    no epoch is better than the start.
+
+    Args:
+        model: Dense.
+        maker: Makes edits of variants.
+        chosen: The choice, fitted.
+        batches: What is learnt from.
+        scorer: Judges epochs.
+        epochs: Number of epochs.
+        rate: Change of a weight in a step at first, relative to its size.
+    """
+    before, values = scorer.divergence(chosen), _values(chosen)
+    if not values or sum(batch.n_samples for batch in batches) < FEWEST or not is_differentiable(model):
+        return chosen, before
+    network = share_copy(model).eval()
+    apply_edits(network, *maker.edits(chosen))
+    held = {key: _held(network, maker, key, value, rate) for key, value in values.items()}
+    steps = of_few_samples(batches, SAMPLES)
+    dense, sources = KeptOutputs(lambda n: judged_output(model, steps[n])), [one.source for one in held.values()]
+
+    def gradients(number: int) -> tuple[Tensor, ...]:
+        with evaluating(model, network), uncompiled(recurrent=True):
+            return gradients_of_output(network, steps[number], dense.of(number), sources)
+
+    def divergence() -> float:
+        return scorer.divergence(_with(chosen, {key: one.value for key, one in held.items()}))
+
+    found, best = best_epoch(list(held.values()), epochs, len(steps), gradients, divergence, what="what was fitted")
+    return (_with(chosen, dict(zip(held, best, strict=True))), found) if best else (chosen, before)
+
+
+def _values(chosen: Chosen) -> dict[Key, Tensor]:
+    """Return all fitted values of a choice."""
+    found: dict[Key, Tensor] = {}
+    for site, (_, fit) in chosen.items():
+        for path, values in fit.modules.items():
+            found |= {(site, path, name): value for name, value in values.items()}
+        found |= {(site, "", name): value for name, value in fit.replacement.items()}
+    return found
+
+
+def _held(network: nn.Module, maker: EditMaker, key: Key, value: Tensor, rate: float) -> Held:
+    """Return what is learnt of a parameter, which takes gradients from now on; its steps are relative to its size."""
+    site, path, name = key
+    unit = maker.sites[site].unit
+    assert path or unit is not None, "units alone have replacements"
+    module = get_module(network, path or unit.name)  # type: ignore[union-attr]
+    parameter = module.get_parameter(name)
+    parameter.requires_grad_()
+    size = float(value.float().square().mean().sqrt())
+    step = rate * size if name == "weight" else BIAS * max(size, 1e-3)
+    return Held(value.detach().to(parameter.device, torch.float32, copy=True), step, parameter)
+
+
+def _with(chosen: Chosen, values: dict[Key, Tensor]) -> Chosen:
+    """Return a choice with other fitted values."""
+    found = {}
+    for site, (variant, fit) in chosen.items():
+        modules = {
+            path: {name: values[site, path, name].detach().clone() for name in own} for path, own in fit.modules.items()
+        }
+        replacement = {name: values[site, "", name].detach().clone() for name in fit.replacement}
+        found[site] = variant, replace(fit, modules=modules, replacement=replacement)
+    return found

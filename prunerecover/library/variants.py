@@ -1,0 +1,192 @@
+"""Variants: what may stand at each site of a network, from the site as it is to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from prunerecover.importance.measuring.unit_slices import Scores
+from prunerecover.model.paths import is_within
+from prunerecover.plan.groups import Group
+from prunerecover.plan.kinds import plural
+from prunerecover.plan.units import Unit
+from prunerecover.width.allocation.by_importance import lowest
+from prunerecover.width.allocation.greedy_fill import allowed
+
+KEPT = tuple(n / 16 for n in range(15, 0, -1))  # of a group's units
+SCORED = (3 / 4, 1 / 2, 1 / 4, 1 / 16)  # of these, sizes that are scored; scores between follow
+HEADS = (3 / 4, 1 / 2, 1 / 4)  # of many heads that may also get smaller
+HEAD_SIZES = (3 / 4, 1 / 2)  # of a head's dimensions
+FEW = 8  # units: each number of them is a size
+LEAST = 8  # dimensions of a head
+DENSE = "dense"
+BRANCHES = ("attention", "mlp")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What may stand at a site.
+
+    Attributes:
+        name: Name, unique at the site.
+        removed: Numbers of the units that go, by group.
+        leaves: Replacement of the unit of depth that goes; empty if none goes.
+        scored: Whether it is scored; else its score lies between those of larger and smaller ones.
+    """
+
+    name: str
+    removed: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
+    leaves: str = ""
+    scored: bool = True
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Numbers of the units that go as tensors, by group."""
+        return {name: torch.tensor(units, dtype=torch.long) for name, units in self.removed.items()}
+
+
+@dataclass(frozen=True)
+class LibrarySite:
+    """A site with its variants.
+
+    Attributes:
+        name: Name of the unit of depth, or of the group.
+        kind: Kind of the unit, or of the group's units.
+        unit: Unit of depth that may go; None if none may.
+        groups: Groups that may be narrowed here.
+        variants: Variants, the site as it is first, then smaller and smaller ones.
+    """
+
+    name: str
+    kind: str
+    unit: Unit | None
+    groups: tuple[Group, ...]
+    variants: tuple[Variant, ...]
+
+    def variant(self, name: str) -> Variant:
+        """Return the variant of a name."""
+        return next(variant for variant in self.variants if variant.name == name)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Paths of the modules that a variant may change."""
+        tensors = {part.tensor.rpartition(".")[0] for group in self.groups for part in group.slices}
+        return tuple(dict.fromkeys((*(self.unit.targets if self.unit else ()), *tensors)))
+
+
+def sites_of(
+    units: Sequence[Unit], groups: Sequence[Group], scores: Scores, leaves: Mapping[str, Sequence[str]]
+) -> tuple[LibrarySite, ...]:
+    """Return the sites of a network: each attention and MLP with the groups inside it, and all else by itself.
+
+    Args:
+        units: Units of depth that may go.
+        groups: Groups that may be narrowed, their sizes rounded.
+        scores: Importance of each unit of a group, by group.
+        leaves: Replacements that each unit of depth may leave, by its name.
+    """
+    held: dict[str, list[Group]] = {}
+    for unit in units:
+        inside = [group for group in groups if unit.kind in BRANCHES and _inside(group, unit)]
+        held[unit.name] = inside if len([group for group in inside if group.kind != "head_dim"]) == 1 else []
+    taken = {(group.kind, group.name) for own in held.values() for group in own}
+    found = [_site(unit.name, unit.kind, unit, held[unit.name], scores, leaves[unit.name]) for unit in units]
+    for group in groups:
+        if (group.kind, group.name) not in taken and group.kind != "head_dim":
+            sizes = [own for own in groups if group.kind == "head" and own.kind == "head_dim" and _same(own, group)]
+            found.append(_site(group.name, group.kind, None, [group, *sizes], scores, ()))
+    return tuple(site for site in found if len(site.variants) > 1)
+
+
+def containment(sites: Sequence[LibrarySite]) -> list[tuple[str, str]]:
+    """Return pairs of sites of which the second lies inside the first: where the one changes, the other stays."""
+    return [
+        (outer.name, inner.name)
+        for outer in sites
+        for inner in sites
+        if outer is not inner and outer.unit is not None and _lies_in(inner, outer.unit)
+    ]
+
+
+def _lies_in(site: LibrarySite, unit: Unit) -> bool:
+    within = (unit.name, *unit.targets)
+    return all(any(is_within(path, target) for target in within) for path in site.modules)
+
+
+def _same(one: Group, other: Group) -> bool:
+    return bool({part.tensor for part in one.slices} & {part.tensor for part in other.slices})
+
+
+def _inside(group: Group, unit: Unit) -> bool:
+    return all(any(is_within(part.tensor, target) for target in unit.targets) for part in group.slices)
+
+
+def _site(
+    name: str, kind: str, unit: Unit | None, groups: Sequence[Group], scores: Scores, leaves: Sequence[str]
+) -> LibrarySite:
+    variants = [Variant(DENSE)]
+    sizes = [_sizes(group, scores.get(group.name), coarse=len(groups) > 1) for group in groups]
+    between = _between(groups)
+    for chosen in product(*sizes):
+        removed = {group.name: units for group, units in zip(groups, chosen, strict=True) if units}
+        if removed:
+            kept = [group.size - len(removed.get(group.name, ())) for group in groups]
+            variants.append(Variant(_named(groups, removed), removed, scored=kept not in between))
+    variants.sort(key=lambda variant: sum(map(len, variant.removed.values())))
+    variants += [Variant(what, leaves=what) for what in leaves]
+    return LibrarySite(name, kind, unit, tuple(groups), tuple(variants))
+
+
+def _named(groups: Sequence[Group], removed: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(
+        f"{group.size - len(removed[group.name])} of {group.size} {plural(group.kind)}"
+        for group in groups
+        if group.name in removed
+    )
+
+
+def _between(groups: Sequence[Group]) -> list[list[int]]:
+    """Return sizes whose scores follow from those of others: of one group of many units."""
+    if len(groups) != 1 or groups[0].size <= FEW:
+        return []
+    scored = {_kept(groups[0], share) for share in SCORED}
+    return [[size] for size in {_kept(groups[0], share) for share in KEPT} - scored]
+
+
+def _kept(group: Group, share: float) -> int:
+    return group.size - allowed(group, round((1 - share) * group.size))
+
+
+def _sizes(group: Group, scores: Tensor | None, *, coarse: bool) -> list[tuple[int, ...]]:
+    """Return the units that go at each size, none first.
+
+    Args:
+        group: Group.
+        scores: Importance of its units.
+        coarse: Whether sizes of another group go with each, so that fewer do.
+    """
+    if group.kind == "head_dim":
+        sizes = {round(share * group.size / LEAST) * LEAST for share in HEAD_SIZES}
+        return [tuple(range(size, group.size)) for size in (group.size, *sorted(sizes)[::-1]) if size > 0]
+    few, shares = (FEW // 2, HEADS) if coarse else (FEW, KEPT)
+    kept = range(1, group.size) if group.size <= few else [_kept(group, share) for share in shares]
+    most = sorted({allowed(group, group.size - size) for size in kept} - {0})
+    assert scores is not None
+    taken = [lowest([group], {group.name: scores}, {group.name: count})[group.name] for count in most]
+    return [(), *(tuple(units.tolist()) for units in taken)]
+
+
+def holders(units: Sequence[Unit]) -> tuple[Unit, ...]:
+    """Return the units that a library chooses among where nobody says: branches, or blocks that have none."""
+    branches = [unit for unit in units if unit.kind in BRANCHES]
+    held = {unit.block for unit in branches}
+    return tuple(
+        unit
+        for unit in units
+        if unit in branches
+        or (unit.kind == "block" and unit.name not in held and not any(is_within(b.name, unit.name) for b in branches))
+    )

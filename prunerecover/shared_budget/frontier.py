@@ -1,0 +1,112 @@
+"""Frontier of a network in depth and width: what several shares of a cost would take, from one library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from prunerecover.display.progress import progress
+from prunerecover.divergence.registry import Divergence, comparing_by
+from prunerecover.frontiers.frontier import Frontier
+from prunerecover.importance.measuring.losses import Loss
+from prunerecover.model.batches import Batches
+from prunerecover.plan.evidence import FrontierPoint
+from prunerecover.plan.plan import Plan
+from prunerecover.refusal import Refusal
+from prunerecover.session.session import Session
+from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
+from prunerecover.shared_budget.plan_pruning import BudgetSearch
+from prunerecover.shared_budget.planner import SharedBudgetPlanner
+from prunerecover.width.groups.rounding import RoundTo
+
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+COUNTED = ("macs", "params")
+
+
+def frontier(
+    model: nn.Module,
+    cost: str = "macs",
+    *,
+    batches: Batches,
+    shares: Sequence[float] = SHARES,
+    loss: Loss | None = None,
+    kinds: str | Sequence[str] | None = None,
+    equal_layers: bool = False,
+    round_to: RoundTo | None = None,
+    ignore: Sequence[str] = (),
+    seed: int = 0,
+    divergence: str | Divergence | None = None,
+) -> Frontier:
+    """Return what plans for several shares of a cost would save, and by how much they would change the output.
+
+    The library of `plan_pruning` is made once. Of each share the first choice is fitted and judged on held-out samples,
+    before it is refined and tuned: `Frontier.plan` does that, and scores no variant alone again.
+
+    Args:
+        model: Network, wrapped or not; bit-identical afterwards.
+        cost: Cost that the shares are of: "macs", "params" or "latency".
+        batches: Calibration batches; see `plan_pruning`, as of all others.
+        shares: Shares that would go, in rising order; those that cannot go are left out.
+        loss: Loss.
+        kinds: Kinds of the units that may go.
+        equal_layers: Switch for equal sizes of layers that are alike.
+        round_to: Multiples of sizes that groups keep.
+        ignore: Shell patterns of names that stay.
+        seed: Seed.
+        divergence: Divergence of outputs.
+
+    Raises:
+        ValueError: If nothing may go in depth or in width, outputs cannot be compared, or no share can go.
+    """
+    config = SharedBudgetConfig(
+        loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed
+    )
+    with comparing_by(divergence), progress("planning several budgets"):
+        session = Session.with_dense_reference(model, batches, loss=loss, seed=seed)
+        planner = SharedBudgetPlanner(session, cost, config)
+        return frontier_of(planner, shares, divergence)
+
+
+def frontier_of(
+    planner: SharedBudgetPlanner, shares: Sequence[float] = SHARES, divergence: str | Divergence | None = None
+) -> Frontier:
+    """Return the frontier of a planner; see `frontier`.
+
+    Args:
+        planner: Planner of the cost.
+        shares: Shares that would go.
+        divergence: Divergence of outputs, for plans that are asked for later.
+
+    Raises:
+        ValueError: See `frontier`.
+    """
+    planner.score_width()
+    if not planner.has_library:
+        raise Refusal(
+            "a network whose depth and width can be planned together, by outputs that can be compared",
+            planner.why_no_depth or planner.why_no_width or "its units or its outputs are of another form",
+            "Plan single budgets with plan_depth or plan_width.",
+        )
+    points = [point for share in shares if (point := _point(planner, share)) is not None]
+    if not points:
+        raise Refusal("shares that can go", f"not even {min(shares):.0%} can", "Ask for smaller ones.")
+
+    def plan_at(share: float) -> Plan:
+        with comparing_by(divergence):
+            return BudgetSearch(planner, budget_of(planner.cost, share)).run()
+
+    return Frontier(points, plan_at, planner.cost)
+
+
+def _point(planner: SharedBudgetPlanner, share: float) -> FrontierPoint | None:
+    """Return the point of a share; None if so much cannot go."""
+    try:
+        state = planner.together({planner.cost: share}, rounds=0)
+    except ValueError:
+        return None
+    edits, session = planner.edits(state.chosen), planner.session
+    costs = {cost: session.cost(cost).removed_share(edits) for cost in COUNTED}
+    if planner.cost == "latency":
+        costs["latency"] = session.cost("latency").on_few.removed_share(edits)
+    return FrontierPoint(share, state.divergence, costs)

@@ -1,0 +1,1 @@
+"""Solvers: which variant of each site a budget takes."""

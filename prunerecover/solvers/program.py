@@ -1,0 +1,168 @@
+"""The integer program: one variant for each site, of least score, that saves enough of every cost.
+
+Scores are added up, as if sites did not interact; `library.refine` scores variants again on top of what was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+
+from prunerecover.refusal import Refusal
+
+Chosen = dict[str, str]  # name of the variant, by site
+SECONDS = 20.0  # after which the best set that was found is taken
+OVER = 0.01  # of a cost: what is saved beyond the need, where variants allow it
+GAP = 1e-3  # relative, of scores: scores themselves are not known better
+
+
+@dataclass(frozen=True)
+class Option:
+    """A variant as the program sees it.
+
+    Attributes:
+        name: Name of the variant.
+        score: Divergence that it costs; lower is better.
+        saved: Share that it saves, by cost.
+        gone: Whether nothing of the site is left that could be as large as that of others.
+    """
+
+    name: str
+    score: float
+    saved: Mapping[str, float]
+    gone: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """A choice of one option per site.
+
+    Attributes:
+        options: Options by site; the first of each is the site as it is.
+        holds: Pairs of sites: where the first is not as it is, the second must be, for it lies inside.
+        alike: Sites that must take options of one name, but for those that are gone.
+    """
+
+    options: Mapping[str, Sequence[Option]]
+    holds: Sequence[tuple[str, str]] = ()
+    alike: Sequence[Sequence[str]] = field(default=())
+
+    def most(self, cost: str) -> float:
+        """Return the share of a cost that goes where as much goes as can."""
+        return self._saved(self._solved({cost: -1.0}, {}, None), cost)
+
+    def solve(self, need: Mapping[str, float], near: tuple[Chosen, int] | None = None) -> Chosen:
+        """Return the options of least score that save enough of every cost.
+
+        Args:
+            need: Shares that have to go, by cost.
+            near: Another choice, and the number of sites that may take another option than there.
+
+        Raises:
+            Refusal: If no choice saves as much.
+        """
+        found = self._solved({}, need, near, OVER)
+        if found is None:  # units are larger than that
+            found = self._solved({}, need, near)
+        if found is None and near is None:
+            most = {cost: self.most(cost) for cost in need}
+            can = ", ".join(f"{share:.1%} of the {cost}" for cost, share in most.items())
+            raise Refusal(
+                "a budget that the variants of all sites can meet, "
+                + ", ".join(f"{share:.1%} of the {cost}" for cost, share in need.items()),
+                f"at most {can} can go",
+                "Lower the budget, or ignore fewer sites.",
+            )
+        return dict(near[0]) if found is None and near is not None else found or {}
+
+    def saved(self, chosen: Chosen, cost: str) -> float:
+        """Return the share of a cost that a choice saves, by the options' own shares."""
+        return self._saved(chosen, cost)
+
+    def _saved(self, chosen: Chosen | None, cost: str) -> float:
+        return sum(
+            option.saved.get(cost, 0.0)
+            for site, name in (chosen or {}).items()
+            for option in self.options[site]
+            if option.name == name
+        )
+
+    def _solved(
+        self,
+        prices: Mapping[str, float],
+        need: Mapping[str, float],
+        near: tuple[Chosen, int] | None,
+        over: float = np.inf,
+    ) -> Chosen | None:
+        """Return the choice of least score, or of least price where some are given; None if none saves enough."""
+        keys = [(site, option) for site, own in self.options.items() for option in own]
+        scores = np.array([option.score for _, option in keys])
+        able = np.isfinite(scores)
+        scores = np.where(able, scores, 0.0)
+        if prices:
+            scores = np.array([sum(price * o.saved.get(cost, 0.0) for cost, price in prices.items()) for _, o in keys])
+        most = over if len(need) == 1 else np.inf  # one cost may have to go further than another
+        rows = [
+            _Row({n: o.saved.get(cost, 0.0) for n, (_, o) in enumerate(keys)}, share, share + most)
+            for cost, share in need.items()
+        ]
+        for site in self.options:
+            rows.append(_Row({n: 1.0 for n, (own, _) in enumerate(keys) if own == site}, 1, 1))
+        for pair in self.holds:
+            changed = (n for n, (site, o) in enumerate(keys) if site in pair and o.name != self.options[site][0].name)
+            rows.append(_Row(dict.fromkeys(changed, 1.0), high=1))
+        if near is not None:
+            chosen, most = near
+            rows.append(_Row({n: 1.0 for n, (site, o) in enumerate(keys) if chosen[site] != o.name}, high=most))
+        more = self._equal(keys, rows)
+        columns = len(keys) + more
+        result = milp(
+            # the solver's own tolerance is absolute
+            np.concatenate([scores / (np.abs(scores).max(initial=0.0) or 1.0), np.zeros(more)]),
+            constraints=_limits(rows, columns),
+            integrality=np.ones(columns),
+            bounds=Bounds(0, np.concatenate([able.astype(float), np.ones(more)])),
+            options={"time_limit": SECONDS, "mip_rel_gap": GAP},
+        )
+        if result.x is None:
+            return None
+        taken = result.x[: len(keys)]
+        return {site: option.name for (site, option), own in zip(keys, taken, strict=True) if own > 0.5}
+
+    def _equal(self, keys: Sequence[tuple[str, Option]], rows: list[_Row]) -> int:
+        """Add rows by which sites that are alike share one size, and return the number of columns that say which."""
+        column = len(keys)
+        for sites in self.alike:
+            names = dict.fromkeys(o.name for site, o in keys if site in sites and not o.gone)
+            rows.append(_Row({column + n: 1.0 for n in range(len(names))}, 1, 1))
+            for number, (site, option) in enumerate(keys):
+                if site in sites and not option.gone:
+                    rows.append(_Row({number: 1.0, column + [*names].index(option.name): -1.0}, high=0))
+            column += len(names)
+        return column - len(keys)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A linear constraint.
+
+    Attributes:
+        of: Coefficients, by column.
+        low: Least value.
+        high: Largest value.
+    """
+
+    of: Mapping[int, float]
+    low: float = -np.inf
+    high: float = np.inf
+
+
+def _limits(rows: Sequence[_Row], columns: int) -> LinearConstraint:
+    entries = [(row, column, value) for row, own in enumerate(rows) for column, value in own.of.items()]
+    at, columns_at, values = zip(*entries, strict=True) if entries else ((), (), ())
+    matrix = coo_array((values, (at, columns_at)), shape=(len(rows), columns))
+    return LinearConstraint(matrix.tocsr(), [row.low for row in rows], [row.high for row in rows])

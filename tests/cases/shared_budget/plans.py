@@ -1,0 +1,26 @@
+"""Plans of depth and width together, as the planner makes them or of variants that a test names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prunerecover import Plan
+from prunerecover.library.variants import DENSE
+from prunerecover.shared_budget.planner import SharedBudgetPlanner
+from prunerecover.solvers.refine import State, fitted
+
+
+def together(planner: SharedBudgetPlanner, share: float) -> Plan:
+    """Return the plan for a share of the planner's cost."""
+    return planner.plan(*planner.finished(planner.together({planner.cost: share})))
+
+
+def chosen(planner: SharedBudgetPlanner, names: Mapping[str, str]) -> State:
+    """Return a choice of variants by site, fitted in order; other sites stay as they are."""
+    with planner.session.evaluating():
+        return fitted(planner.library, {**dict.fromkeys(planner.library.sites, DENSE), **names})
+
+
+def plan_with(planner: SharedBudgetPlanner, names: Mapping[str, str]) -> Plan:
+    """Return the plan of such a choice."""
+    return planner.plan(*planner.finished(chosen(planner, names)))

@@ -1,0 +1,44 @@
+"""Fits from the moments of a station against least squares on the rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from prunerecover.library.moments import StationMoments
+from prunerecover.library.stations import Seen
+
+KEPT = torch.tensor([0, 2, 3])
+
+
+def station() -> tuple[StationMoments, nn.Linear, Tensor, Tensor]:
+    """Moments of correlated rows, with the linear that reads them."""
+    torch.manual_seed(0)
+    dense = nn.Linear(5, 4)
+    read = torch.randn(4000, 5) @ torch.randn(5, 5) + 1
+    given = dense(read).detach()
+    moments = StationMoments()
+    for part in (slice(0, 1500), slice(1500, None)):
+        total = torch.zeros(len(read[part]), 4)
+        moments.add(Seen(read[part], read[part], given[part], total), total)
+    return moments, dense, read, given
+
+
+@pytest.mark.parametrize("features", [KEPT, torch.eye(5).double()[:3] + 0.1])
+def test_readers_are_nearly_least_squares_on_what_stays(features: Tensor) -> None:
+    moments, dense, read, given = station()
+    left = read[:, features] if features.ndim == 1 else read @ features.T.float()
+    found = moments.reader(features, dense)
+    rows = torch.cat([left, torch.ones(len(left), 1)], 1)
+    best = (rows @ torch.linalg.lstsq(rows, given).solution - given).square().mean()
+    lost = (left @ found["weight"].T + found["bias"] - given).square().mean()
+    assert best <= lost < 1.02 * best
+
+
+def test_replacements_are_nearly_least_squares_and_constants_are_means() -> None:
+    moments, _, read, given = station()
+    found = moments.replacement("affine")
+    lost = (read @ found["weight"].T + found["bias"] - given).square().mean()
+    assert lost < 0.01 * given.var(0).mean()
+    torch.testing.assert_close(moments.replacement("constant")["bias"], given.mean(0), rtol=1e-3, atol=1e-3)

@@ -1,0 +1,38 @@
+"""Variants of sites: the scores of sizes that are not scored, and which sites lie inside others."""
+
+from __future__ import annotations
+
+from math import isnan, nan
+
+import pytest
+from cases.shared_budget.networks import images, vit
+
+from prunerecover.library.edits import Fit
+from prunerecover.library.library import Scored, between
+from prunerecover.library.variants import DENSE, Variant
+from prunerecover.session.session import Session
+from prunerecover.shared_budget.arguments import SharedBudgetConfig
+from prunerecover.shared_budget.planner import SharedBudgetPlanner
+
+
+def test_scores_of_sizes_between_others_lie_between_theirs() -> None:
+    sizes = {0: 0.0, 2: nan, 4: 1.0, 5: nan, 8: 5.0}
+    scored = {
+        str(gone): Scored(Variant(str(gone), {"g": tuple(range(gone))}, scored=not isnan(score)), Fit(), score)
+        for gone, score in sizes.items()
+    }
+    found = {name: one.divergence for name, one in between(scored).items()}
+    assert found == {"0": 0.0, "2": pytest.approx(0.5), "4": 1.0, "5": pytest.approx(2.0), "8": 5.0}
+
+
+@pytest.mark.slow
+def test_sizes_are_multiples_that_were_asked_for_and_choosing_nothing_changes_nothing() -> None:
+    config = SharedBudgetConfig(kinds=("attention", "neuron"), round_to=16)
+    planner = SharedBudgetPlanner(Session(vit(depth=2), images()), "macs", config)
+    library = planner.library
+    for site in library.sites.values():
+        assert site.variants[0].name == DENSE
+        for variant in site.variants:
+            for group in site.groups:
+                assert (group.size - len(variant.removed.get(group.name, ()))) % 16 == 0
+    assert library.scorer.divergence({}) == pytest.approx(0, abs=1e-6)
