@@ -1,0 +1,41 @@
+"""Tuning is never worse on held-out samples; shares of variants are those of networks that are really narrowed."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from cases.shared_budget.networks import left
+from cases.shared_budget.planners import vit_planner
+from cases.shared_budget.plans import chosen
+
+from prunerecover.library.edits import Fit
+from prunerecover.library.tuning import tuned
+from prunerecover.library.variants import DENSE
+from prunerecover.surgery.apply_edits import apply_edits
+
+pytestmark = pytest.mark.slow
+
+
+def test_tuned_choices_are_no_worse_on_held_out_samples() -> None:
+    planner = vit_planner()
+    library = planner.library
+    narrow = next(v.name for v in library.sites["blocks.0.mlp"].variants if len(v.removed) == 1)
+    state = chosen(planner, {"blocks.0.mlp": narrow, "blocks.1.attn": "affine"})
+    with planner.session.evaluating():
+        found, divergence = tuned(
+            planner.session.model, library.maker, state.chosen, planner.session.samples.fit, library.scorer
+        )
+        assert divergence <= state.divergence
+        assert library.scorer.divergence(found) == pytest.approx(divergence, rel=1e-4)
+
+
+def test_counted_shares_are_those_of_narrowed_copies() -> None:
+    planner = vit_planner()
+    shares = planner.costs.shares("macs")
+    for site in planner.library.sites.values():
+        for variant in site.variants:
+            network = copy.deepcopy(planner.session.model)
+            edits, _ = planner.library.maker.edits({site.name: (variant, Fit())} if variant.name != DENSE else {})
+            apply_edits(network, edits)
+            assert shares[site.name][variant.name] == pytest.approx(1 - left(planner.session.model, network), abs=1e-6)

@@ -1,0 +1,72 @@
+"""Walks fit variants behind those before, and scores are those of the whole network."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from cases.shared_budget.networks import images, vit
+from cases.shared_budget.planners import vit_planner
+from torch import nn
+
+from prunerecover.library.library import features_left
+from prunerecover.library.variants import DENSE
+from prunerecover.session.session import Session
+from prunerecover.shared_budget.arguments import SharedBudgetConfig
+from prunerecover.shared_budget.planner import SharedBudgetPlanner
+from prunerecover.surgery.apply_edits import apply_edits
+
+pytestmark = pytest.mark.slow
+
+
+def test_scores_from_prefixes_are_those_of_the_whole_network() -> None:
+    planner = vit_planner()
+    session, library = planner.session, planner.library
+    inputs = torch.cat([batch.args[0] for batch in session.samples.held_out])
+    for site, own in library.scored.items():
+        for one in (one for one in own.values() if one.variant.scored and one.variant.name != DENSE):
+            network = copy.deepcopy(session.model).eval()
+            apply_edits(network, *library.maker.edits({site: (one.variant, one.fit)}))
+            with torch.no_grad():
+                dense, pruned = (model(inputs).log_softmax(-1) for model in (session.model.eval(), network))
+            whole = nn.functional.kl_div(pruned, dense, log_target=True, reduction="batchmean").item()
+            assert one.divergence == pytest.approx(whole, rel=1e-3, abs=1e-6), (site, one.variant.name)
+
+
+def test_a_walk_on_nothing_finds_what_the_library_fitted_alone() -> None:
+    planner = vit_planner()
+    library = planner.library
+    with planner.session.evaluating():
+        found, moments = library.walks.walk({})
+    assert not found
+    assert set(moments) == {station.site for station in library.stations}
+    site = "blocks.0.mlp"
+    one = next(one for one in library.scored[site].values() if one.variant.removed)
+    station = next(station for station in library.stations if station.site == site)
+    again = library.fit_of(site, station, one.variant, moments[site])
+    for name, value in one.fit.modules[station.reader].items():
+        torch.testing.assert_close(again.modules[station.reader][name], value)
+
+
+def test_units_that_write_nothing_go_for_free() -> None:
+    """Half of the neurons are zero: the sizes without them leave the output as it is, near the ridge."""
+    model = vit(depth=2)
+    with torch.no_grad():
+        for block in model.blocks:  # type: ignore[union-attr]
+            block.mlp.fc2.weight[:, ::2] = 0  # type: ignore[union-attr]
+    planner = SharedBudgetPlanner(Session(model, images(6)), "macs", SharedBudgetConfig(kinds=("mlp", "neuron")))
+    with planner.session.evaluating():
+        scored = planner.library.scored["blocks.0.mlp"]
+    size = planner.library.sites["blocks.0.mlp"].groups[0].size
+    halves = [one for one in scored.values() if 0 < sum(map(len, one.variant.removed.values())) <= size // 2]
+    assert halves
+    assert max(one.divergence for one in halves) < 1e-3 * scored["constant"].divergence
+
+
+def test_features_that_stay_are_those_of_units_that_stay() -> None:
+    site = vit_planner().library.sites["blocks.1.attn"]
+    variant = next(variant for variant in site.variants if variant.name == "1 of 2 heads")
+    (gone,) = variant.removed.values()
+    kept = 1 - gone[0]
+    assert features_left(site.groups, variant).tolist() == list(range(8 * kept, 8 * kept + 8))

@@ -1,0 +1,80 @@
+"""Refinement finds what scores alone do not show, and never ends worse than it began."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from prunerecover.library.edits import Fit
+from prunerecover.library.variants import DENSE, LibrarySite, Variant
+from prunerecover.solvers.program import Option, Program
+from prunerecover.solvers.refine import Refiner, fitted
+
+SITES = ("a", "b", "c")
+ALONE = {"a": 1.0, "b": 1.1, "c": 1.2}  # of a site that is gone
+
+
+class Interacting:
+    """A library of three sites: a and b cost far more together than their scores add up to."""
+
+    stations = ()
+
+    def __init__(self, together: float) -> None:
+        self.together, self.judged = together, 0
+        variants = (Variant(DENSE), Variant("gone", leaves="zero"))
+        self.sites = {name: LibrarySite(name, "mlp", None, (), variants) for name in SITES}
+        self.walks = SimpleNamespace(walk=lambda chosen: (dict(chosen), {}))
+        self.scorer = SimpleNamespace(divergence=self.divergence, rebase=self.divergence)
+
+    def chosen(self, names: Mapping[str, str]) -> dict[str, Any]:
+        return {site: (self.sites[site].variant(name), Fit()) for site, name in names.items() if name != DENSE}
+
+    def fit_of(self, *_: Any) -> Fit:
+        return Fit()
+
+    def divergence(self, chosen: Mapping[str, Any]) -> float:
+        self.judged += 1
+        return sum(ALONE[site] for site in chosen) + (self.together if {"a", "b"} <= set(chosen) else 0.0)
+
+
+def program(saved: float = 0.2) -> Program:
+    dense = Option(DENSE, 0.0, {"macs": 0.0})
+    return Program({site: [dense, Option("gone", ALONE[site], {"macs": saved}, gone=True)] for site in SITES})
+
+
+def gone(names: Mapping[str, str]) -> set[str]:
+    return {site for site, name in names.items() if name != DENSE}
+
+
+@pytest.mark.parametrize(("together", "best"), [(5.0, {"a", "c"}), (0.0, {"a", "b"})])
+def test_the_set_that_is_best_together_is_found(together: float, best: set[str]) -> None:
+    library: Any = Interacting(together)
+    found = Refiner(library, program(), {"macs": 0.4}).run()
+    assert gone(found.names) == best
+    start = fitted(library, program().solve({"macs": 0.4}))
+    assert found.divergence <= start.divergence
+    assert found.divergence == library.divergence(library.chosen(found.names))
+
+
+def test_sites_that_save_less_together_are_asked_for_more() -> None:
+    library: Any = Interacting(0.0)
+    measured = {0: 0.0, 1: 0.2, 2: 0.3, 3: 0.45}
+    found = Refiner(library, program(), {"macs": 0.4}, lambda names: {"macs": measured[len(gone(names))]}).run()
+    assert gone(found.names) == set(SITES)
+
+
+def test_a_choice_for_more_begins_where_the_last_one_ended() -> None:
+    library: Any = Interacting(5.0)
+    first = Refiner(library, program(), {"macs": 0.2}).run()
+    more = Refiner(library, program(), {"macs": 0.4}).run(1, first)
+    assert gone(first.names) < gone(more.names)
+    assert len(gone(more.names)) == 2
+
+
+def test_more_than_can_go_is_refused() -> None:
+    library: Any = Interacting(0.0)
+    with pytest.raises(ValueError, match=r"70.0% of the macs, but at most 60.0% of the macs can go\. Lower the budget"):
+        Refiner(library, program(), {"macs": 0.7}).run()
