@@ -86,8 +86,10 @@ def token_weights(runner: BlockRunner, batches: Sequence[ModelInputs], seed: int
     return found
 
 
-def row_weights(model: nn.Module, paths: Sequence[str], batches: Sequence[ModelInputs], seed: int = 0) -> TokenWeights:
-    """Compute weights of the rows that modules give, as `token_weights` does for blocks.
+def row_weights(
+    model: nn.Module, paths: Sequence[str], batches: Sequence[ModelInputs], seed: int = 0
+) -> list[TokenWeights]:
+    """Compute weights of the rows that each module gives, as `token_weights` does for blocks.
 
     Args:
         model: Dense, in evaluation mode.
@@ -98,7 +100,8 @@ def row_weights(model: nn.Module, paths: Sequence[str], batches: Sequence[ModelI
     Raises:
         ValueError: If an output is NaN or infinite.
     """
-    generator, found, modules = torch.Generator().manual_seed(seed), TokenWeights(batches), dict(model.named_modules())
+    generator, modules = torch.Generator().manual_seed(seed), dict(model.named_modules())
+    found = [TokenWeights(batches) for _ in paths]
     for batch in batches:
         given: list[Tensor] = []
 
@@ -109,12 +112,14 @@ def row_weights(model: nn.Module, paths: Sequence[str], batches: Sequence[ModelI
         with removed_after(*(modules[path].register_forward_hook(keep) for path in paths)), torch.enable_grad():
             output = predictions_of(call(model, batch))
             if output.ndim >= 3 and output.shape[:-1] == given[0].shape[:-1]:  # each row has an answer of its own
-                found.add([torch.ones_like(own[..., 0]).detach().flatten(1) for own in given])
-                continue
-            score = _log_likelihood(without_padding(output, batch), generator)
-            gradients = torch.autograd.grad(score, given, allow_unused=True, materialize_grads=True)
-        found.add([own.float().square().sum(-1).reshape(batch.n_samples, -1) for own in gradients])
-    found.finish()
+                gradients = tuple(torch.ones_like(own[..., :1]).detach() for own in given)
+            else:
+                score = _log_likelihood(without_padding(output, batch), generator)
+                gradients = torch.autograd.grad(score, given, allow_unused=True, materialize_grads=True)
+        for own, gradient in zip(found, gradients, strict=True):
+            own.add([gradient.float().square().sum(-1).reshape(batch.n_samples, -1)])
+    for own in found:
+        own.finish()
     return found
 
 

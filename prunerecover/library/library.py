@@ -66,6 +66,7 @@ class Library:
         scorer: Scores choices.
         walks: Fits choices in order.
         scored: Variants by site and name, the site as it is among them.
+        lists: Names of blocks of one container, of which one stays.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Library:
         kinds = tuple(dict.fromkeys(unit.kind for unit in units))
         removals = Removals(session.model, traced, kinds) if units else None
         self.stand_ins = _stand_ins(removals, session)
+        self.lists = () if removals is None else _lists(removals, [unit.name for unit in units])
         leaves = {unit.name: (*self.stand_ins.get(unit.name, ()), *_leaves(unit, session)) for unit in units}
         self.sites: Mapping[str, LibrarySite] = {site.name: site for site in sites_of(units, groups, scores, leaves)}
         self.maker = EditMaker(self.sites, network, removals, head_sizes=head_sizes)
@@ -93,7 +95,7 @@ class Library:
             readers = [reader for reader in readers_of(network.groups) if reader.module not in refitted]
             self.maker.moments = moments_of(session.model, readers, session.samples.fit)
         fit, paths = session.samples.fit, [station.reader for station in self.stations]
-        weights = row_weights(session.model, paths, fit, session.seed) if paths else None
+        weights = row_weights(session.model, paths, fit, session.seed) if paths else []
         self.walks = Walks(session.model, self.maker, self.stations, fit, self.fit_of, weights)
         self.scorer = Scorer(session.model, traced.graph, self.maker, session.samples.held_out)
         self.scored: dict[str, dict[str, Scored]] = {}
@@ -163,6 +165,11 @@ def between(scored: Mapping[str, Scored]) -> dict[str, Scored]:
             one = replace(one, divergence=score)
         found[name] = one
     return found
+
+
+def _lists(removals: Removals, units: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Return the lists of blocks all of which could go."""
+    return tuple(tuple(sorted(one)) for one in removals.block_lists if one <= set(units))
 
 
 def _leaves(unit: Unit, session: Session) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from torch import nn
 from prunerecover.depth.layers.prefix import PrefixRunner
 from prunerecover.divergence.kept_outputs import KeptOutputs
 from prunerecover.divergence.measure import mean_divergence
-from prunerecover.divergence.outputs import OtherShape, Outputs, compared
+from prunerecover.divergence.outputs import Outputs, compared
 from prunerecover.graph.computation_graph import ComputationGraph
 from prunerecover.library.edits import Chosen, EditMaker
 from prunerecover.model.batches import ModelInputs, call
@@ -51,15 +51,20 @@ class Scorer:
         return self._runner.layers_run / max(1, len(self.batches) * len(self._graph.of_kind("layer")))
 
     def divergence(self, chosen: Chosen) -> float:
-        """Return the mean divergence of a choice; infinite where the output has another shape."""
+        """Return the mean divergence of a choice; infinite where the network fails, or gives another shape."""
+        try:
+            found = self._divergence(chosen)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # of whatever the network's own code raises without these units
+            return math.inf
+        return found if math.isfinite(found) else math.inf
+
+    def _divergence(self, chosen: Chosen) -> float:
         first = min((self._first(site) for site in self._changed(chosen)), default=len(self._graph.nodes))
         with torch.no_grad(), edited(self._twin, *self.maker.edits(chosen)):
             outputs = self._runner.run(self._twin, first, self._numbers)
-            try:
-                found = mean_divergence(self.batches, map(self._dense.of, self._numbers), outputs)
-            except OtherShape:
-                return math.inf
-        return found if math.isfinite(found) else math.inf
+            return mean_divergence(self.batches, map(self._dense.of, self._numbers), outputs)
 
     def rebase(self, chosen: Chosen) -> float:
         """Have later choices share what comes first with this one; return its divergence."""

@@ -32,7 +32,7 @@ class Walks:
         stations: Where something is fitted, in order of execution.
         batches: Calibration samples on the model's device.
         fit_of: Fits a variant, given the moments of its station.
-        weights: Weights of rows at each station; None: all count alike.
+        weights: Weights of rows at each station; none: all count alike.
 
     Attributes:
         passes: Number of passes over the samples so far, about.
@@ -45,7 +45,7 @@ class Walks:
         stations: Sequence[Station],
         batches: Sequence[ModelInputs],
         fit_of: FitOf,
-        weights: TokenWeights | None = None,
+        weights: Sequence[TokenWeights] = (),
     ) -> None:
         self.weights = weights
         self.model, self.maker, self.stations, self.batches, self.fit_of = model, maker, stations, batches, fit_of
@@ -100,7 +100,7 @@ class Walks:
             if found is None:
                 rows = sum(batch.n_samples for batch in self.batches) * len(now.read) // max(1, inputs.n_samples)
                 found = StationMoments(max(1, rows // (ROWS * now.read.shape[-1])))
-            weight = self.weights.of(self.stations.index(station), number) if self.weights else None
+            weight = self.weights[self.stations.index(station)].of(0, number) if self.weights else None
             found.add(now, total, None if weight is None else weight.flatten())
         return found
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from prunerecover.boundary.search import Evaluate, Trial, accuracies_of
 from prunerecover.cost.met_share import Wanted, met_share
+from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.display.progress import beside_other_displays, progress
 from prunerecover.divergence.registry import Divergence, comparing_by
 from prunerecover.importance.measuring.losses import Loss
@@ -29,6 +30,7 @@ from prunerecover.width.allocation.latency_budget import STEP
 from prunerecover.width.groups.rounding import RoundTo
 
 WIDTH, DEPTH = 0.0, 1.0  # shares of the budget that depth takes where one of both goes alone
+Errors = tuple[type[ValueError], ...]
 HALF = 0.5  # stands for what depth takes where there is no plan of both
 
 
@@ -155,7 +157,7 @@ class BudgetSearch:
             self._try(lambda: self._alone(depth=bool(planner.why_no_width)), WIDTH if planner.why_no_depth else DEPTH)
         else:
             if planner.has_library:
-                self._try(self._together, refusals=Refusal)
+                self._try(self._together, refusals=(Refusal, NotRemovable))
             if not self.candidates or self.evaluate is not None or planner.is_reconstructed:
                 for share in (WIDTH, DEPTH):
                     self._try(partial(self._alone, depth=share == DEPTH), share)
@@ -165,9 +167,7 @@ class BudgetSearch:
             warnings.warn(message, stacklevel=4)
         return self._described(best, self.candidates[best])
 
-    def _try(
-        self, make: Callable[[], Candidate], share: float | None = None, refusals: type[ValueError] = ValueError
-    ) -> None:
+    def _try(self, make: Callable[[], Candidate], share: float | None = None, refusals: Errors = (ValueError,)) -> None:
         """Make a candidate, and note what came of it.
 
         Args:

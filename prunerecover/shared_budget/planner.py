@@ -150,7 +150,8 @@ class SharedBudgetPlanner:
         for own in options.values():  # those of about one cost are near each other
             own.sort(key=lambda option: (option.gone, option.saved[costs[0]]))
         sites = tuple(self.library.sites.values())
-        return Program(options, containment(sites), self._alike(sites) if self.config.equal_layers else ())
+        alike = self._alike(sites) if self.config.equal_layers else ()
+        return Program(options, containment(sites), alike, self.library.lists)
 
     def _alike(self, sites: Sequence[LibrarySite]) -> list[list[str]]:
         """Return the names of sites whose groups keep one size."""

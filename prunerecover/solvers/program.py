@@ -45,11 +45,13 @@ class Program:
         options: Options by site; the first of each is the site as it is.
         holds: Pairs of sites: where the first is not as it is, the second must be, for it lies inside.
         alike: Sites that must take options of one name, but for those that are gone.
+        lists: Sites of which one must not be gone.
     """
 
     options: Mapping[str, Sequence[Option]]
     holds: Sequence[tuple[str, str]] = ()
     alike: Sequence[Sequence[str]] = field(default=())
+    lists: Sequence[Sequence[str]] = field(default=())
 
     def most(self, cost: str) -> float:
         """Return the share of a cost that goes where as much goes as can."""
@@ -115,6 +117,9 @@ class Program:
         for pair in self.holds:
             changed = (n for n, (site, o) in enumerate(keys) if site in pair and o.name != self.options[site][0].name)
             rows.append(_Row(dict.fromkeys(changed, 1.0), high=1))
+        for own in self.lists:
+            taken = {n: 1.0 for n, (site, option) in enumerate(keys) if site in own and option.gone}
+            rows.append(_Row(taken, high=len(own) - 1))
         if near is not None:
             chosen, most = near
             rows.append(_Row({n: 1.0 for n, (site, o) in enumerate(keys) if chosen[site] != o.name}, high=most))
@@ -130,8 +135,8 @@ class Program:
         )
         if result.x is None:
             return None
-        taken = result.x[: len(keys)]
-        return {site: option.name for (site, option), own in zip(keys, taken, strict=True) if own > 0.5}
+        takes = result.x[: len(keys)]
+        return {site: option.name for (site, option), own in zip(keys, takes, strict=True) if own > 0.5}
 
     def _equal(self, keys: Sequence[tuple[str, Option]], rows: list[_Row]) -> int:
         """Add rows by which sites that are alike share one size, and return the number of columns that say which."""

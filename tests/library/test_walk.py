@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from cases.shared_budget.networks import images, vit
 from cases.shared_budget.planners import vit_planner
 from torch import nn
 
+from prunerecover.library.edits import Fit
 from prunerecover.library.library import features_left
 from prunerecover.library.variants import DENSE
 from prunerecover.session.session import Session
@@ -70,3 +73,26 @@ def test_features_that_stay_are_those_of_units_that_stay() -> None:
     (gone,) = variant.removed.values()
     kept = 1 - gone[0]
     assert features_left(site.groups, variant).tolist() == list(range(8 * kept, 8 * kept + 8))
+
+
+def test_stages_of_other_lengths_have_weights_of_their_own() -> None:
+    from timm.models.swin_transformer import SwinTransformer
+
+    shape: dict[str, Any] = {"img_size": 32, "patch_size": 4, "window_size": 4, "num_classes": 4}
+    torch.manual_seed(0)
+    model = SwinTransformer(**shape, embed_dim=8, depths=(1, 1), num_heads=(1, 2)).eval()
+    batches = [(torch.randn(8, 3, 32, 32), torch.arange(8) % 4) for _ in range(2)]
+    planner = SharedBudgetPlanner(Session(model, batches), "macs", SharedBudgetConfig(kinds=("mlp", "neuron")))
+    with planner.session.evaluating():
+        rows = [weights.of(0, 0).shape for weights in planner.library.walks.weights]
+    assert rows == [(6, 64), (6, 16)]
+
+
+def test_networks_that_do_not_run_are_scored_infinite() -> None:
+    planner = vit_planner()
+    site = planner.library.sites["blocks.0.mlp"]
+    narrow = next(variant for variant in site.variants if variant.removed)
+    wrong = Fit({"blocks.0.mlp.fc2": {"weight": torch.zeros(3, 3)}})
+    with planner.session.evaluating():
+        assert planner.library.scorer.divergence({site.name: (narrow, wrong)}) == math.inf
+        assert planner.library.scorer.divergence({}) == pytest.approx(0, abs=1e-6), "the twin is as it was"

@@ -125,3 +125,14 @@ def test_too_much_is_refused() -> None:
         found.solve({"macs": 0.6})
     with pytest.raises(ValueError, match=r"at most 50.0% of the macs can go. Lower the budget, or ignore fewer"):
         found.solve({"macs": 0.6})
+
+
+def test_one_site_of_a_list_is_not_gone() -> None:
+    dense = Option("dense", 0.0, {"macs": 0.0})
+    options = {
+        site: [dense, Option("gone", score, {"macs": 0.2}, gone=True)]
+        for site, score in {"a": 1, "b": 2, "c": 9}.items()
+    }
+    together = Program(options, lists=(("a", "b"),)).solve({"macs": 0.4})
+    assert together == {"a": "gone", "b": "dense", "c": "gone"}
+    assert Program(options).solve({"macs": 0.4}) == {"a": "gone", "b": "gone", "c": "dense"}
