@@ -11,7 +11,7 @@ Not covered: what sites save together beyond the sum of what they save alone. Me
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -47,7 +47,7 @@ class TimedVariant:
     alike: Hashable
     name: str
     kind: str
-    edits: tuple[Edit, ...]
+    edits: tuple[Edit, ...] = field(hash=False)  # settings in edits have no hash
     macs: float
 
 
