@@ -1,1 +1,1 @@
-"""What goes in a surgery: the planning functions on the network of a fit."""
+"""Planning of surgeries: the planning functions on the network of a fit."""

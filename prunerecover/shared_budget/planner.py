@@ -205,12 +205,11 @@ class SharedBudgetPlanner:
 
     @ordinary_arithmetic()
     def finished(self, state: State) -> tuple[Chosen, float]:
-        """Return a choice fitted to all samples and tuned, and its divergence on held-out samples before."""
-        library = self.library
-        with self.session.evaluating():
-            fit = self.session.samples.fit
-            chosen, _ = tuned(self.session.model, library.maker, state.chosen, fit, library.scorer)
-            return chosen, state.divergence
+        """Return a choice tuned on the output, and its divergence on held-out samples before."""
+        session, library = self.session, self.library
+        with session.evaluating():
+            chosen, _ = tuned(session.model, library.maker, state.chosen, session.samples.fit, library.scorer)
+        return chosen, state.divergence
 
     def edits(self, chosen: Chosen, *, in_place: bool = False) -> tuple[Edit, ...]:
         """Return the edits of a choice."""

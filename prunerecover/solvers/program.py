@@ -1,6 +1,6 @@
 """The integer program: one variant for each site, of least score, that saves enough of every cost.
 
-Scores are added up, as if sites did not interact; `library.refine` scores variants again on top of what was chosen.
+Scores are added up, as if sites did not interact; `solvers.refine` scores variants again on top of what was chosen.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Program:
 
     def most(self, cost: str) -> float:
         """Return the share of a cost that goes where as much goes as can."""
-        return self._saved(self._solved({cost: -1.0}, {}, None), cost)
+        return self.saved(self._solved({cost: -1.0}, {}, None) or {}, cost)
 
     def solve(self, need: Mapping[str, float], near: tuple[Chosen, int] | None = None) -> Chosen:
         """Return the options of least score that save enough of every cost.
@@ -83,12 +83,9 @@ class Program:
 
     def saved(self, chosen: Chosen, cost: str) -> float:
         """Return the share of a cost that a choice saves, by the options' own shares."""
-        return self._saved(chosen, cost)
-
-    def _saved(self, chosen: Chosen | None, cost: str) -> float:
         return sum(
             option.saved.get(cost, 0.0)
-            for site, name in (chosen or {}).items()
+            for site, name in chosen.items()
             for option in self.options[site]
             if option.name == name
         )
