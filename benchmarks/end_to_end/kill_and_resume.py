@@ -109,7 +109,7 @@ def diaries(folder: Path, kill_after: int | None, moment: str, planned: int) -> 
     import lightning.pytorch as pl
 
     from prunerecover.callbacks import pruning
-    from prunerecover.depth.search.search_store import SearchStore
+    from prunerecover.store.search_store import SearchStore
     from prunerecover.width.planner import WidthPlanner
 
     def die(*args: Any, at: str = moment, **kwargs: Any) -> None:
@@ -188,7 +188,7 @@ def last_diary(folder: Path, begun: int) -> int:
 
 def kill_until(folder: Path, kills: int, epochs: int, seed: int) -> list[dict[str, Any]]:
     """Start, kill and resume until `kills` kills are done, then let it finish; return what each kill cost."""
-    from prunerecover.depth.search.search_store import results_in
+    from prunerecover.store.search_store import results_in
 
     draw, in_turn = random.Random(seed), itertools.cycle(NEAR_A_SURGERY)
     record: list[dict[str, Any]] = []

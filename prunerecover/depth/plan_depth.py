@@ -11,7 +11,6 @@ from prunerecover.depth.arguments import DepthConfig, budget_of, kinds_of, plann
 from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.depth.graph_planner import GraphPlanner
 from prunerecover.depth.planner import DepthPlanner
-from prunerecover.depth.search.search_store import results_in
 from prunerecover.display.interrupted import resumable
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import Divergence, comparing_by
@@ -22,6 +21,7 @@ from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.session.session import Session
+from prunerecover.store.search_store import results_in
 
 
 def plan_depth(

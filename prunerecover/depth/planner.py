@@ -14,7 +14,6 @@ from prunerecover.cost.met_share import FAR
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.search.expected_passes import expected_passes
 from prunerecover.depth.search.goals import Counted, Goal, Share
-from prunerecover.depth.search.search_store import SearchStore
 from prunerecover.depth.search.selection import count_by_kind, smallest_share
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import chosen_divergence
@@ -29,6 +28,7 @@ from prunerecover.plan.plan import Plan
 from prunerecover.plan.removed_units import edits_without_others, leave_nothing
 from prunerecover.plan.units import Unit
 from prunerecover.session.session import Session
+from prunerecover.store.search_store import SearchStore
 from prunerecover.surgery.merging import removals_of
 from prunerecover.surgery.provenance import plan_for, result_of
 from prunerecover.surgery.saved_cost import CLOCKS

@@ -19,10 +19,10 @@ from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.target import find_network, find_target
 from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.callbacks.trials.nested import at_start_of_fit
-from prunerecover.depth.search.search_store import delete_results
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import plural
 from prunerecover.plan.plan import Plan
+from prunerecover.store.search_store import delete_results
 
 CALIBRATION = 192
 

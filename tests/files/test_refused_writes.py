@@ -14,9 +14,9 @@ from cases.tiny_plans import pruned
 from torch import nn
 
 from prunerecover import Plan, save_pruned
-from prunerecover.depth.search.search_store import SearchStore
 from prunerecover.files.refused_writes import naming_the_folder
 from prunerecover.plan.edits import Replace
+from prunerecover.store.search_store import SearchStore
 
 TOLD = r"Expected to write {name} in {folder}, but the system refuses: {why}. What was there is as it was. Make room"
 

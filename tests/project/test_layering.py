@@ -34,6 +34,7 @@ ORDER = (
     "prunerecover.surgery",
     "prunerecover.divergence",
     "prunerecover.calibration",
+    "prunerecover.store",
     "prunerecover.importance.measuring",
     "prunerecover.importance",
     "prunerecover.language",

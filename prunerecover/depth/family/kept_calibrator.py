@@ -15,9 +15,9 @@ from torch import nn
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Candidate, Choice, Form
 from prunerecover.calibration.held_out import Cost, Terms
-from prunerecover.depth.search.search_store import SearchStore
 from prunerecover.model.batches import CalibrationSet
 from prunerecover.plan.units import Unit
+from prunerecover.store.search_store import SearchStore
 
 T = TypeVar("T")
 

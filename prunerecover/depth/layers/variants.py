@@ -17,13 +17,13 @@ from prunerecover.depth.layers.prefix import PrefixRunner
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.search.objectives import Objective
-from prunerecover.depth.search.search_store import SearchStore
 from prunerecover.divergence.outputs import OtherShape
 from prunerecover.importance.registry import check_finite
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import is_within, parent_path
 from prunerecover.model.replacements import Affine, Constant, SlopeBias
 from prunerecover.plan.units import Unit, names_of
+from prunerecover.store.search_store import SearchStore
 from prunerecover.surgery.apply_edits import Applied, edited
 
 Signature = dict[str, Any]

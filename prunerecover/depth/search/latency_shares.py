@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from prunerecover.cost.met_share import Wanted, met_share
 from prunerecover.depth.search.goals import Share
-from prunerecover.depth.search.search_store import SearchStore
 from prunerecover.plan.units import Unit
+from prunerecover.store.search_store import SearchStore
 from prunerecover.surgery.saved_cost import CLOCKS
 
 LEAST = 0.1  # of its share of the MACs, that a kind saves of the latency: what a clock says of tiny networks is noise

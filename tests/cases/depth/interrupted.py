@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prunerecover.depth.search.search_store import SearchStore
+from prunerecover.store.search_store import SearchStore
 
 
 class Interrupts:

@@ -14,7 +14,7 @@ from cases.files.kills import killed_at_rename
 from torch import nn
 
 from prunerecover import Plan, plan_depth
-from prunerecover.depth.search.search_store import results_in
+from prunerecover.store.search_store import results_in
 
 IMAGES = torch.randn(12, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 

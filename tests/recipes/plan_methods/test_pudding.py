@@ -13,10 +13,10 @@ from cases.models.language import llama_folder
 from cases.models.questions import question_rows, write_rows
 
 from prunerecover import Plan, load_routed
-from prunerecover.depth.search.search_store import results_in
 from prunerecover.recipes.cli.main import main
 from prunerecover.recipes.plan_methods.pudding_questions import ask
 from prunerecover.recipes.tasks.causal_lm import CausalLM
+from prunerecover.store.search_store import results_in
 
 GREEDY = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from prunerecover import Budget, Plan, plan_depth
 from prunerecover.cost.statistics import Interval
-from prunerecover.depth.search.search_store import SearchStore, delete_results, results_in
+from prunerecover.store.search_store import SearchStore, delete_results, results_in
 from prunerecover.surgery import saved_cost
 
 TEXTS = torch.randint(3, VOCABULARY, (24, 12), generator=torch.Generator().manual_seed(0))

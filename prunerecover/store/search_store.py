@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.calibration.candidates import Candidate, Choice
-from prunerecover.depth.search.written import written
 from prunerecover.files.atomic import atomic_file
 from prunerecover.files.checksums import check_sums
 from prunerecover.files.in_short import in_short
 from prunerecover.files.refused_writes import naming_the_folder
 from prunerecover.plan.edits import Fold, Remove, Replace
 from prunerecover.plan.units import Unit
+from prunerecover.store.written import written
 from prunerecover.version import __version__
 
 T = TypeVar("T")
