@@ -1,1 +1,1 @@
-"""Descriptions of model families: their blocks, branches and feed-forward linears by path."""
+"""Descriptions of model families: blocks, branches and feed-forward linears by path."""

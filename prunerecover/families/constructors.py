@@ -1,11 +1,11 @@
 """Constructors of dense models as plain data: a name and arguments (timm, torchvision), a config, or a YAML.
 
-Only the own constructors of timm, transformers, torchvision and ultralytics are ever called, and those that a module
-which is imported already has registered with timm or torchvision (such as `cifar_resnet20` of the recipes), with
-arguments that shape a network and nothing else (no file, address, checkpoint or code can be named), so a file can
-neither execute nor fetch anything. No library keeps the arguments of a model for good: they are read off the model, and
-returned only if building from them gives the same model but for the values of parameters. Not covered: layers handed in
-as classes, networks that run a backbone while they are built (timm's hybrid ViTs), models of other libraries.
+Data from a file can neither execute nor fetch anything. Only constructors of timm, transformers, torchvision and
+ultralytics are called, and those registered with timm or torchvision by an imported module (such as `cifar_resnet20` of
+the recipes). Arguments shape a network and nothing else: no file, address, checkpoint or code. No library keeps the
+arguments of a model: they are read off the model, and returned only if the rebuilt model equals the original but for
+the values of parameters. Not covered: layers given as classes, networks that run a backbone during construction (timm's
+hybrid ViTs), models of other libraries.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from prunerecover.families.outline import Outline
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.replacements import Replacement, SlopeBias
 
-COUNTS = ("depth", "layer", "block", "expert")  # in names of numbers that say how many modules there are
+COUNTS = ("depth", "layer", "block", "expert")  # parts of the names of module counts
 MOST_MODULES, LARGEST_NUMBER = 2**12, 2**31
 WHY = 200  # characters of a reason
 
 
 @dataclass(frozen=True)
 class _Library:
-    """How the models of a library are described, and built again.
+    """Constructors of the models of a library.
 
     Attributes:
-        candidates: Constructors that may be a model's, none if it is of another library.
-        call: Makes the call of a constructor.
-        empty: Runs that call, and leaves parameters on the meta device.
-        bystanders: Attributes beside those of `outline` that do not change what its models compute.
+        candidates: Possible constructors of a model; none for a model of another library.
+        call: Function from a constructor to the call that builds the model.
+        empty: Function that runs the call, with parameters on the meta device.
+        bystanders: Attributes, beyond those of `outline`, without effect on the output of the models.
     """
 
     candidates: Callable[[Any], Iterator[dict[str, Any]]]
@@ -57,11 +57,11 @@ class _Library:
 
 @dataclass(frozen=True)
 class Construction:
-    """How a model is built.
+    """Constructor of a model, or the reason for its absence.
 
     Attributes:
-        data: What `build` takes; None if building the model again was tried in vain.
-        why_not: Why there is none.
+        data: Argument of `build`; None if no candidate rebuilds the model.
+        why_not: Reason for the absence of data.
     """
 
     data: dict[str, Any] | None
@@ -71,9 +71,9 @@ class Construction:
 LIBRARIES = {
     "timm": _Library(timm_candidates, timm_call),
     "transformers": _Library(transformers_candidates, transformers_call),
-    # Shapes show the number of classes, also of a head that was put in later.
+    # Shapes show the number of classes, also with a replaced head.
     "torchvision": _Library(torchvision_candidates, torchvision_call, on_meta_if_possible, frozenset({"num_classes"})),
-    # A YOLO runs while it is built, and keeps counts.
+    # A YOLO runs during construction, and keeps counts.
     "ultralytics": _Library(
         ultralytics_candidates, ultralytics_call, emptied, frozenset({"nc", "np", "task", "pt_path"})
     ),
@@ -81,19 +81,19 @@ LIBRARIES = {
 
 
 def constructor_of(model: nn.Module) -> dict[str, Any] | None:
-    """Return the data that `build` needs to make this dense model again, or None if it is not known.
+    """Return the data for `build` to make a dense model again, or None if unknown.
 
     Args:
-        model: Unwrapped, on any device; it is not changed, nor is the random state.
+        model: Network, unwrapped, on any device; the model and the random state stay unchanged.
 
     Returns:
-        JSON primitives. Building from them was tried: see `outline` for what is compared.
+        JSON primitives. The rebuilt model was compared with the original; see `outline`.
     """
     return construction_of(model).data
 
 
 def construction_of(model: nn.Module) -> Construction:
-    """Return how to build a dense model again, as `constructor_of` does, or why that is not known."""
+    """Return the constructor of a dense model, as `constructor_of` does, or the reason for its absence."""
     if any(isinstance(module, Replacement | SlopeBias) for module in model.modules()):
         return Construction(None, "parts of it had been replaced before")
     outline, why = None, f"{type(model).__qualname__} is no class of {', '.join(LIBRARIES)} itself"
@@ -110,7 +110,8 @@ def build(constructor: dict[str, Any]) -> nn.Module:
     """Build the dense model with parameters on the meta device and buffers in memory; tied parameters are tied.
 
     Raises:
-        ValueError: If the data names anything but a model of a known library with arguments that shape it.
+        ValueError: If the data names anything but a model of a known library with arguments for its shape, or the build
+            fails.
     """
     known = library_of(constructor)
     if not isinstance(constructor.get("kwargs") or {}, dict):
@@ -130,10 +131,10 @@ def build(constructor: dict[str, Any]) -> nn.Module:
 
 
 def library_of(constructor: dict[str, Any]) -> str:
-    """Return the library whose model a constructor makes.
+    """Return the library of a constructor's model.
 
     Raises:
-        ValueError: If it is none of those that are known.
+        ValueError: If no known library is named.
     """
     known = next((name for name in LIBRARIES if name in constructor), None)
     if known is None:
@@ -145,19 +146,19 @@ def library_of(constructor: dict[str, Any]) -> str:
 
 
 def is_described_by_config(model: Any) -> bool:
-    """Whether a transformers model, also of an own class, is what its class builds from its config.
+    """Whether a transformers model, also of a custom class, equals the model that its class builds from its config.
 
-    Compared are the text (`repr`) and the names and shapes of all tensors: what `from_pretrained` has to go by.
+    The comparison covers the text (`repr`) and the names and shapes of all tensors, as for `from_pretrained`.
     """
     try:
         built = on_meta(lambda: type(model)(config_from(type(model.config), config_data(model.config))))
-    except Exception:  # a class of the user's own may take more than a config
+    except Exception:  # a user's class may need more than a config
         return False
     return repr(built) == repr(model) and tensors_hash(built) == tensors_hash(model)
 
 
 def _check_counts(data: Any, name: str = "") -> None:
-    """Refuse numbers with which building would never end, or fill the memory."""
+    """Refuse numbers with an endless construction or one that fills the memory."""
     if isinstance(data, dict):
         for key, value in data.items():
             _check_counts(value, str(key))
@@ -176,14 +177,14 @@ def _check_counts(data: Any, name: str = "") -> None:
 
 @lru_cache(maxsize=32)
 def _outline(constructor: str, library: str, dtype: torch.dtype) -> Outline:
-    """Outline what this JSON builds under this default dtype; kept, since a search describes one model many times."""
+    """Outline the model of a JSON constructor under a default dtype; cached, as a search repeats descriptions."""
     return Outline.of(build(json.loads(constructor)), LIBRARIES[library].bystanders)
 
 
 def _why_not(constructor: dict[str, Any], library: str, own: Outline) -> str:
-    """Return why `constructor` does not make the model that is outlined; empty if it does."""
+    """Return the reason why a constructor does not make the outlined model; empty if it does."""
     try:
         built = _outline(json.dumps(constructor), library, torch.get_default_dtype())
-    except Exception as error:  # a guess may fail in any way; then it is not the constructor
+    except Exception as error:  # a wrong guess may fail in any way
         return f"building it again fails: {str(error.__cause__ or error).strip()}"
     return next(own.differences(built), "")

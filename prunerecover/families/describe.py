@@ -1,6 +1,6 @@
-"""The registry of families: a model's blocks are read by the first family that knows its classes.
+"""Registry of families: the first family that knows a model's classes reads its blocks.
 
-The families that come with prunerecover go by class names, so that neither timm nor transformers is imported.
+The built-in families recognise class names, without importing timm or transformers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prunerecover.families.layout import Layout
 
 Reader = Callable[[nn.Module], Layout | None]
 
-# Names of families by what reads them; the latest registered is asked first.
+# Names of families by reader; the latest registered reader is asked first.
 FAMILIES: dict[Reader, tuple[str, ...]] = {
     transformers_layers.read: transformers_families.SUPPORTED,
     timm_vit.read: timm_vit.SUPPORTED,
@@ -25,12 +25,12 @@ _CONTAINERS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 def register_family(read: Reader, *names: str) -> Reader:
-    """Let models of an own architecture be pruned in depth, wherever one of a known family can be.
+    """Let models of a custom architecture be pruned in depth, wherever a known family can be.
 
     Args:
-        read: `(model) -> Layout`, or None if the model is something else. It is called again after every edit and must
-            tell the present structure: None in place of a branch whose module is a `Replacement`.
-        names: Of the families that `read` knows, as messages list them.
+        read: Function `(model) -> Layout`, or None for another model. The function is called again after every edit and
+            must describe the present structure: None in place of a branch with a `Replacement` as module.
+        names: Names of the families known to `read`, as listed in messages.
 
     Raises:
         ValueError: If no name is given.
@@ -42,15 +42,15 @@ def register_family(read: Reader, *names: str) -> Reader:
 
 
 def supported_families() -> tuple[str, ...]:
-    """Return the names of all families, in the order in which messages list them."""
+    """Return the names of all families, in the order of messages."""
     return tuple(name for names in reversed(FAMILIES.values()) for name in names)
 
 
 def describe(model: nn.Module) -> Layout:
-    """Describe the blocks of a supported model, as it is now.
+    """Describe the blocks of a supported model in its present state.
 
     Raises:
-        ValueError: If the model is of no supported family; the message lists them.
+        ValueError: If the model is of no supported family; the message lists the families.
     """
     for read in reversed(FAMILIES):
         layout = read(model)
@@ -64,11 +64,11 @@ def describe(model: nn.Module) -> Layout:
 
 
 def describe_stacks(model: nn.Module) -> tuple[Layout, ...]:
-    """Describe what can be taken out of a model as a whole, and what remains be renumbered, by lists of blocks.
+    """Describe the blocks of a model, one layout per list of blocks.
 
     Raises:
-        ValueError: If the model is of no supported family, and none of transformers whose config says how long its
-            lists of layers are.
+        ValueError: If the model is of no supported family, and no transformers model with the lengths of its lists of
+            layers in the config.
     """
     try:
         return (describe(model),)
@@ -80,7 +80,7 @@ def describe_stacks(model: nn.Module) -> tuple[Layout, ...]:
 
 
 def describe_blocks(model: nn.Module) -> Layout:
-    """Describe the blocks of a model with one list of them.
+    """Describe the blocks of a model with a single list of blocks.
 
     Raises:
         ValueError: As `describe_stacks`, or if there are two lists.
@@ -95,7 +95,7 @@ def describe_blocks(model: nn.Module) -> Layout:
 
 
 def container_of(model: nn.Module) -> str:
-    """Return the path of the list of a model's blocks, which no surgery moves: a model is read for it once.
+    """Return the path of the list of a model's blocks; cached per model, as no surgery moves the list.
 
     Raises:
         ValueError: As `describe_blocks`.
@@ -106,12 +106,12 @@ def container_of(model: nn.Module) -> str:
 
 
 def unnamed_stacks(model: nn.Module) -> tuple[Layout, ...]:
-    """Describe the lists of layers of a model of transformers that is of no supported family; none for all others."""
+    """Describe the lists of layers of a transformers model outside the supported families; none for other models."""
     return () if is_supported(model) else transformers_layers.read_stacks(model)
 
 
 def layout_of(model: nn.Module) -> Layout | None:
-    """Describe a model as `describe` does; None if it is of no supported family."""
+    """Describe a model as `describe` does; None outside the supported families."""
     try:
         return describe(model)
     except ValueError:

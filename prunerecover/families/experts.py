@@ -1,20 +1,21 @@
-"""Find the routed experts of mixture-of-experts layers, as groups of kind "expert".
+"""Routed experts of mixture-of-experts layers, as groups of kind "expert".
 
-Known by structure, not by class: a module with fused 3-D parameters of one first dimension, called with the hidden
-states, the indices and the weights of the chosen experts, and beside it the router, whose weight has a row per expert.
-So are Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and -V3 and their relatives in transformers 5. An expert takes its
-slice of the fused parameters along and its entries in the router. Without its row, the router chooses as if its logit
-were minus infinity (DeepSeek-V3's correction included), and every token still visits as many experts as before.
+Layers are recognised by structure, not by class: a module with fused 3-D parameters of the same first dimension, called
+with the hidden states, the indices and the weights of the chosen experts, beside a router with a row of weights per
+expert. Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and -V3 and relatives in transformers 5 have this structure. A
+removed expert loses its slice of the fused parameters and its entries in the router. Without the row, the router
+chooses as with a logit of minus infinity (DeepSeek-V3's correction included), and every token still visits as many
+experts as before.
 
-Where the router first chooses among groups of experts, every group keeps equally many, so that the others do not move
-from one group to another.
+Where the router first chooses among groups of experts, every group keeps equally many, so that no expert moves to
+another group.
 
-A transformers config has one number of experts for all layers. Once they all keep the same number, `shared_counts` says
-what it must be, and the narrowed model is a standard one; until then the config stays as it is, and `load_pruned`
-opens the model.
+A transformers config has a single number of experts for all layers. Once all layers keep the same number,
+`shared_counts` of `surgery.routing` gives the new entries of the config, and the narrowed model is a standard one; until
+then the config stays unchanged, and `load_pruned` opens the model.
 
-Not covered: experts that are modules of their own, routers that are methods of a larger module, and lookup tables from
-token to expert (DeepSeek-V4).
+Not covered: experts as separate modules, routers as methods of a larger module, and lookup tables from token to expert
+(DeepSeek-V4).
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ class Mixture:
     """A layer of routed experts.
 
     Attributes:
-        block: Path of the module that holds the router and the experts.
+        block: Path of the module with the router and the experts.
         experts: Path of the fused experts.
         router: Path of the router.
-        size: How many experts there are.
-        picks: How many each token visits.
-        strata: Among how many groups of experts the router chooses first; 1 if it does not.
-        chosen: How many of those groups it chooses.
-        ranked: How many experts of a group it looks at to rank the groups.
+        size: Number of experts.
+        picks: Number of experts per token.
+        strata: Number of groups of experts to choose from first; 1 without groups.
+        chosen: Number of groups chosen by the router.
+        ranked: Number of a group's best experts that rank the group.
     """
 
     block: str
@@ -58,7 +59,7 @@ class Mixture:
 
     @property
     def at_least(self) -> int:
-        """How many experts the router needs."""
+        """Number of experts that the router needs."""
         return self.strata * max(self.ranked, -(-self.picks // self.chosen))
 
 
@@ -78,12 +79,12 @@ def mixtures(network: nn.Module) -> Iterator[Mixture]:
 
 
 def expert_counts(values: Mapping[str, Any]) -> dict[str, int]:
-    """Return those of the usual entries that count experts, by name."""
+    """Return the usual entries of a config with a number of experts, by name."""
     return {name: values[name] for name in COUNTS if type(values.get(name)) is int}
 
 
 def _fused(module: nn.Module) -> int | None:
-    """Return how many experts a module fuses; None if it is something else."""
+    """Return the number of experts in a module of fused experts; None for another module."""
     lengths = {p.shape[0] for p in module._parameters.values() if p is not None and p.ndim == 3}
     matrices = sum(p is not None and p.ndim == 3 for p in module._parameters.values())
     if matrices < 2 or len(lengths) != 1:
@@ -104,7 +105,7 @@ def _router_of(block: nn.Module, experts: str, size: int) -> str | None:
 
 
 def _grouped(block: nn.Module, router: nn.Module) -> dict[str, int]:
-    """Read how the router chooses among groups of experts."""
+    """Read the router's choice among groups of experts."""
     corrected = any("correction_bias" in name for name, _ in chain(router.named_buffers(), router.named_parameters()))
     ranked = 2 if corrected else 1  # DeepSeek-V3 ranks groups by their two best experts, DeepSeek-V2 by the best
     strata = _first((router, block), ("num_group", "n_group")) or 1

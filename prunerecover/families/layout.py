@@ -1,7 +1,6 @@
-"""The vocabulary of a family description: blocks, their residual branches, and their feed-forward linears.
+"""Vocabulary of a family description: blocks, residual branches, and feed-forward linears.
 
-A description is made anew from the live model each time it is needed, so it always tells the present structure: a
-branch that was removed is None.
+Each description is made anew from the live model and shows the present structure: a removed branch is None.
 """
 
 from __future__ import annotations
@@ -20,15 +19,17 @@ class Branch:
     """One residual branch of a block: x + followers(path(norm(x))).
 
     Attributes:
-        path: The module whose output reaches the residual stream; a replacement goes here.
-        followers: Modules that serve only this branch (norm before it, LayerScale, DropPath): dropped with it.
-        norm: The norm whose output `path` reads, if it serves only this branch (pre-norm families).
-        returns: How many values the module at `path` returns.
-        dim: Width of the residual stream, C. What is fitted in the branch's place works on the last dimension, so
-            states are `(N, ..., C)`; with channels elsewhere nothing can be fitted (`replace="zero"`).
-        reads: The norm whose output `path` reads, where another branch reads it, too (parallel branches).
-        beside: Of the second of two parallel branches: the module whose output the first one adds.
-        scale: What the branch's output is multiplied by before it is added (Granite's residual multiplier).
+        kind: Kind of the unit, "attention" or "mlp".
+        path: Path of the module with output to the residual stream; a replacement goes here.
+        followers: Paths of modules that serve this branch alone (norm before the branch, LayerScale, DropPath), removed
+            with the branch.
+        norm: Path of the norm that feeds `path` alone (pre-norm families), or None.
+        returns: Number of values returned by the module at `path`.
+        dim: Width of the residual stream, C. Fitted replacements work on the last dimension of states `(N, ..., C)`;
+            with channels elsewhere nothing can be fitted (`replace="zero"`).
+        reads: Path of the norm that feeds `path` and another branch (parallel branches), or None.
+        beside: Path of the module whose output the first of two parallel branches adds; set for the second branch.
+        scale: Factor on the branch's output before the addition (Granite's residual multiplier).
     """
 
     kind: Literal["attention", "mlp"]
@@ -43,22 +44,22 @@ class Branch:
 
     @property
     def then(self) -> tuple[str, ...]:
-        """The followers that come after `path`."""
+        """Paths of the followers after `path`."""
         return tuple(path for path in self.followers if path != self.norm)
 
     @property
     def last(self) -> str:
-        """The module whose output is added to the residual stream."""
+        """Path of the module with the output for the residual stream."""
         return self.then[-1] if self.then else self.path
 
     @property
     def stream(self) -> str:
-        """The module whose input is the residual stream: the norm of pre-norm families, else the branch itself."""
+        """Path of the module with the residual stream as input: the norm in pre-norm families, else the branch."""
         return self.norm or self.reads or self.path
 
     @property
     def before(self) -> tuple[str, ...]:
-        """What tells the residual stream that the branch adds to: see `state_before`."""
+        """Paths of the modules that show the residual stream before the branch: see `state_before`."""
         return (self.stream,) if self.beside is None else (self.stream, self.beside)
 
     def state_before(self, seen: Mapping[str, Tensor]) -> Tensor:
@@ -71,22 +72,23 @@ class Branch:
         return state if self.beside is None else state + self.scale * seen[f"{self.beside}.out"]
 
     def state_after(self, seen: Mapping[str, Tensor]) -> Tensor:
-        """Return the residual stream with the branch added; `seen` also holds what the module `last` does."""
+        """Return the residual stream with the branch added; `seen` also holds the output of the module `last`."""
         return self.state_before(seen) + self.scale * seen[f"{self.last}.out"]
 
 
 @dataclass(frozen=True)
 class FeedForward:
-    """A two-linear feed-forward whose activation can be removed: second(activation(first(x))).
+    """A two-linear feed-forward with a removable activation: second(activation(first(x))).
 
     Attributes:
         first: Path of the linear C -> hidden.
         activation: Path of the activation module: the unit's name.
         second: Path of the linear hidden -> C.
-        between: Paths of dropouts between the linears, dropped when the linears merge.
-        norm: Path of the norm that feeds `first` and nothing else, or None.
+        between: Paths of dropouts between the linears, removed when the linears merge.
+        norm: Path of the norm that feeds `first` alone, or None.
         scale: Path of the LayerScale right after `second`, or None.
-        state: "nonlinear" while the activation is there, "linear" once it is gone, "merged" once the linears are one.
+        state: State of the activation: "nonlinear" if present, "linear" once removed, "merged" once the linears are
+            merged.
     """
 
     first: str
@@ -99,7 +101,7 @@ class FeedForward:
 
 
 def feed_forward_state(activation: nn.Module, second: nn.Module) -> Literal["nonlinear", "linear", "merged"]:
-    """Read `FeedForward.state` off the modules themselves."""
+    """Read `FeedForward.state` off the modules."""
     if isinstance(second, nn.Identity):
         return "merged"
     return "linear" if isinstance(activation, nn.Identity | SlopeBias) else "nonlinear"
@@ -107,10 +109,14 @@ def feed_forward_state(activation: nn.Module, second: nn.Module) -> Literal["non
 
 @dataclass(frozen=True)
 class Block:
-    """One residual block; what has been removed from it already is None.
+    """One residual block; removed parts are None.
 
     Attributes:
-        no_activation: Why `feed_forward` is None though the block has an MLP; empty otherwise.
+        path: Path of the block.
+        attention: Attention branch.
+        mlp: MLP branch.
+        feed_forward: Linears and activation of the MLP, if the linears can merge.
+        no_activation: Reason for the absence of `feed_forward` in a block with an MLP; empty otherwise.
     """
 
     path: str
@@ -122,13 +128,13 @@ class Block:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model is built.
+    """Structure of a model.
 
     Attributes:
         family: Name of the family, as in error messages: "timm VisionTransformer", "transformers Llama", ...
-        container: Path of the ModuleList or Sequential that holds the blocks.
-        blocks: In order of depth.
-        depth_entries: Entries of a transformers config that say how many blocks there are.
+        container: Path of the ModuleList or Sequential of the blocks.
+        blocks: Blocks in order of depth.
+        depth_entries: Entries of a transformers config with the number of blocks.
     """
 
     family: str
@@ -137,20 +143,20 @@ class Layout:
     depth_entries: tuple[str, ...] = ("num_hidden_layers",)
 
     def branch(self, path: str) -> Branch | None:
-        """The present branch whose module is at `path`."""
+        """Return the present branch with its module at `path`, or None."""
         branches = (b for block in self.blocks for b in (block.attention, block.mlp))
         return next((b for b in branches if b is not None and b.path == path), None)
 
     def feed_forward(self, activation: str) -> FeedForward | None:
-        """The feed-forward whose activation is at the path `activation`."""
+        """Return the feed-forward with its activation at the path `activation`, or None."""
         forwards = (block.feed_forward for block in self.blocks)
         return next((f for f in forwards if f is not None and f.activation == activation), None)
 
     def block_of(self, path: str) -> int:
-        """Index of the block that holds the module at `path`.
+        """Return the index of the block around the module at `path`.
 
         Raises:
-            ValueError: If no block does.
+            ValueError: If no block holds the path.
         """
         for index, block in enumerate(self.blocks):
             if path == block.path or path.startswith(block.path + "."):

@@ -1,8 +1,8 @@
-"""Outlines of networks: what two of them have in common if one constructor makes both, and where they differ.
+"""Outlines of networks: the properties fixed by a constructor, and the differences between two networks.
 
-Compared are the text (`repr`), names and shapes of tensors, plain attributes of modules (heads, scales, pooling), and
-buffers that no checkpoint holds. Attributes that a forward writes do not count: a network that ran has others than one
-that was just built.
+The comparison covers the text (`repr`), names and shapes of tensors, plain attributes of modules (heads, scales,
+pooling), and buffers outside the state dict. Attributes written by a forward pass are left out, as a used network
+differs from a new network there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from prunerecover.model.settings import as_tuples, is_plain, written_by_forward
 
-# Attributes that do not change what a model computes in evaluation mode.
+# Attributes without effect on the output of a model in evaluation mode.
 BYSTANDERS = frozenset(
     {"training", "init_values", "fused_attn", "grad_checkpointing", "gradient_checkpointing", "distilled_training"}
     | {"weight_init_mode", "fix_init", "name_or_path", "loss_type"}
@@ -28,13 +28,13 @@ Entries = dict[str, Any]
 
 @dataclass(frozen=True)
 class Outline:
-    """What two networks made by one constructor have in common.
+    """Properties of a network that its constructor fixes.
 
     Attributes:
         text: Lines of the network's `repr`, below the name of its class.
-        shapes: Of all tensors that a checkpoint holds, by name.
+        shapes: Shapes of all tensors of the state dict, by name.
         attributes: Numbers, words, tuples and lists on every module, by path and name.
-        tables: Buffers that no checkpoint holds, by name.
+        tables: Buffers outside the state dict, by name.
     """
 
     text: list[str]
@@ -47,8 +47,8 @@ class Outline:
         """Outline a network.
 
         Args:
-            model: On any device; it is not changed.
-            bystanders: Attributes beside `BYSTANDERS` that do not change what it computes.
+            model: Network on any device; not changed.
+            bystanders: Attributes, beyond `BYSTANDERS`, without effect on the output.
         """
         state = model.state_dict()
         shapes = {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
@@ -57,7 +57,7 @@ class Outline:
         return cls([type(model).__name__, *repr(model).splitlines()], shapes, _attributes(model, ignored), tables)
 
     def differences(self, built: Outline) -> Iterator[str]:
-        """Tell where a network that was built differs from this one."""
+        """Yield the differences of a rebuilt network from the outlined network, as text."""
         for line, other in zip_longest(self.text, built.text, fillvalue=""):
             if line != other:
                 yield f"it has {_short(line)} where {_short(other)} is built"
@@ -71,7 +71,7 @@ class Outline:
 
 
 def _attributes(model: nn.Module, ignored: frozenset[str]) -> Entries:
-    """Numbers, words, tuples and lists on every module, which `repr` leaves out."""
+    """Return the numbers, words, tuples and lists on every module that `repr` leaves out, by path and name."""
     return {
         f"{path}{path and '.'}{name}": value
         for path, module in model.named_modules()
@@ -84,13 +84,13 @@ def _differing(own: Entries, built: Entries) -> Iterator[tuple[str, Any, Any]]:
     for name in own | built:
         pair = own.get(name, "missing"), built.get(name, "missing")
         kinds = set(map(type, pair))
-        # Lists may grow with use; from JSON, they are also what had been tuples.
+        # Lists may grow with use, and JSON turns tuples into lists.
         if (list not in kinds or tuple in kinds) and as_tuples(pair[0]) != as_tuples(pair[1]):
             yield name, *pair
 
 
 def _same_table(built: Tensor | None, own: Tensor) -> bool:
-    """Whether a buffer that no state dict holds (a rotary table) is the one that is built; on meta, nobody can tell."""
+    """Whether a buffer outside the state dict (a rotary table) has the built values; True on meta, without values."""
     if own.is_meta:
         return True
     return built is not None and not built.is_meta and torch.equal(built.to(own.dtype), own.cpu())

@@ -1,11 +1,10 @@
-"""A warning from `save_pretrained` of transformers models that `from_pretrained` would not make again.
+"""Warning of `save_pretrained` for transformers models that `from_pretrained` cannot build again.
 
-`from_pretrained` builds what the config describes and fills what it finds no weights for with random values. A model
-that surgery or adapters have changed so that its config no longer describes it says so when it is saved. The check sits
-on the instance, in the place of its `save_pretrained`, and is no part of its state dict. Whether the model is described
-is found out when it is saved, so a model whose whole blocks went, or all of whose layers were narrowed alike, saves as
-quietly as before. A changed model misses no tied weight that a file holds by its other name. Not covered: a model that
-holds the changed one and was not handed to the surgery itself.
+`from_pretrained` builds the network of the config and fills missing weights with random values. A model changed by
+surgery or adapters beyond its config warns when it is saved. The check replaces `save_pretrained` on the instance,
+outside the state dict. The config is compared at the time of saving: a model without some whole blocks, or with all
+layers narrowed alike, saves without a warning. Tied weights saved under another name do not count as missing. Not
+covered: a larger module around the changed model, if only the model was passed to the surgery.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ Reason = Literal["surgery", "adapters"]
 
 
 class CheckedSave:
-    """`save_pretrained` of one model, with a warning; copies and pickles of the model have one of their own.
+    """`save_pretrained` of a model with a warning; copies and pickles of the model have a separate check.
 
     Args:
-        model: Of transformers. It is not kept alive by this.
-        reasons: What has put the check there.
+        model: Transformers model, held by a weak reference.
+        reasons: Reasons for the check.
     """
 
     def __init__(self, model: nn.Module, reasons: frozenset[Reason]) -> None:
         self._model, self.reasons = weakref.ref(model), reasons
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Warn if the model would not be made again or holds NaN, and save it.
+        """Warn if the saved model could not be built again or holds NaN, then save the model.
 
         Raises:
-            RuntimeError: If the model is no more: `load_pruned(path).save_pretrained(folder)` drops it in between.
+            RuntimeError: If the model was garbage-collected, as in `load_pruned(path).save_pretrained(folder)`.
         """
         model: Any = self._model()
         if model is None:
@@ -56,12 +55,12 @@ class CheckedSave:
         return type(model).save_pretrained(model, *args, **kwargs)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Hold the copy in a copy, and the unpickled model in an unpickled one."""
+        """Refer to the copied model in a copy, and to the unpickled model after unpickling."""
         return CheckedSave, (self._model(), self.reasons)
 
 
 def check_saving(network: nn.Module, reason: Reason) -> None:
-    """Let every transformers model in a network warn when it is saved but would not be made again."""
+    """Let every transformers model in a network warn on saving if `from_pretrained` could not build the model again."""
     for model, check in _checks(network):
         vars(model)[NAME] = CheckedSave(model, (check.reasons if check else frozenset()) | {reason})
         if check is None:
@@ -69,7 +68,7 @@ def check_saving(network: nn.Module, reason: Reason) -> None:
 
 
 def uncheck_saving(network: nn.Module, reason: Reason) -> None:
-    """Take back `check_saving`, unless there is another reason for it."""
+    """Revert `check_saving`, unless another reason remains."""
     for model, check in _checks(network):
         if check is None:
             continue
@@ -83,13 +82,13 @@ def uncheck_saving(network: nn.Module, reason: Reason) -> None:
 
 
 def find_tied(model: nn.Module, keys: Any) -> None:
-    """Let no tensor count as missing that was loaded by another name: transformers saves tied ones once.
+    """Remove tied tensors loaded under another name from the missing keys: transformers saves tied tensors once.
 
-    Its Trainer warns of them where it reads its own checkpoints (`load_best_model_at_end`), pruned or not.
+    Its Trainer warns of missing keys when reading its checkpoints (`load_best_model_at_end`), pruned or not.
 
     Args:
-        model: Whose `load_state_dict` has read a file.
-        keys: Names that it found missing, changed in place.
+        model: Network after `load_state_dict`.
+        keys: Result of `load_state_dict` with the missing names, changed in place.
     """
     named, missing = dict(model.named_parameters(remove_duplicate=False)), set(keys.missing_keys)
     loaded = {id(tensor) for name, tensor in named.items() if name not in missing}
@@ -97,7 +96,7 @@ def find_tied(model: nn.Module, keys: Any) -> None:
 
 
 def _checks(network: nn.Module) -> Iterator[tuple[nn.Module, CheckedSave | None]]:
-    """Yield transformers models with their checks; those whose saving others have replaced are left to them."""
+    """Yield transformers models with their checks; models with a foreign `save_pretrained` are left out."""
     for model in network.modules():
         check = vars(model).get(NAME)
         if is_transformers_model(model) and isinstance(check, CheckedSave | None):

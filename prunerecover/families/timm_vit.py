@@ -1,7 +1,7 @@
 """timm's VisionTransformer: ViT, DeiT and distilled DeiT, with or without LayerScale, DropPath and qk-norm.
 
-A block is x + drop_path1(ls1(attn(norm1(x)))), then the same with mlp. Post-norm (`ResPostBlock`) and parallel
-blocks are not covered.
+A block is x + drop_path1(ls1(attn(norm1(x)))), then the same with mlp. Post-norm (`ResPostBlock`) and parallel blocks
+are not covered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LAYER_GONE = "one of its layers has been removed"
 
 
 def read(model: nn.Module) -> Layout | None:
-    """Describe a timm VisionTransformer; None if the model is something else."""
+    """Describe a timm VisionTransformer; None for another model."""
     names = {cls.__name__ for cls in type(model).__mro__}
     blocks = getattr(model, "blocks", None)
     if "VisionTransformer" not in names or not isinstance(blocks, nn.Sequential):

@@ -1,11 +1,11 @@
-"""Records of Hugging Face transformers' families: what a layer calls its parts, one record per family.
+"""Records of Hugging Face transformers' families: the names of a layer's parts, one record per family.
 
-Nothing here imports transformers, classes are told by name. Where a branch is several modules in a row (BERT's
-`attention.self`, then `attention.output.dense`; the norms after the branches of Gemma 2 and OLMo 2), the first takes
-the replacement and the others are followers. In post-norm layers (BERT, OPT-350m) the norm comes after the addition, so
-it stays: without the branch the layer computes norm(0 + x). In parallel layers (GPT-NeoX, Phi, Cohere) both branches
-read what enters the layer, where there is one norm through the same norm, which goes with the last of them. Not
-covered: cross-attention as a unit.
+Classes are recognised by name, without importing transformers. Where a branch is several modules in a row (BERT's
+`attention.self`, then `attention.output.dense`; the norms after the branches of Gemma 2 and OLMo 2), the first module
+takes the replacement and the rest are followers. In post-norm layers (BERT, OPT-350m) the norm comes after the addition
+and stays: without the branch the layer computes norm(0 + x). In parallel layers (GPT-NeoX, Phi, Cohere) both branches
+read the input of the layer; a shared norm is removed with the last of both branches. Not covered: cross-attention as a
+unit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ MIXTURE = "its MLP is a mixture of experts, whose linears cannot become one"
 
 @dataclass(frozen=True)
 class Part:
-    """One residual branch, in paths relative to the layer; `then` is what else serves only it, as executed."""
+    """One residual branch, in paths relative to the layer.
+
+    Attributes:
+        path: Path of the module for a replacement.
+        then: Paths of the modules after `path` that serve this branch alone, in order of execution.
+        norm: Path of the norm before the branch, or None.
+        returns: Number of values returned by the module at `path`.
+    """
 
     path: str
     then: tuple[str, ...] = ()
@@ -29,21 +36,22 @@ class Part:
 
     @property
     def last(self) -> str:
-        """The module whose output is added to the residual stream."""
+        """Path of the module with the output for the residual stream."""
         return (self.path, *self.then)[-1]
 
 
 @dataclass(frozen=True)
 class Family:
-    """What a layer class calls its parts.
+    """Names of the parts of a layer class.
 
     Attributes:
-        name: As in error messages.
+        name: Name in error messages.
         layer: Name of the layer's class.
-        attention: The attention.
-        mlp: The MLP.
-        linears: (first, activation, second), or why these cannot become one linear.
-        parallel: Whether the MLP reads what the attention reads; layers with `use_parallel_residual` say it themselves.
+        attention: Attention branch.
+        mlp: MLP branch.
+        linears: Paths (first, activation, second), or the reason why the linears cannot merge.
+        parallel: Whether the MLP reads the input of the attention; an attribute `use_parallel_residual` of the layer
+            takes precedence.
     """
 
     name: str
@@ -162,16 +170,16 @@ _NAMED = {layer: [f for f in FAMILIES if f.layer == layer] for layer in {family.
 
 
 def family_of(layers: nn.ModuleList) -> Family | None:
-    """Return the family that all of these layers are of, None if there is none.
+    """Return the common family of all layers, or None.
 
-    A layer's own class counts before those that it derives from: a Qwen3 layer written as a Llama layer is of Qwen3.
+    The class of a layer counts before its base classes: a Qwen3 layer derived from a Llama layer is of Qwen3.
     """
     found = [_of_layer(layer) for layer in layers]
     return found[0] if found and all(family is found[0] for family in found) else None
 
 
 def _of_layer(layer: nn.Module) -> Family | None:
-    """Return the family of a layer that has its MLP where the record says (ViT changed within transformers 5)."""
+    """Return the family of a layer with its MLP at the path of the record (ViT changed within transformers 5)."""
     named = (family for cls in type(layer).__mro__ for family in _NAMED.get(cls.__name__, ()))
     first = next(named, None)
     if first is None:

@@ -1,7 +1,7 @@
-"""Read the layers of Hugging Face transformers' models, with any head, by the records of their families.
+"""Layers of Hugging Face transformers' models, with any head, read by the records of their families.
 
-Classes are told by name, so that transformers is not imported. Of models with two stacks (encoder-decoders), whole
-blocks are known; for all else, pass one of the two.
+Classes are recognised by name, without importing transformers. In models with two stacks (encoder-decoders), whole
+blocks are known; for smaller units, pass either stack.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prunerecover.model.replacements import Constant, Nothing, Replacement
 
 FUNCTION = "its activation is a plain function, which cannot be replaced; set `hidden_act` to the activation's name"
 LAYER_GONE = "one of its layers has been removed"
-# Entries of a config that say how many blocks a stack has, by the name of the part of the model that holds it.
+# Entries of a config with the number of blocks of a stack, by the name of the stack's part of the model.
 DEPTH_ENTRIES = {
     "encoder": ("encoder_layers", "num_encoder_layers", "encoder_num_hidden_layers", "num_layers", "num_hidden_layers"),
     "decoder": ("decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers"),
@@ -25,7 +25,7 @@ DEPTH_ENTRIES = {
 
 
 def read(model: nn.Module) -> Layout | None:
-    """Describe a transformers model; None if it is something else or of no family listed here.
+    """Describe a transformers model; None for another model or an unlisted family.
 
     Raises:
         ValueError: If the model holds several stacks of supported layers.
@@ -52,13 +52,13 @@ def read(model: nn.Module) -> Layout | None:
 
 
 def read_stacks(model: nn.Module) -> tuple[Layout, ...]:
-    """Describe the layers of a transformers model of any kind as whole blocks, whose parts nobody knows.
+    """Describe the layers of any transformers model as whole blocks, with unknown parts.
 
-    They are the lists of modules that are as long as the model's config says.
+    The blocks are in lists of modules of the lengths in the model's config.
 
     Returns:
-        One, or those of an encoder and a decoder; none if it is something else, or if no single config tells the
-        lengths of its lists apart.
+        One layout, or two for an encoder and a decoder; none for another model, or if no single config tells the
+        lengths of the lists apart.
     """
     if not is_transformers_model(model):
         return ()
@@ -78,16 +78,16 @@ def read_stacks(model: nn.Module) -> tuple[Layout, ...]:
 
 
 def _depth_entries(config: Any, container: str, length: int) -> tuple[str, ...]:
-    """Return the entries of a config that say the length of the list at a path; none if it says another, or nothing."""
+    """Return the entries of a config with the length of the list at a path; none if they differ or are absent."""
     part = next((name for name in reversed(container.split(".")) if name in DEPTH_ENTRIES), "")
     own = [name for name in DEPTH_ENTRIES.get(part, ()) if name in getattr(config, "__dict__", {})]
     return tuple(name for name in own or ["num_hidden_layers"] if getattr(config, name, 0) == length)
 
 
 def config_of(model: nn.Module, container: str) -> Any:
-    """Return the transformers config that the blocks at `container` were built from, None if there is none.
+    """Return the transformers config of the blocks at `container`, or None.
 
-    It is the config nearest to the blocks: the text model's own where a text model is part of a larger one.
+    The nearest config to the blocks counts: the text model's config where a text model is part of a larger model.
     """
     config = getattr(model, "config", None)
     module = model
@@ -98,17 +98,17 @@ def config_of(model: nn.Module, container: str) -> Any:
 
 
 def is_transformers_config(value: Any) -> bool:
-    """Whether this is a config object of transformers."""
+    """Whether a value is a config object of transformers."""
     return "PreTrainedConfig" in {cls.__name__ for cls in type(value).__mro__}
 
 
 def is_transformers_model(value: Any) -> bool:
-    """Whether this is a model of transformers, with any head."""
+    """Whether a value is a model of transformers, with any head."""
     return "PreTrainedModel" in {cls.__name__ for cls in type(value).__mro__}
 
 
 def _width(family: Family, layer: nn.Module, said: int) -> int:
-    """Return the width of the residual stream: that of a norm, for a config cannot say every narrowed one."""
+    """Return the width of the residual stream: of a norm if present, as a config cannot hold every narrowed width."""
     norms = (getattr(layer, part.norm or "", None) for part in (family.attention, family.mlp))
     weights = (getattr(norm, "weight", None) for norm in norms)
     return next((len(weight) for weight in weights if isinstance(weight, nn.Parameter)), said)
@@ -131,7 +131,7 @@ def _branch(kind: Literal["attention", "mlp"], family: Family, path: str, layer:
     own, shared = _norm(part, layer), None
     if parallel and None in (own, _norm(other, layer)):
         shared = own or _norm(other, layer)
-        # What leaves nothing, or a constant, reads no norm: then the norm serves the branch that is left alone.
+        # A zero or constant replacement reads no norm: the norm then serves the remaining branch alone.
         own = shared if isinstance(get_module(layer, other.path), Nothing | Constant) else None
     norm, reads = (None if name is None else f"{path}.{name}" for name in (own, shared))
     then = tuple(f"{path}.{name}" for name in part.then)
@@ -149,7 +149,7 @@ def _branch(kind: Literal["attention", "mlp"], family: Family, path: str, layer:
 
 
 def _norm(part: Part, layer: nn.Module) -> str | None:
-    """Return the norm before a branch, if the layer has one: OPT-350m puts it after the addition."""
+    """Return the norm before a branch, or None: OPT-350m has the norm after the addition."""
     before = part.norm is not None and getattr(layer, "do_layer_norm_before", True)
     return part.norm if before and getattr(layer, part.norm or "", None) is not None else None
 

@@ -1,12 +1,12 @@
-"""Contexts that importances are computed in: a model, what is scored of it, calibration batches, a loss.
+"""Contexts of importances: the model, the units to score, calibration batches and a loss.
 
-An importance is any callable `(context) -> {name: score}`, higher means keep: a number for a unit of depth, a tensor
-with one number per unit, `(size,)`, for a group of width. What it asks the context for decides where it can be used:
-the weights that go with each unit (`sum_weights`) are there in depth and in width; the network without a unit
-(`each_without`) and the ends of a unit in depth; the places where units of a group are seen (`groups`) in width.
+An importance is any callable `(context) -> {name: score}`, higher means keep: a number per unit of depth, a tensor
+`(size,)` with one number per unit of a group of width. The members of the context that an importance reads decide where
+the importance can be used: in depth and in width with the weights of each unit (`sum_weights`); in depth alone with the
+network without a unit (`each_without`) or the ends of a unit; in width alone with the taps of the groups (`groups`).
 
-It is called in evaluation mode and without gradients (use `torch.enable_grad` for them), and leaves the model as it
-was: take gradients by `torch.autograd.grad`, or on a copy.
+An importance is called in evaluation mode and without gradients (use `torch.enable_grad` where needed), and must leave
+the model unchanged: take gradients by `torch.autograd.grad`, or on a copy.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ ValuesOf = Callable[[Parameter], Tensor | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Context(ABC):
-    """A model and the data to score it on.
+    """A model and the data to score its units on.
 
     Attributes:
         model: Network, unwrapped.
         batches: Calibration batches as the user gave them, labels included.
-        loss: `loss(model, batch) -> scalar`, a mean over the batch; None if there is none.
-        seed: Seed of everything random.
+        loss: `loss(model, batch) -> scalar`, a mean over the batch; None without a loss.
+        seed: Seed of all random draws.
         dimension: Dimension of the units, "depth" or "width".
     """
 
@@ -61,29 +61,30 @@ class Context(ABC):
     @property
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of the score of each name: `()` of a unit of depth, `(size,)` of a group of width."""
+        """Shape of each score by name: `()` for a unit of depth, `(size,)` for a group of width."""
 
     @property
     @abstractmethod
     def weights(self) -> Sequence[Parameter]:
-        """Parameters of which entries go with some unit."""
+        """Parameters with entries that belong to a unit."""
 
     @abstractmethod
     def sum_weights(self, values: ValuesOf) -> Scores:
-        """Return, by name, the sum over the weights that go with each unit.
+        """Return, by name, the sum over the weights of each unit.
 
         Args:
-            values: Numbers of a parameter's entries, `values(parameter) -> Tensor` of its shape; None: nothing.
+            values: Function from a parameter to a number per entry, `values(parameter) -> Tensor` of the parameter's
+                shape; None adds zero.
         """
 
     def require_loss(self, name: str) -> Loss:
         """Return the loss.
 
         Args:
-            name: Name of the importance that needs it, for the message.
+            name: Name of the importance, for the message.
 
         Raises:
-            ValueError: If there is none.
+            ValueError: If the context has no loss.
         """
         if self.loss is None:
             raise ValueError(
@@ -93,10 +94,10 @@ class Context(ABC):
         return self.loss
 
     def require_groups(self, name: str) -> Sequence[Group]:
-        """Return the groups of width.
+        """Return the groups of width, for an importance of activations or modules of groups.
 
         Args:
-            name: Name of the importance that reads activations or modules of groups, for the message.
+            name: Name of the importance, for the message.
 
         Raises:
             ValueError: If units of depth are scored.
@@ -107,10 +108,10 @@ class Context(ABC):
         )
 
     def require_units(self, name: str) -> DepthContext:
-        """Return the context, of units of depth.
+        """Return the context of units of depth, for an importance of the network without a unit.
 
         Args:
-            name: Name of the importance that asks for the network without a unit, for the message.
+            name: Name of the importance, for the message.
 
         Raises:
             ValueError: If groups of width are scored.
@@ -121,18 +122,18 @@ class Context(ABC):
         )
 
     def cannot_go(self, name: str) -> bool:
-        """Whether a unit cannot go at all, so that its score is infinite."""
+        """Whether a unit must stay in the network; an infinite score is valid for such a unit alone."""
         return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class DepthContext(Context):
-    """Units of depth to score: blocks, attentions, MLPs and activations.
+    """Units of depth to score: blocks, attentions, MLPs, layers and activations.
 
     Attributes:
         units: Units to score, in order of depth.
         replace: Replacement of removed units; see `plan_depth`.
-        shared_calibrator: Calibrator of these units, where there is one already; None: see `calibrator`.
+        shared_calibrator: Existing calibrator of the units; None: made on demand, see `calibrator`.
     """
 
     dimension: ClassVar[Dimension] = "depth"
@@ -142,12 +143,12 @@ class DepthContext(Context):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """A number of each unit."""
+        """Shape of each score: a single number per unit."""
         return {unit.name: () for unit in self.units}
 
     @property
     def weights(self) -> Sequence[Parameter]:
-        """Parameters of the units; of an activation, which has none, those of the linears around it."""
+        """Parameters of the units; for an activation, which has none, those of the linears around the activation."""
         return list(dict.fromkeys(p for unit in self.units for p in unit_parameters(self.model, unit)))
 
     def sum_weights(self, values: ValuesOf) -> Scores:
@@ -157,7 +158,7 @@ class DepthContext(Context):
 
     @cached_property
     def calibrator(self) -> Calibrator:
-        """What fits and judges stand-ins; a new one holds out every 4th sample of the batches."""
+        """Calibrator that fits and judges replacements; a new calibrator holds out every 4th sample of the batches."""
         if self.shared_calibrator is not None:
             return self.shared_calibrator
         samples = split_batches(self.batches, device_of(self.model), self.seed)
@@ -165,18 +166,18 @@ class DepthContext(Context):
             return Calibrator(self.model, samples, self.units, self.replace, self.seed)
 
     def require_units(self, name: str) -> DepthContext:
-        """Return itself."""
+        """Return the context itself."""
         return self
 
     def branch(self, unit: Unit, name: str) -> Branch | None:
-        """Return the residual branch that a unit is; None of a block.
+        """Return the residual branch of a unit; None for a block.
 
         Args:
             unit: Block, attention or MLP.
-            name: Name of the importance that reads the ends, for the message.
+            name: Name of the importance, for the message.
 
         Raises:
-            ValueError: If no family tells the ends of branches.
+            ValueError: If no family describes the ends of branches in the network.
         """
         if unit.kind == "block":
             return None
@@ -189,12 +190,12 @@ class DepthContext(Context):
         return describe(unwrap(self.model)).branch(unit.name)
 
     def divergences(self) -> Scores:
-        """Return how far the output is from the dense network's without each unit, on samples that judge."""
+        """Return the divergence of the output without each unit from the dense network's, on held-out samples."""
         choices = self.calibrator.score(self.units)
         return self._by_name(lambda unit: choices[unit.name].divergence)
 
     def each_without(self, score: Callable[[nn.Module, Unit], float]) -> Scores:
-        """Return, by unit, the score of the network in which what the unit leaves stands in its place.
+        """Return, by unit, the score of the network with the unit's replacement in place.
 
         Args:
             score: Function of the network without the unit, in evaluation mode, and of the unit.
@@ -219,14 +220,14 @@ class DepthContext(Context):
 
 @dataclass(frozen=True, kw_only=True)
 class WidthContext(Context):
-    """Groups whose units are to be scored.
+    """Groups of width with units to score.
 
     Attributes:
         groups: Groups of different names.
-        labels: Classes of a batch, `labels(batch) -> (N,)` integers, for experts also `(N, T)`; None: those that the
-            batches hold.
+        labels: Classes of a batch, `labels(batch) -> (N,)` integers, for experts also `(N, T)`; None: the labels in the
+            batches.
         directions: Projections per tap for the U-Score; None: 128 for maps, 64 for tokens.
-        per_class: Samples of each class that the U-Score uses, the first ones; None: all.
+        per_class: Number of samples of each class for the U-Score, the first in order; None: all samples.
     """
 
     dimension: ClassVar[Dimension] = "width"
@@ -241,12 +242,12 @@ class WidthContext(Context):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """As many numbers as each group has units."""
+        """Shape of each score: a number per unit of the group."""
         return {group.name: (group.size,) for group in self.groups}
 
     @property
     def weights(self) -> Sequence[Parameter]:
-        """Parameters that make units; what reads them is not theirs."""
+        """Parameters with outputs in a group, which make the units; parameters of the readers are left out."""
         return list(self._made.values())
 
     def sum_weights(self, values: ValuesOf) -> Scores:
@@ -268,11 +269,11 @@ Importance = Callable[[Any], Mapping[str, Any]]
 
 
 def unit_parameters(model: nn.Module, unit: Unit) -> list[Parameter]:
-    """Return a unit's parameters; of an activation, which has none, those of the linears around it."""
+    """Return a unit's parameters; for an activation, which has none, those of the linears around the activation."""
     model = unwrap(model)
     return list(dict.fromkeys(p for path in unit.targets for p in get_module(model, path).parameters()))
 
 
 def sum_of(values: Tensor | None) -> float:
-    """Return the sum of all entries; 0 of nothing."""
+    """Return the sum of all entries; 0 for None."""
     return 0.0 if values is None else float(values.sum(dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""Importances that need no data: the size of the weights, and chance, the control that every other has to beat."""
+"""Importances without data: the size of the weights, and chance, the control for every other importance."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from prunerecover.model.hashing import is_quantised
 
 
 def magnitude(context: Context) -> Scores:
-    """Rank units by sum |w| over the weights that go with them; no batch is read.
+    """Rank units by sum |w| over the weights of each unit; no batch is read.
 
-    Of filters Li et al. 2017 (arXiv 1608.08710), of blocks Shortened LLaMA (arXiv 2402.02834, "Mag").
+    Filters: Li et al. 2017 (arXiv 1608.08710); blocks: Shortened LLaMA (arXiv 2402.02834, "Mag").
     """
     return context.sum_weights(lambda weight: _values(weight).abs())
 
 
 def l2_norm(context: Context) -> Scores:
-    """Rank units by the root of sum w^2 over the weights that go with them; no batch is read."""
+    """Rank units by the root of sum w^2 over the weights of each unit; no batch is read."""
     return {name: total.sqrt() for name, total in context.sum_weights(lambda weight: _values(weight).square()).items()}
 
 

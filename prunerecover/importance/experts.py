@@ -16,35 +16,35 @@ from prunerecover.plan.groups import Group, Tap
 
 @StreamedImportance
 def routing(context: Context) -> RoutingShare:
-    """Score experts by the share of tokens that visit them, padding left out. High means keep.
+    """Score experts by the share of tokens routed to each expert, padding left out. High means keep.
 
-    A layer's shares add up to the number of experts that each token visits.
+    The shares of a layer add up to the number of experts per token.
 
     Raises:
-        ValueError: If a group is not one of routed experts.
+        ValueError: If a group has no routed experts.
     """
     return RoutingShare(context.require_groups("routing"), "routing")
 
 
 @StreamedImportance
 def reap(context: Context) -> RouterWeightedActivation:
-    """Score experts by the mean of |w| ||f(x)|| over the tokens x that visit them: REAP (arXiv 2510.13999).
+    """Score experts by the mean of |w| ||f(x)|| over the tokens x routed to the expert: REAP (arXiv 2510.13999).
 
-    f(x) is what the expert puts out, and w what the layer multiplies it by, normalised over a token's experts if the
-    layer does so. High means keep. Padding is left out; an expert that no token visits has 0.
+    f(x) is the output of the expert, and w the routing weight, normalised over the experts of a token if the layer
+    normalises. High means keep. Padding is left out; an expert without tokens scores 0.
 
     Raises:
-        ValueError: If a group is not one of routed experts.
+        ValueError: If a group has no routed experts.
     """
     return RouterWeightedActivation(context.require_groups("reap"), "reap")
 
 
 class RoutingShare(OnePass):
-    """Counts how many tokens visit each expert.
+    """Count of the tokens routed to each expert.
 
     Args:
-        groups: Of experts.
-        importance: What asks for it, for messages.
+        groups: Groups of experts.
+        importance: Name of the importance, for messages.
     """
 
     def __init__(self, groups: Sequence[Group], importance: str) -> None:
@@ -58,7 +58,7 @@ class RoutingShare(OnePass):
         self.tokens = dict.fromkeys(self.visits, 0)
 
     def watches(self, group: Group, tap: Tap) -> bool:
-        """Whether a tap shows what a router chooses."""
+        """Whether a tap shows the choices of a router."""
         return tap.of == "routing"
 
     def route(self, tap_call: TapCall, routed: Routed) -> None:
@@ -72,7 +72,7 @@ class RoutingShare(OnePass):
 
 
 class RouterWeightedActivation(RoutingShare):
-    """Adds up the norms of what each expert adds, too."""
+    """Sums of the norms of each expert's weighted output, beside the counts of tokens."""
 
     def __init__(self, groups: Sequence[Group], importance: str) -> None:
         super().__init__(groups, importance)
@@ -84,5 +84,5 @@ class RouterWeightedActivation(RoutingShare):
         self.norms[tap_call.group] += routed.norms().cpu()
 
     def scores(self) -> Scores:
-        """Return the means over visits."""
+        """Return the mean norm per routed token."""
         return {name: norms / self.visits[name].clamp(min=1) for name, norms in self.norms.items()}

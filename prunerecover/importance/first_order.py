@@ -1,12 +1,12 @@
 """Importances from gradients: Taylor scores, R-Score, the diagonal of the Fisher matrix, and gate-Taylor.
 
-All but gate-Taylor read the weights that go with each unit, in depth and in width alike.
+All but gate-Taylor read the weights of each unit, in depth and in width alike.
 
-All are taken in evaluation mode. In training mode the weights in front of a BatchNorm are free of scale, so that the
+Gradients are taken in evaluation mode. In training mode the weights in front of a BatchNorm are free of scale, and the
 sum of w dL/dw over a channel is zero but for rounding.
 
-Losses are means over the batch; everything is rescaled by the number of samples, so that neither the size of the
-batches nor a smaller last one matters.
+Losses are means over the batch; sums are rescaled by the number of samples, for scores independent of the batch size
+and of a smaller last batch.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from prunerecover.plan.groups import Group
 
 @StreamedImportance
 def taylor(context: Context) -> MeanTaylor:
-    """Score units by sum |w dL/dw| over the weights that go with them, dL/dw averaged over the samples.
+    """Score units by sum |w dL/dw| over the weights of each unit, dL/dw averaged over the samples.
 
-    Molchanov et al. 2019 (arXiv 1906.10771), as Shortened LLaMA (arXiv 2402.02834, "Taylor+") uses it for whole blocks.
+    Molchanov et al. 2019 (arXiv 1906.10771), as used for whole blocks by Shortened LLaMA (arXiv 2402.02834, "Taylor+").
 
     Raises:
-        ValueError: If there is no loss, it depends on none of the weights, or these take no gradients.
+        ValueError: If there is no loss, the loss depends on none of the weights, or the weights take no gradients.
     """
     return MeanTaylor(context, "taylor", Tensor.abs)
 
 
 @StreamedImportance
 def squared_taylor(context: Context) -> MeanTaylor:
-    """Score units by sum (w dL/dw)^2 over the weights that go with them, dL/dw averaged over the samples.
+    """Score units by sum (w dL/dw)^2 over the weights of each unit, dL/dw averaged over the samples.
 
     Molchanov et al. 2019, equation 8, as in the thesis on fine-grained depth pruning (Delft 2025).
 
@@ -51,10 +51,10 @@ def squared_taylor(context: Context) -> MeanTaylor:
 
 @StreamedImportance
 def r_score(context: Context) -> WeightTaylor:
-    """Score units by |sum of w dL/dw| over the weights that go with them: the R-Score of arXiv 2508.02291.
+    """Score units by |sum of w dL/dw| over the weights of each unit: the R-Score of arXiv 2508.02291.
 
-    The sum is signed within a unit and over all samples; the absolute value is taken once, at the end. It is the
-    first-order change of the mean loss when the unit's weights go to zero together. High means sensitive.
+    The sum is signed within a unit and over all samples; the absolute value is taken once, at the end. The score is the
+    first-order change of the mean loss when all weights of the unit go to zero together. High means sensitive.
 
     Raises:
         ValueError: See `taylor`.
@@ -66,8 +66,8 @@ def r_score(context: Context) -> WeightTaylor:
 def fisher(context: Context) -> FisherDiagonal:
     """Score units by the sum of w^2 times the mean of (dL/dw)^2: Optimal Brain Damage with the empirical Fisher.
 
-    One gradient per batch is squared: batches of one sample give the empirical Fisher matrix itself, larger ones
-    less, as gradients of samples cancel. High means keep.
+    The gradient of each batch is squared: batches of one sample give the empirical Fisher matrix, larger batches
+    smaller values, as gradients of samples cancel. High means keep.
 
     Raises:
         ValueError: See `taylor`.
@@ -80,10 +80,10 @@ def gate_taylor(context: Context) -> GateTaylor:
     """Score units by the mean over samples of |sum over positions of o dL/do|, o the output at the group's taps.
 
     The inner sum is the gradient of a gate on the unit (Molchanov et al. 2019, arXiv 1906.10771, "Taylor-FO-BN" on
-    gates), one per sample; the absolute values are summed over the taps. High means keep. Molchanov et al. take
-    squares; absolute values kept 1 to 2.5 points more of a ResNet-20's accuracy on training images, recalibrated.
-    A head counts for as much as its channels together, each with a gate of its own. In the gradient of one gate for
-    all they cancel, which ranks heads far too low beside neurons.
+    gates), per sample; the absolute values are summed over the taps. High means keep. Molchanov et al. take squares;
+    absolute values kept 1 to 2.5 points more of a ResNet-20's accuracy on training images, recalibrated. The score of a
+    head is the sum over its channels, each with a separate gate. In the gradient of a single gate the channels cancel,
+    which ranks heads far too low beside neurons.
 
     Raises:
         ValueError: If there is no loss, a group has no tap, or the loss depends on no unit.
@@ -92,11 +92,11 @@ def gate_taylor(context: Context) -> GateTaylor:
 
 
 class MeanGradients(Consumer):
-    """Averages the gradients of parameters over samples; those that none reaches are zero.
+    """Gradients of parameters averaged over samples; zero for parameters without a gradient.
 
     Args:
-        parameters: Parameters whose gradients are averaged.
-        dtype: Dtype of the sums; None: that of each parameter.
+        parameters: Parameters to average the gradients of.
+        dtype: Dtype of the sums; None: the dtype of each parameter.
     """
 
     def __init__(self, parameters: Sequence[Parameter], dtype: torch.dtype | None = None) -> None:
@@ -104,12 +104,12 @@ class MeanGradients(Consumer):
         self.sums = {p: torch.zeros_like(p, dtype=dtype, requires_grad=False) for p in parameters}
 
     def end(self, n: int, gates: dict[TapCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
-        """Add a batch's.
+        """Add the gradients of a batch.
 
         Args:
             n: Samples in the batch.
             gates: Not read.
-            gradients: Of the mean loss, by parameter.
+            gradients: Gradients of the mean loss, by parameter.
         """
         for parameter, gradient in gradients.items():
             if parameter in self.sums:
@@ -122,7 +122,7 @@ class MeanGradients(Consumer):
 
 
 class MeanTaylor(MeanGradients, OnePass):
-    """Adds up gradients, and at the end a function of w dL/dw over the weights of each unit."""
+    """Sum per unit of a function of w dL/dw, with the gradient averaged over all batches first."""
 
     def __init__(self, context: Context, name: str, of: Callable[[Tensor], Tensor]) -> None:
         context.require_loss(name)
@@ -136,7 +136,7 @@ class MeanTaylor(MeanGradients, OnePass):
 
 
 class WeightTaylor(OnePass):
-    """Adds up w dL/dw per unit, signed; per batch, so that no gradient is kept."""
+    """Signed sum of w dL/dw per unit, added batch by batch without keeping gradients."""
 
     def __init__(self, context: Context, name: str) -> None:
         context.require_loss(name)
@@ -149,7 +149,7 @@ class WeightTaylor(OnePass):
         Args:
             n: Samples in the batch.
             gates: Not read.
-            gradients: Of the mean loss, by parameter.
+            gradients: Gradients of the mean loss, by parameter.
         """
         own = self.context.sum_weights(lambda w: self._product(w, gradients[w], n) if w in gradients else None)
         for name, total in self.sums.items():
@@ -165,14 +165,14 @@ class WeightTaylor(OnePass):
 
 
 class FisherDiagonal(WeightTaylor):
-    """Adds up (w dL/dw)^2 per unit."""
+    """Sum of (w dL/dw)^2 per unit."""
 
     def _product(self, weight: Parameter, gradient: Tensor, n: int) -> Tensor:
         return n * (weight.detach() * gradient).double().square()
 
 
 class GateTaylor(OnePass):
-    """Adds up absolute gradients of the gates."""
+    """Sum of the absolute gradients of the gates."""
 
     gated = True
 
@@ -187,11 +187,11 @@ class GateTaylor(OnePass):
         self.samples = 0
 
     def end(self, n: int, gates: dict[TapCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
-        """Add a batch; `n` times the gradient of the mean loss is that of the sample's own loss.
+        """Add a batch; `n` times the gradient of the mean loss is the gradient of the sample's loss.
 
         Args:
             n: Samples in the batch.
-            gates: `(n, size * channels per unit)`, gradients of the gates by tap.
+            gates: Gradients of the gates by tap, `(n, size * channels per unit)`.
             gradients: Not read.
         """
         for tap_call, gradient in gates.items():

@@ -1,9 +1,10 @@
 """Importance by the gradient of a gate on each unit: the search rule of BoundaryDPT (arXiv 2607.03784).
 
-The gate h = m kept + (1 - m) removed is 1 for every unit, so the forward pass is the dense model's (straight
-through); the gradient with respect to m gives the first-order cost of removal, <dL/dh, removed - kept>. `removed` is
-what the unit leaves: by default zero for a branch, the input for an activation or a block. The authors leave the input
-for attention, too (`replace="identity"`), and learn m over 60 epochs; here it is one pass without training.
+The gate h = m kept + (1 - m) removed is 1 for every unit: the forward pass is the dense model's (straight through), and
+the gradient with respect to m gives the first-order cost of removal, <dL/dh, removed - kept>. `removed` is the
+replacement of the unit: by default zero for a branch, the input for an activation or a block. The authors pass the
+input on for attention, too (`replace="identity"`), and learn m over 60 epochs; here a single pass without training is
+enough.
 
 Gate gradients of attention and activation differ in scale: compare them within a kind only.
 """
@@ -33,19 +34,19 @@ BRANCHES = ("attention", "mlp")
 
 
 def gate_gradient(context: Context) -> Scores:
-    """Return the first-order increase of the loss when each unit goes. Higher means keep; negative: it does harm.
+    """Return the first-order increase of the loss when each unit goes. Higher means keep; negative means harmful.
 
-    The model is judged in evaluation mode, and no `.grad` is written. What units leave (`context.replace`) counts as
-    what its fit starts from: zero for a branch, and the input for an activation.
+    The model runs in evaluation mode, and no `.grad` is written. With `replace="calibrated"` the replacement counts as
+    the start of a fit: zero for a branch, and the input for an activation.
 
     Raises:
-        ValueError: If there is no loss, or it does not depend on any unit.
+        ValueError: If there is no loss, or the loss does not depend on any unit.
     """
     context = context.require_units("gate_gradient")
     model, units, loss = unwrap(context.model), context.units, context.require_loss("gate_gradient")
     for unit in units:
         if unit.kind in BRANCHES:
-            context.branch(unit, "gate_gradient")  # says what no family tells
+            context.branch(unit, "gate_gradient")  # raises where no family describes the branch
         elif unit.kind == "layer":
             raise ValueError(
                 "Expected blocks, attentions, MLPs or activations for importance='gate_gradient', but got "
@@ -71,13 +72,13 @@ def gate_gradient(context: Context) -> Scores:
 
 @contextmanager
 def gated(model: nn.Module, units: Sequence[Unit], replace: str = "calibrated") -> Iterator[list[Tensor]]:
-    """Put a gate that is 1 on every unit's output inside a `with` block; yield the gates, scalars, in order.
+    """Put a gate of value 1 on every unit's output inside a `with` block; yield the gates, scalars, in order.
 
     Args:
-        model: Unwrapped.
-        units: Of depth, of any kinds.
-        replace: What a closed gate leaves, as in `plan_depth`; "calibrated": what a fit starts from, the input of an
-            activation and zero for a branch. Blocks leave their input in any case.
+        model: Network, unwrapped.
+        units: Units of depth, of any kinds.
+        replace: Replacement behind a closed gate, as in `plan_depth`; "calibrated": the start of a fit, the input of an
+            activation and zero for a branch. Blocks always pass their input on.
     """
     layout = describe(model) if any(unit.kind in BRANCHES for unit in units) else None
     device = next(model.parameters()).device
@@ -95,7 +96,7 @@ def gated(model: nn.Module, units: Sequence[Unit], replace: str = "calibrated") 
 
 
 def _ends(model: nn.Module, layout: Layout | None, unit: Unit, passes_input: bool) -> tuple[str, str]:
-    """Return the modules whose input and output are the unit's."""
+    """Return the paths of the modules with the unit's input and output."""
     branch = layout.branch(unit.name) if layout is not None and unit.kind in BRANCHES else None
     if branch is None:
         return unit.name, unit.name
@@ -105,23 +106,23 @@ def _ends(model: nn.Module, layout: Layout | None, unit: Unit, passes_input: boo
 
 
 def _passes_input(kind: str, replace: str) -> bool:
-    """Whether what a unit leaves hands its input on; it gives zero otherwise."""
+    """Whether the replacement of a unit passes the input on, rather than zero."""
     return kind == "block" or replace == "identity" or (kind == "activation" and replace == "calibrated")
 
 
 class _Gate:
-    """Opens and closes one unit."""
+    """Gate of a single unit."""
 
     def __init__(self, gate: Tensor, passes_input: bool) -> None:
         self.gate, self.passes_input = gate, passes_input
         self.left: Tensor | None = None
 
     def note(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what the unit would hand on."""
+        """Keep the input for the replacement."""
         self.left = first_tensor(args, kwargs).detach() if self.passes_input else None
 
     def apply(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Return the output as the gate lets it through."""
+        """Return the output behind the gate."""
         kept = output[0] if isinstance(output, tuple) else output
         difference = kept.detach() if self.left is None else kept.detach() - self.left
         opened = kept + ((self.gate - 1) * difference).to(kept.dtype)

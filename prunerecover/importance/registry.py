@@ -1,6 +1,6 @@
-"""The registry of importances: by the names that plan functions take, or the caller's own callables.
+"""Registry of importances by name; plan functions also take callables.
 
-Importances are computed together: those that are streamed share one pass over the batches.
+Several importances are computed together: all streamed ones share a pass over the batches.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from prunerecover.model.evaluation import evaluating, uncompiled
 
 @dataclass(frozen=True)
 class RegisteredImportance:
-    """An importance and what planning must know of it.
+    """An importance with the facts for planning.
 
     Attributes:
         name: Name in plans and messages.
-        compute: Function of a context that returns the score of every name; higher means keep.
-        needs_loss: Whether it raises without a loss.
-        comparable: Whether values compare across kinds of units of depth, which a budget in a share of cost needs.
-        of: Dimension, "depth" or "width", whose units alone it scores; None: both.
+        compute: Function from a context to the score of every name; higher means keep.
+        needs_loss: Whether the function raises without a loss.
+        comparable: Whether scores compare across kinds of units of depth; a budget in a share of cost needs comparable
+            scores.
+        of: Dimension of the scored units, "depth" or "width"; None: both.
     """
 
     name: str
@@ -81,7 +82,7 @@ IMPORTANCES = {
     )
 }
 importances: Mapping[str, RegisteredImportance] = MappingProxyType(IMPORTANCES)
-"""All importances by name, those of `register_importance` included; to read."""
+"""All importances by name, including importances added by `register_importance`; read-only."""
 
 
 def register_importance(
@@ -92,20 +93,21 @@ def register_importance(
     comparable: bool = True,
     of: Dimension | None = None,
 ) -> RegisteredImportance:
-    """Let `importance=name` mean a callable of your own, in plan functions, callbacks, recipes and the command line.
+    """Register a callable for `importance=name` in plan functions, callbacks, recipes and the command line.
 
     Args:
-        name: Name from now on.
-        compute: Function `(context) -> {name: score}`, higher means keep: a number of each unit of depth, a tensor
-            `(size,)` of each group of width; also a `StreamedImportance`, which shares its pass over the batches, or
-            an importance of torch-pruning.
-        needs_loss: Whether it reads `context.loss`.
-        comparable: Whether its values compare across kinds of units of depth, which a budget in a share of cost needs.
-        of: Dimension, "depth" or "width", if it scores units of one of them alone.
+        name: New name.
+        compute: Function `(context) -> {name: score}`, higher means keep: a number per unit of depth, a tensor
+            `(size,)` per group of width; also a `StreamedImportance`, which shares its pass over the batches, or an
+            importance of torch-pruning.
+        needs_loss: Whether the function reads `context.loss`.
+        comparable: Whether scores compare across kinds of units of depth; a budget in a share of cost needs comparable
+            scores.
+        of: Dimension, "depth" or "width", for a function of one dimension alone.
 
     Raises:
-        ValueError: If another importance has the name.
-        TypeError: If the name is no word, or nothing can be called.
+        ValueError: If the name belongs to another importance.
+        TypeError: If the name is empty or no string, or `compute` is no callable.
     """
     check_new("importance", name, compute)
     if name in IMPORTANCES and IMPORTANCES[name].compute is not compute:
@@ -117,16 +119,16 @@ def register_importance(
 def importance_of(
     importance: str | Importance, of: Dimension | None = None, role: str = "argument importance"
 ) -> RegisteredImportance:
-    """Return the entry of a name, or one for a callable, whose values are taken to compare across kinds.
+    """Return the entry of a name, or a new entry for a callable, with scores taken to compare across kinds.
 
     Args:
         importance: Name, callable, importance of torch-pruning, or entry of the registry.
-        of: Dimension that is planned; None: either.
+        of: Dimension of the plan; None: either.
         role: Name of the argument, for messages.
 
     Raises:
-        ValueError: If no importance of these units has the name.
-        TypeError: If it is neither a name nor a callable, or a class instead of an importance.
+        ValueError: If no importance of the dimension has the name.
+        TypeError: If the argument is neither a name nor a callable, or a class instead of an importance.
     """
     if isinstance(importance, RegisteredImportance):
         return importance
@@ -147,18 +149,19 @@ def importance_of(
 
 
 def compute_importances(context: Context, importances: Sequence[str | Importance]) -> list[Scores]:
-    """Compute several importances; those that are streamed share one forward (and backward) pass over the batches.
+    """Compute several importances; streamed ones share one forward (and backward) pass over the batches.
 
     Args:
-        context: Units, and data to score them on. The model is judged in evaluation mode, and bit-identical afterwards.
+        context: Units, and data to score the units on. The model runs in evaluation mode, and is bit-identical
+            afterwards.
         importances: Names, or callables.
 
     Returns:
-        For each of them, by unit `()` or by group `(size,)`: float64, on the CPU. High stays.
+        Scores of each importance, by unit `()` or by group `(size,)`: float64, on the CPU. Higher means keep.
 
     Raises:
-        ValueError: If a name is unknown, a loss is missing, something has no score or one that is not finite; and see
-            each importance.
+        ValueError: If a name is unknown, a loss is missing, a unit or group has no score, or a score is not finite; and
+            see each importance.
         TypeError: If a callable returns no mapping of numbers.
     """
     entries = [importance_of(one, context.dimension, "importances") for one in importances]
@@ -176,11 +179,11 @@ def compute_importances(context: Context, importances: Sequence[str | Importance
 
 
 def check_finite(scores: Mapping[str, Any], importance: str) -> None:
-    """Raise ValueError if a score is NaN or infinite: sorting would choose at random.
+    """Raise ValueError if a score is NaN or infinite: the order of such scores would be arbitrary.
 
     Args:
         scores: Numbers or tensors, by name.
-        importance: Name of the importance that returned them, for the message.
+        importance: Name of the importance, for the message.
 
     >>> check_finite({"blocks.0": 1.0}, "magnitude")
     """
@@ -203,7 +206,7 @@ def _called(compute: Importance, context: Context) -> Mapping[str, Any]:
 
 
 def _checked(scores: Any, importance: str, context: Context) -> Scores:
-    """Return the finite score of everything in a context, float64, on the CPU."""
+    """Return the finite score of every unit or group in a context, float64, on the CPU."""
     if not isinstance(scores, Mapping):
         raise TypeError(f"Expected '{importance}' to return {{name: score}}, but got {type(scores).__name__}.")
     missing = [name for name in context.shapes if name not in scores]

@@ -1,7 +1,7 @@
-"""Scores on disk: what a plan was decided by, beside it and not in it, since a checkpoint holds its plan.
+"""File of the scores behind a plan, kept beside the plan, since a checkpoint holds the plan itself.
 
-One file serves depth and width: importances of units and of groups. A later plan of the same network, for
-whatever budget, takes them and scores nothing again.
+A file serves depth and width, with scores of units and of groups. A later plan of the same network, for any budget,
+reads the file instead of scoring again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from prunerecover.files.atomic import atomic_file
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import unwrap
 
-SEPARATOR = "/"  # in no name of an importance, and in no path of a module
+SEPARATOR = "/"  # occurs neither in names of importances nor in paths of modules
 FORMAT = "prunerecover.scores/1"
 
 
 @dataclass(frozen=True)
 class SavedScores:
-    """Scores of one network.
+    """Scores of a network.
 
     Attributes:
-        weights: Hash of the network that was scored.
-        scores: By the name of the importance, and of the unit `()` or group `(size,)`; float64.
+        weights: Hash of the scored network.
+        scores: Scores by the name of the importance, then of the unit `()` or group `(size,)`; float64.
     """
 
     weights: str
@@ -36,11 +36,11 @@ class SavedScores:
 
     @classmethod
     def of(cls, model: nn.Module, scores: Mapping[str, Mapping[str, Tensor]]) -> SavedScores:
-        """Put scores of a model together with what tells it from others."""
+        """Return scores of a model with the hash of the model's weights."""
         return cls(weights_hash(unwrap(model)) or "", scores)
 
     def save(self, path: str | Path) -> None:
-        """Write the scores, exactly, as safetensors whose keys are a name and a unit: `u_score/layer1.0.conv1`."""
+        """Write the scores, exactly, as safetensors with a name and a unit in each key: `u_score/layer1.0.conv1`."""
         named = {f"{name}{SEPARATOR}{unit}": v for name, by_unit in self.scores.items() for unit, v in by_unit.items()}
         with atomic_file(path) as unfinished:
             tensors = {key: values.contiguous() for key, values in named.items()}
@@ -48,11 +48,11 @@ class SavedScores:
 
     @classmethod
     def load(cls, path: str | Path) -> SavedScores:
-        """Read what `save` wrote.
+        """Read a file written by `save`.
 
         Raises:
-            FileNotFoundError: If there is no such file.
-            ValueError: If it holds no scores.
+            FileNotFoundError: If the file does not exist.
+            ValueError: If the file holds no scores.
         """
         if not Path(path).is_file():
             raise FileNotFoundError(f"Expected a file of scores, but {path} does not exist.")
@@ -60,7 +60,7 @@ class SavedScores:
         try:
             with safe_open(path, "pt") as file:
                 told = file.metadata() or {}
-                for key in file.keys():  # noqa: SIM118  (it is no mapping)
+                for key in file.keys():  # noqa: SIM118  (the file is no mapping)
                     name, _, unit = key.partition(SEPARATOR)
                     found.setdefault(name, {})[unit] = file.get_tensor(key)
         except SafetensorError as error:
@@ -75,12 +75,12 @@ class SavedScores:
         """Return the scores of some units or groups of a network.
 
         Args:
-            model: Unwrapped.
-            name: Of the importance.
-            units: Their names.
+            model: Network, unwrapped.
+            name: Name of the importance.
+            units: Names of the units or groups.
 
         Raises:
-            ValueError: If the scores are of other weights, by something else, or of other units.
+            ValueError: If the scores are of other weights, of another importance, or of other units.
         """
         if self.weights != (weights_hash(model) or ""):
             raise ValueError(
@@ -103,10 +103,10 @@ class SavedScores:
 
 
 def scores_from(given: str | Path | SavedScores | None) -> SavedScores | None:
-    """Return scores that were given, or those in a file.
+    """Return the given scores, or the scores in a file; None for None.
 
     Raises:
-        TypeError: If they are neither.
+        TypeError: If the argument is neither a path nor scores.
     """
     if isinstance(given, str | Path):
         return SavedScores.load(given)

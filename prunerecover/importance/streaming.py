@@ -1,7 +1,7 @@
-"""Streamed importances: counted while batches run through the model, so that several share one pass.
+"""Streamed importances: counters on a shared pass of the batches through the model.
 
-A streamed importance is a callable as any other, `importance(context)`, which then runs the model alone. What it
-returns to those who know it, by `start`, are its consumers and, once these have seen all batches, its scores.
+A streamed importance is a callable like any importance; `importance(context)` runs the model for that importance alone.
+Its `start` returns the consumers for a shared pass and, after all batches, the scores.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class Streamed(Protocol):
 
     @property
     def passes(self) -> Sequence[Consumer]:
-        """Consumers of the batches: the first shares its pass with others, any further one needs its own."""
+        """Consumers of the batches: the first shares a pass with other importances, each further one runs alone."""
 
     def scores(self) -> Scores:
         """Return the scores, once all batches were seen."""
 
 
 class StreamedImportance:
-    """An importance that can share a pass over the batches with others.
+    """An importance with consumers for a shared pass over the batches.
 
     Args:
-        start: Function of a context that returns the importance under way.
+        start: Function from a context to the importance under way.
     """
 
     def __init__(self, start: Callable[..., Streamed]) -> None:
@@ -38,7 +38,7 @@ class StreamedImportance:
         update_wrapper(self, start)
 
     def __call__(self, context: Context) -> Scores:
-        """Return the scores, from passes over the batches of its own."""
+        """Return the scores, from separate passes over the batches."""
         under_way = self.start(context)
         run_together(context, [under_way])
         return under_way.scores()
@@ -49,16 +49,16 @@ class OnePass(Consumer):
 
     @property
     def passes(self) -> Sequence[Consumer]:
-        """Itself."""
+        """The importance itself, as its only consumer."""
         return (self,)
 
 
 def run_together(context: Context, importances: Sequence[Streamed]) -> None:
-    """Run the batches through the model, once for the first consumers of all, then for each further one.
+    """Run the batches through the model, once for all first consumers, then for each further consumer.
 
     Args:
         context: Context, with a loss if a consumer wants gradients.
-        importances: Importances under way for this context.
+        importances: Importances under way for the context.
 
     Raises:
         ValueError: See `stream`.

@@ -1,17 +1,18 @@
 """Importances of torch-pruning (Fang et al. 2023, DepGraph, arXiv 2301.12900) for our groups of width.
 
 `plan_width(importance=tp.importance.GroupTaylorImportance())`, or by name: "group_taylor", "group_magnitude", "lamp"
-(arXiv 2010.07611), "fpgm" (arXiv 1811.00250) and "bn_scale" (arXiv 1708.06519) are the library's classes with their own
-defaults. Importances see a copy of the model; those of the Taylor family find `.grad` of the mean loss over the
+(arXiv 2010.07611), "fpgm" (arXiv 1811.00250) and "bn_scale" (arXiv 1708.06519) are the library's classes with default
+arguments. Importances see a copy of the model; those of the Taylor family find `.grad` of the mean loss over the
 calibration samples there, in evaluation mode. A unit of several channels, such as a head, scores the mean over its
-channels, as in torch-pruning's own pruner.
+channels, as in torch-pruning's pruner.
 
-Scores are the library's, its oddities included: `GroupTaylorImportance` of 1.6.1 leaves BatchNorm out, and all classes
-leave out depthwise convolutions. By default each group's scores are divided by their mean, so they tell a group's units
-apart, and say little about one group beside another.
+Scores are the library's, oddities included: `GroupTaylorImportance` of 1.6.1 leaves BatchNorm out, and all classes
+leave out depthwise convolutions. By default each group's scores are divided by their mean: the scores rank the units
+within a group, and say little about a group beside another.
 
-Not covered: importances that collect something of their own while the user runs batches (Hessian, OBD-C, activations).
-`GroupHessianImportance` of 1.6.1 keeps the last sample only: it looks parameters up by name and keeps them by identity.
+Not covered: importances that collect data while the user runs batches (Hessian, OBD-C, activations).
+`GroupHessianImportance` of 1.6.1 keeps the last sample only: the class looks parameters up by name and keeps them by
+identity.
 """
 
 from __future__ import annotations
@@ -36,22 +37,23 @@ from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import get_module, parent_path, unwrap
 from prunerecover.plan.groups import Group
 
-COLLECTING = ("GroupHessianImportance", "OBDCImportance", "ActivationImportance")  # something while batches run
+COLLECTING = ("GroupHessianImportance", "OBDCImportance", "ActivationImportance")  # collect data while batches run
 
 
 def is_torch_pruning(importance: object) -> bool:
-    """Whether an object is an importance of torch-pruning, or of a class derived from one; imports nothing."""
+    """Whether an object is an importance of torch-pruning, or of a derived class; imports nothing."""
     library = sys.modules.get("torch_pruning")
     return library is not None and isinstance(importance, library.importance.Importance)
 
 
 def torch_pruning_importance(importance: Any, gradients: bool | None = None) -> StreamedImportance:
-    """Return an importance of torch-pruning as one of ours.
+    """Return an importance of torch-pruning as a streamed importance.
 
     Args:
-        importance: An object, `importance(torch_pruning group) -> (channels,)`, or the name of a class in
-            `torch_pruning.importance`, which is made with its defaults once it is needed.
-        gradients: Whether it reads `.grad`; None: if it is of the Taylor family. Pass True for a class of your own.
+        importance: Object, `importance(torch_pruning group) -> (channels,)`, or name of a class in
+            `torch_pruning.importance`, made with its defaults on first use.
+        gradients: Whether the importance reads `.grad`; None: True for the Taylor family alone. Pass True for a custom
+            class with gradients.
     """
     return StreamedImportance(partial(_start, importance, gradients))
 
@@ -73,10 +75,10 @@ def _start(importance: Any, gradients: bool | None, context: WidthContext) -> To
 
 
 class TorchPruningScores:
-    """Scores by an importance of torch-pruning under way.
+    """Scores of an importance of torch-pruning under way.
 
     Attributes:
-        passes: What adds up gradients; empty if none are read.
+        passes: Consumer of the gradients; empty if the importance reads none.
     """
 
     def __init__(self, importance: Any, gradients: bool, context: WidthContext) -> None:
@@ -84,7 +86,7 @@ class TorchPruningScores:
         self.importance, self.context, self.model = importance, context, unwrap(context.model)
         self.passes: Sequence[MeanGradients] = ()
         for group in context.groups:
-            dependency_group(self.model, group)  # says what is not known before anything runs
+            dependency_group(self.model, group)  # raises for unknown modules before any batch runs
         if gradients:
             context.require_loss(name_of(importance))
             self._named = _parameters(self.model, context.groups)
@@ -96,7 +98,7 @@ class TorchPruningScores:
         for path, parameter in self._named.items() if self.passes else ():
             copy.get_parameter(path).grad = self.passes[0].mean(parameter)
         with evaluating(copy):
-            torch.default_generator.manual_seed(self.context.seed)  # put back with the model, unlike those of devices
+            torch.default_generator.manual_seed(self.context.seed)  # restored with the model, unlike device generators
             return {group.name: self._of(copy, group) for group in self.context.groups}
 
     def _of(self, copy: nn.Module, group: Group) -> Tensor:
@@ -121,7 +123,7 @@ class TorchPruningScores:
 
 
 def _parameters(model: nn.Module, groups: Sequence[Group]) -> dict[str, Parameter]:
-    """Return the parameters of all modules that hold a slice of a group, by path."""
+    """Return the parameters of all modules with a slice of a group, by path."""
     modules = dict.fromkeys(parent_path(part.tensor) for group in groups for part in group.slices)
     return {
         f"{path}.{name}".removeprefix("."): parameter

@@ -1,12 +1,12 @@
-"""Importances by how much a unit turns the residual stream, token by token.
+"""Importances by the turn of the residual stream at a unit, token by token.
 
 Block influence: ShortGPT (Men et al. 2024, arXiv 2403.03853), 1 - E[cos(x_l, x_{l+1})], for blocks; here also for
-single branches. Angular distance: Gromov et al. 2024 (arXiv 2403.17887), arccos(cos(x_l, x_{l+1})) / pi. They take the
-last token of runs of blocks (`plan_depth(..., search="run")` does); here it is the mean over all tokens of single
-units, because a classifier may read any of them. Both compare the stream before a unit with the stream after it.
+single branches. Angular distance: Gromov et al. 2024 (arXiv 2403.17887), arccos(cos(x_l, x_{l+1})) / pi. Gromov et al.
+take the last token of runs of blocks (as `plan_depth(..., search="run")`); here single units take the mean over all
+tokens, because a classifier may read any token. Both compare the stream before a unit with the stream after the unit.
 
-The angle of the block's output compares that output with and without a unit: units that act on no stream of their own,
-such as layers, have one, too.
+The angle of the block's output compares the output with and without a unit: units without a stream, such as layers,
+have this angle, too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def angular_distance(context: Context) -> Scores:
 
 
 def block_output_angle(context: Context) -> Scores:
-    """Return the mean angle, in units of pi, between what a block puts out with and without each unit inside it.
+    """Return the mean angle, in units of pi, between a block's outputs with and without each unit inside the block.
 
     Raises:
         ValueError: If a unit is in no block.
@@ -75,12 +75,12 @@ def _mean_over_tokens(context: Context, distance: Callable[[Tensor], Tensor], na
     """Average `distance(cosine)` of the residual stream before and after each unit over all tokens but padding.
 
     Args:
-        context: Context of blocks, attentions and MLPs; the model is judged in evaluation mode.
+        context: Context of blocks, attentions and MLPs; the model runs in evaluation mode.
         distance: Function from cosines `(T,)` to distances.
         name: Name of the importance, for the message.
 
     Raises:
-        ValueError: If a unit does not act on the residual stream, as activations and layers.
+        ValueError: If a unit does not act on the residual stream: an activation or a layer.
     """
     context = context.require_units(name)
     model = unwrap(context.model)
@@ -118,7 +118,7 @@ def _angle(cosine: Tensor) -> Tensor:
 
 @dataclass
 class _Call:
-    """What a block was last called with, and what it put out."""
+    """Arguments and output of the last call of a block."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -126,13 +126,13 @@ class _Call:
 
     @property
     def input(self) -> Tensor:
-        """The first argument."""
+        """First argument."""
         value = self.args[0] if self.args else next(iter(self.kwargs.values()))
         assert isinstance(value, Tensor)
         return value
 
     def again(self, block: nn.Module) -> Tensor:
-        """Return what another block puts out when it is called so."""
+        """Return the output of another block for the same arguments."""
         args, kwargs = _cloned((self.args, self.kwargs))
         with evaluating(block):
             output: Tensor = _first(block(*args, **kwargs))
@@ -143,7 +143,7 @@ Calls = dict[str, _Call]
 
 
 def _calls(network: nn.Module, blocks: Collection[str], batch: ModelInputs) -> Calls:
-    """Run a network, and return how its blocks were called."""
+    """Run a network, and return the calls of the blocks."""
     given: dict[str, Any] = {}
     calls: Calls = {}
     with ExitStack() as stack:
@@ -171,5 +171,5 @@ def _first(output: Any) -> Any:
 
 
 def _cloned(values: Any) -> Any:
-    """Copy tensors, which a block may write into."""
+    """Copy tensors, as a block may write into its arguments."""
     return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, values)

@@ -1,14 +1,14 @@
-"""The first importance of FAIR-Pruner (arXiv 2508.02291): units whose output hardly depends on the class are redundant.
+"""First importance of FAIR-Pruner (arXiv 2508.02291): units with an output independent of the class are redundant.
 
 U is the largest 1-Wasserstein distance between the class-conditional outputs of a unit over all pairs of classes. A
-unit that puts out one number per sample has an exact distance. A unit that puts out a vector (a map of H x W, the
-tokens of a neuron, tokens x head dimension of a head) has a sliced one: all its numbers of one sample, in order, are
-one vector, and the distances along directions of length 1, the same for all units of a tap, are averaged. A routed
-expert puts out, for a sample, the mean over its tokens of what the expert adds; where labels are those of tokens, one
-such vector per class in the sample (see `token_classes`).
+unit with one number per sample has an exact distance. A unit with a vector per sample (a map of H x W, the tokens of a
+neuron, tokens x head dimension of a head) has a sliced distance: all numbers of a sample, in order, form the vector,
+and the distances along directions of length 1, the same for all units of a tap, are averaged. The vector of a routed
+expert is the mean of the expert's weighted output over the tokens of a sample; with labels of tokens, there is a vector
+per class in the sample (see `token_classes`).
 
-Kept from batch to batch are projections only. Where they would need more than `PROJECTIONS` bytes, the taps are seen
-in several passes over the batches.
+Only projections are kept from batch to batch. Where the projections would need more than `PROJECTIONS` bytes, the taps
+are seen in several passes over the batches.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ PROJECTIONS = 2**31  # bytes
 
 @StreamedImportance
 def u_score(context: WidthContext) -> UScore:
-    """Score units by how much their output depends on the class. Low means redundant.
+    """Score units by the dependence of the output on the class. Low means redundant.
 
-    Reads the context's groups, which need taps (the score of a group with several is the largest over its taps), its
-    `labels`, `directions` and `per_class`, and as batches tuples (input, labels, ...), mappings with `labels` or
-    `label`, or what `labels` can read. The model is seen in evaluation mode.
+    Reads the context's groups (each with taps; the score is the largest over the taps of a group), `labels`,
+    `directions` and `per_class`. Batches are tuples (input, labels, ...), mappings with `labels` or `label`, or objects
+    that `labels` can read. The model runs in evaluation mode.
 
     Returns:
         `(size,)` distances by group name, in the units of the activations.
@@ -54,10 +54,10 @@ def u_score(context: WidthContext) -> UScore:
 
 
 class UScore:
-    """The U-Score under way: one consumer per pass over the batches, a single one if all projections fit into memory.
+    """U-Score under way: a consumer per pass over the batches, a single pass if all projections fit into memory.
 
     Attributes:
-        passes: The consumers.
+        passes: Consumers of the batches.
     """
 
     def __init__(self, context: WidthContext) -> None:
@@ -87,7 +87,7 @@ class UScore:
 
 
 class Projections(Consumer):
-    """Keeps what units put out, projected on directions, and the classes of the samples."""
+    """Projections of the outputs of units on directions, and the classes of the samples."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Projections(Consumer):
         self.labels_of = labels
         self.directions, self.seed, self.per_class = directions, seed, per_class
         self.seen = Observations(torch.empty(0))  # of the current batch
-        self.used: Tensor | None = None  # which of them; None: all
+        self.used: Tensor | None = None  # indices of the observations in use; None: all
         self.classes: list[Tensor] = []
         self.counts: Counter[int] = Counter()
         self.values: dict[TapCall, list[Tensor]] = {}
@@ -110,11 +110,11 @@ class Projections(Consumer):
         self.entries: dict[TapCall, int] = {}  # numbers per unit and sample
 
     def watches(self, group: Group, tap: Tap) -> bool:
-        """Whether a tap is among those of this pass."""
+        """Whether a tap belongs to the pass of these projections."""
         return (group.name, tap) in self.watched
 
     def begin(self, batch: Any, n: int) -> None:
-        """Note the classes, and which samples are used."""
+        """Keep the classes of a batch, and the indices of the samples in use."""
         labels = self.labels_of(batch).detach().cpu()
         fits = labels.shape == (n,) or (self.by_token and labels.ndim == 2 and len(labels) == n)
         if not fits or labels.is_floating_point() or labels.is_complex():
@@ -145,7 +145,7 @@ class Projections(Consumer):
         self.values.setdefault(tap_call, []).append(projected)
 
     def route(self, tap_call: TapCall, routed: Routed) -> None:
-        """Average what experts add over the tokens of each observation, on the tap's directions."""
+        """Average the weighted outputs of experts over the tokens of each observation, on the tap's directions."""
         part_of = routed.sample_of if self.seen.of_token is None else self.seen.of_token
         if part_of.shape != routed.padding.shape:
             raise ValueError(
@@ -165,7 +165,7 @@ class Projections(Consumer):
         return self.per_class is None or self.counts[label] <= self.per_class
 
     def _basis(self, tap: Tap, entries: int) -> Tensor:
-        """Return `(entries, directions)`, columns of length 1, the same for every tap of these sizes."""
+        """Return `(entries, directions)`, columns of length 1, the same for every tap of equal sizes."""
         number = self.directions or _default_directions(tap)
         if (entries, number) not in self.bases:
             generator = torch.Generator().manual_seed(self.seed)
@@ -178,7 +178,7 @@ def labels_in(batch: Any) -> Tensor:
     """Return the second element of a tuple, or the entry `labels` or `label` of a mapping.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If the batch has no labels.
     """
     try:
         return split_labels(batch)[1]
@@ -190,7 +190,7 @@ def labels_in(batch: Any) -> Tensor:
 
 
 def _parts(groups: Sequence[Group], samples: int, directions: int | None) -> list[list[tuple[str, Tap]]]:
-    """Divide the taps among passes, so that the projections of each need at most `PROJECTIONS` bytes."""
+    """Divide the taps among passes, each with projections of at most `PROJECTIONS` bytes."""
     parts: list[list[tuple[str, Tap]]] = [[]]
     size = 0
     for group in groups:

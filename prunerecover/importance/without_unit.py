@@ -1,7 +1,7 @@
-"""Importances by the network without each unit: how far its output moves, and what its loss is then.
+"""Importances of the network without each unit: the divergence of the output, and the loss.
 
 The output divergence is the default in depth, and needs no labels: KL on logits, relative squared L2 otherwise. Each
-unit alone is left out as the plan would leave it out, with what stands in its place; values compare across kinds.
+unit is removed alone, with its replacement as in the plan; scores compare across kinds.
 """
 
 from __future__ import annotations

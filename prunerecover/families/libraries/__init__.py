@@ -1,1 +1,1 @@
-"""Constructors of the libraries whose models are built again from plain data, one file per library."""
+"""Constructors of rebuildable models from plain data, one file per library."""

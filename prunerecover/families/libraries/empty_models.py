@@ -1,4 +1,4 @@
-"""Building models without memory for their parameters, and without drawing values for them."""
+"""Construction of models without memory or initial values for parameters."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ INITIALISING = frozenset({"uniform_", "normal_", "erfinv_", "mul_", "add_", "cla
 
 
 def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
-    """Build a model with parameters on the meta device and buffers in memory; the random state stays as it is."""
+    """Build a model with parameters on the meta device and buffers in memory; the random state stays unchanged."""
     from accelerate import init_empty_weights  # type: ignore[import-untyped]
 
     with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False), _NoInitialisation():
         model = make()
     tie = getattr(model, "tie_weights", None)
-    if callable(tie):  # making the parameters meta parted those that were one
+    if callable(tie):  # the move to meta separates tied parameters
         tie()
     return model
 
 
 def emptied(make: Callable[[], nn.Module]) -> nn.Module:
-    """Build a model that runs while it is built, and put its parameters on the meta device afterwards."""
+    """Build a model that runs during construction, and move its parameters to the meta device afterwards."""
     with torch.random.fork_rng(devices=[]):
         model = make()
     for module in model.modules():
@@ -35,7 +35,7 @@ def emptied(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def on_meta_if_possible(make: Callable[[], nn.Module]) -> nn.Module:
-    """Build a model as `on_meta` does, or as `emptied` does if it runs while it is built, as an SSDLite does."""
+    """Build a model by `on_meta`, or by `emptied` if the model runs during construction, such as an SSDLite."""
     try:
         return on_meta(make)
     except RuntimeError:  # "Tensor on device cpu is not on the expected device meta"
@@ -43,10 +43,10 @@ def on_meta_if_possible(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 class _NoInitialisation(TorchFunctionMode):
-    """Skip drawing values for parameters on the meta device: it has no result there, and takes most of the time."""
+    """Skip of initial values for parameters on the meta device, as they would be lost and take most of the time."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return the tensor as it is, or run anything else."""
+        """Return the tensor unchanged for an initialisation on meta; run any other function."""
         written = args[0] if args else (kwargs or {}).get("tensor")
         if getattr(func, "__name__", "") in INITIALISING and isinstance(written, Tensor) and written.is_meta:
             return written

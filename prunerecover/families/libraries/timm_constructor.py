@@ -1,6 +1,6 @@
-"""Constructors of timm models: the name in its registry, and arguments that shape a network and nothing else.
+"""Constructors of timm models: the name in timm's registry, and arguments that shape a network and nothing else.
 
-timm does not keep the arguments of a call for good, so they are read off the model, shortest guess first.
+timm does not keep the arguments of a call: they are read off the model, shortest guess first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def timm_call(constructor: dict[str, Any]) -> Callable[[], nn.Module]:
     """Return the call that builds a timm model.
 
     Raises:
-        ValueError: If it is not the name of one, or an argument does more than shape it.
+        ValueError: If the name is no timm model, or an argument does more than shape the network.
     """
     import timm
 
@@ -57,7 +57,7 @@ def timm_call(constructor: dict[str, Any]) -> Callable[[], nn.Module]:
 
 
 def check_arguments(name: str, kwargs: dict[str, Any], known: frozenset[str]) -> None:
-    """Raise ValueError unless all arguments are known ones, and numbers, words or lists of numbers."""
+    """Raise ValueError unless all arguments are known, and are numbers, words or lists of numbers."""
     odd = sorted(str(key) for key, value in kwargs.items() if key not in known or not _is_plain(value))
     if odd:
         raise ValueError(
@@ -73,7 +73,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def timm_candidates(model: Any) -> Iterator[dict[str, Any]]:
-    """Guess from the shortest arguments to the longest; what newer timm keeps of a call comes early."""
+    """Yield guesses from the shortest arguments to the longest; arguments kept by newer versions of timm come early."""
     if not type(model).__module__.startswith("timm.") and not isinstance(vars(model).get("pretrained_cfg"), dict):
         return
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")

@@ -1,9 +1,9 @@
-"""Constructors of torchvision models: the name that `torchvision.models.get_model` takes, and a few arguments.
+"""Constructors of torchvision models: the name for `torchvision.models.get_model`, and a few arguments.
 
-torchvision's models do not know their name. Every builder says which class it returns, so the few names of the model's
-own class are built without memory, and those with the same tensors are candidates. The number of classes is read off
-the tensors that depend on it, in heads of any kind. Detectors with pretrained weights have frozen norms in their
-backbone, which their builders make only where weights are fetched: they are put in afterwards.
+torchvision's models do not know their names. Every builder states its return class: the few names of the model's class
+are built without memory, and names with the same tensors are candidates. The number of classes is read off the
+dependent tensors, in heads of any kind. Detectors with pretrained weights have frozen norms in the backbone, which
+builders make only when weights are fetched: the norms are replaced afterwards.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ARGUMENTS = frozenset(
     | {f"rpn_{which}_nms_top_n_{when}" for which in ("pre", "post") for when in ("train", "test")}
 )
 NO_WEIGHTS = ("weights", "weights_backbone")
-PROBED = 2  # a number of classes, to see which tensors depend on it
+PROBED = 2  # number of classes that shows the dependent tensors
 
 Arguments = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -34,7 +34,7 @@ def torchvision_call(constructor: dict[str, Any]) -> Callable[[], nn.Module]:
     """Return the call that builds a torchvision model, without weights.
 
     Raises:
-        ValueError: If it is not the name of one, or an argument does more than shape it.
+        ValueError: If the name is no torchvision model, or an argument does more than shape the network.
     """
     import torchvision
 
@@ -49,7 +49,7 @@ def torchvision_call(constructor: dict[str, Any]) -> Callable[[], nn.Module]:
 
 
 def torchvision_candidates(model: Any) -> Iterator[dict[str, Any]]:
-    """Yield the names of the model's class whose tensors are the model's but for the number of classes."""
+    """Yield the names of the model's class with equal tensors but for the number of classes."""
     if not type(model).__module__.startswith("torchvision."):
         return
     eps, own = _frozen_eps(model), _shapes(model)
@@ -63,7 +63,7 @@ def torchvision_candidates(model: Any) -> Iterator[dict[str, Any]]:
 
 
 def _built(name: str, kwargs: Mapping[str, Any], eps: float | None) -> nn.Module:
-    """Build a model without weights of its own or of a backbone; with an `eps`, its backbone has frozen norms."""
+    """Build a model without weights for the network or the backbone; with an `eps`, the backbone has frozen norms."""
     from torchvision.models import get_model
     from torchvision.ops import FrozenBatchNorm2d
 
@@ -82,7 +82,7 @@ def _frozen_eps(model: nn.Module) -> float | None:
 
 
 def _names_of(cls: type) -> tuple[str, ...]:
-    """Names in the registry whose builders say that they return this class."""
+    """Return the names in the registry with builders of a class."""
     from torchvision.models import list_models
 
     return tuple(name for name in list_models() if cls in _returned(name))
@@ -94,7 +94,7 @@ def _returned(name: str) -> tuple[Any, ...]:
 
     try:
         hint = get_type_hints(get_model_builder(name)).get("return")
-    except Exception:  # a builder that a user has registered may have any annotations
+    except Exception:  # a user's builder may have any annotations
         return ()
     return (hint, *get_args(hint))
 
@@ -106,7 +106,7 @@ def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
 
 
 def _arguments(model: Any, name: str) -> Arguments:
-    """Read off the model what its builder takes beside the number of classes and the sizes of images of a detector."""
+    """Read off the model the builder's arguments but the number of classes and a detector's image sizes."""
     found: Arguments = {}
     if "aux_loss" in _parameters(name) and getattr(model, "aux_classifier", None) is not None:
         found["aux_loss"] = True
@@ -128,8 +128,8 @@ def _image_sizes(model: Any) -> Arguments:
 
 
 def _classes(own: Shapes, probe: Shapes | None) -> Arguments | None:
-    """Return the one number of classes with which a builder may give these shapes; None if there is none."""
-    if probe is None:  # it takes no number of classes
+    """Return the only number of classes with these shapes; empty without a probe, None if there is no such number."""
+    if probe is None:  # the builder takes no number of classes
         return {}
     if probe.keys() != own.keys():
         return None
@@ -140,7 +140,7 @@ def _classes(own: Shapes, probe: Shapes | None) -> Arguments | None:
 
 @lru_cache(maxsize=512)
 def _probe(name: str, kwargs: tuple[tuple[str, Any], ...], eps: float | None) -> Shapes | None:
-    """Shapes of a model of `PROBED` classes; none if its builder refuses, None if it takes no number of classes."""
+    """Return the shapes of a model of `PROBED` classes; empty if the build fails, None without such an argument."""
     try:
         return _shapes(on_meta_if_possible(lambda: _built(name, {**dict(kwargs), "num_classes": PROBED}, eps)))
     except TypeError:

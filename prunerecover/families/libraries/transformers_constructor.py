@@ -1,7 +1,7 @@
-"""Constructors of transformers models: the name of the class, its config, and the implementations of its parts.
+"""Constructors of transformers models: the class name, the config, and the implementations of the parts.
 
-A model of several parts (an encoder and a decoder, a detector on a backbone) has a config for each, and each part its
-own implementation of attention and of experts, for not every part has all.
+A model of several parts (an encoder and a decoder, a detector on a backbone) has a config and implementations of
+attention and experts for each part, for not every part has all.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any
 
 from torch import nn
 
-# By the entry of a constructor: where a config keeps the implementation, and which ones are no code to fetch.
+# Config attribute and implementations without code to fetch, by the entry of a constructor.
 IMPLEMENTATIONS = {
     "attention": ("_attn_implementation", ("eager", "sdpa")),
     "experts": ("_experts_implementation", ("eager", "grouped_mm", "batched_mm")),
 }
-# What a transformers config may name that is not in the config: code and weights to fetch.
+# Entries of a transformers config that name code or weights to fetch.
 REACHING_OUT = ("attn_implementation", "experts_implementation", "auto_map", "backbone", "use_pretrained_backbone")
-OF_TIMM = "timm_backbone"  # a part that timm builds by name
-FLOAT = "__float__"  # what transformers calls infinity and NaN in JSON
+OF_TIMM = "timm_backbone"  # type of a part built by timm by name
+FLOAT = "__float__"  # key of infinity and NaN in JSON of transformers
 
 
 def transformers_call(constructor: dict[str, Any]) -> Callable[[], nn.Module]:
     """Return the call that builds a transformers model.
 
     Raises:
-        ValueError: If it is not the name of a model's class.
+        ValueError: If the name is no model class of transformers.
     """
     import transformers
 
@@ -53,7 +53,7 @@ def transformers_call(constructor: dict[str, Any]) -> Callable[[], nn.Module]:
 
 
 def transformers_candidates(model: Any) -> Iterator[dict[str, Any]]:
-    """Yield the model's config, if its class is one that transformers itself has."""
+    """Yield the model's config, if the class belongs to transformers."""
     if not type(model).__module__.startswith("transformers."):
         return
     import transformers
@@ -65,18 +65,18 @@ def transformers_candidates(model: Any) -> Iterator[dict[str, Any]]:
 
 
 def config_data(config: Any) -> dict[str, Any]:
-    """Return all entries of a transformers config, as they are once they were written and read."""
+    """Return all entries of a transformers config, after a round trip through JSON."""
     data: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     return data
 
 
 def config_from(cls: Any, data: Any) -> Any:
-    """Return the config that `config_data` describes."""
+    """Return the config for the data of `config_data`."""
     return cls.from_dict(_with_floats(data))
 
 
 def _with_floats(data: Any) -> Any:
-    """Return JSON primitives with numbers in the place of what stands for infinity and NaN."""
+    """Return JSON primitives with numbers in place of the stand-ins for infinity and NaN."""
     if isinstance(data, list):
         return [_with_floats(entry) for entry in data]
     if not isinstance(data, dict):
@@ -87,7 +87,7 @@ def _with_floats(data: Any) -> Any:
 
 
 def _of_parts(config: Any, attribute: str, known: tuple[str, ...]) -> Any:
-    """Return the implementation that a config names; where it has parts, by their names, and its own by none."""
+    """Return the implementation named by a config; with parts, a mapping by part, the config's own under ""."""
     own = _known(getattr(config, attribute, None), known)
     parts = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", ())}
     named = {name: _of_parts(part, attribute, known) for name, part in parts.items() if hasattr(part, attribute)}
@@ -95,14 +95,14 @@ def _of_parts(config: Any, attribute: str, known: tuple[str, ...]) -> Any:
 
 
 def _known(implementation: Any, known: tuple[str, ...]) -> Any:
-    """Return an implementation, or those of parts, without any that would be fetched."""
+    """Return an implementation, or those of parts, with None in place of any to fetch."""
     if isinstance(implementation, dict):
         return {name: _known(part, known) for name, part in implementation.items()}
     return implementation if implementation in known else None
 
 
 def _self_contained(config: Any) -> Any:
-    """Drop what would reach out of the config, and private entries, at every level."""
+    """Drop references beyond the config, and private entries, at every level."""
     if isinstance(config, list):
         return [_self_contained(entry) for entry in config]
     if not isinstance(config, dict):
@@ -118,7 +118,7 @@ def _self_contained(config: Any) -> Any:
 
 
 def _is_of_timm(name: Any) -> bool:
-    """Whether this is a name in timm's registry, under which nothing is fetched."""
+    """Whether a name is in timm's registry, under which nothing is fetched."""
     if not isinstance(name, str) or not find_spec("timm"):
         return False
     import timm

@@ -1,9 +1,9 @@
-"""Constructors of ultralytics models: the name of the class, and the YAML that the model carries.
+"""Constructors of ultralytics models: the class name, and the YAML kept by the model.
 
-ultralytics is imported only where a model of it is at hand or asked for. It evaluates words of a YAML as code, so what
-it may name is checked first: classes of layers of its own or of torch.nn, and activations of torch.nn without code.
-A model that was opened from a file of weights works in place everywhere, which no YAML says: its constructor does.
-Not covered: layers that fetch weights, and networks that are fused.
+ultralytics is imported only for a model of the library. ultralytics evaluates words of a YAML as code, so the names are
+checked first: classes of layers of ultralytics or torch.nn, and activations of torch.nn without code. A model opened
+from a file of weights works in place everywhere; the constructor records the mode, which no YAML holds. Not covered:
+layers that fetch weights, and fused networks.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def ultralytics_call(constructor: dict[str, Any]) -> Callable[[], nn.Module]:
 
 
 def ultralytics_candidates(model: Any) -> Iterator[dict[str, Any]]:
-    """Yield the YAML that the model carries."""
+    """Yield constructors from the model's YAML: with the class's mode of in-place work, then with the model's."""
     if type(model).__module__ == TASKS and isinstance(vars(model).get("yaml"), dict):
         names = getattr(model, "names", None)
         try:
             yaml = json.loads(json.dumps({key: value for key, value in model.yaml.items() if key != "yaml_file"}))
-        except TypeError:  # a YAML that a user has put together may hold anything
+        except TypeError:  # a user's YAML may hold any objects
             return
         made = {
             "ultralytics": type(model).__name__,
@@ -65,16 +65,16 @@ def _built(cls: Any, yaml: dict[str, Any], names: Any, inplace: Any) -> nn.Modul
     """Build a model.
 
     Args:
-        cls: Its class.
-        yaml: Its layers.
-        names: Of its classes; None: numbers.
-        inplace: Whether all modules work in place; None: as the class builds them.
+        cls: Class of the model.
+        yaml: Layers of the model.
+        names: Names of the classes to predict; None: numbers.
+        inplace: Whether all modules work in place; None: the class's default.
     """
     model: nn.Module = cls(json.loads(json.dumps(yaml)), ch=yaml.get("channels", 3), verbose=False)
     if isinstance(names, list):
         model.names = dict(enumerate(map(str, names)))  # type: ignore[assignment]
     if isinstance(inplace, bool):
-        model = copy.deepcopy(model)  # an activation that layers share belongs to their class, and to other models
+        model = copy.deepcopy(model)  # an activation shared by layers belongs to their class, and to other models
         for module in model.modules():
             if hasattr(module, "inplace"):
                 module.inplace = inplace  # type: ignore[assignment]
@@ -82,7 +82,7 @@ def _built(cls: Any, yaml: dict[str, Any], names: Any, inplace: Any) -> nn.Modul
 
 
 def _check_yaml(yaml: Any, tasks: Any) -> None:
-    """Raise ValueError if a YAML names anything but layers: ultralytics calls what it names, whatever it is."""
+    """Raise ValueError if a YAML names anything but layers: ultralytics calls every name in a YAML."""
     rows = [*yaml.get("backbone", ()), *yaml.get("head", ())] if isinstance(yaml, dict) else []
     odd = [str(row)[:60] for row in rows if not (isinstance(row, list) and len(row) == 4 and _is_layer(row[2], tasks))]
     if not rows or odd:
@@ -100,7 +100,7 @@ def _check_yaml(yaml: Any, tasks: Any) -> None:
 
 
 def _check_numbers(data: Any) -> None:
-    """Refuse widths and repeats with which building would fill the memory, which it really takes."""
+    """Refuse widths and repeats that would fill the memory during construction."""
     if isinstance(data, list):
         for value in data:
             _check_numbers(value)
@@ -120,7 +120,7 @@ def _is_layer(name: Any, tasks: Any) -> bool:
 
 
 def _is_activation(text: Any) -> bool:
-    """Whether this is a call of a class of torch.nn with plain numbers and words."""
+    """Whether a text is a call of a class of torch.nn with plain numbers and words."""
     try:
         call = ast.parse(str(text), mode="eval").body
     except SyntaxError:

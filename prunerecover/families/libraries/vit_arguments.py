@@ -1,4 +1,4 @@
-"""Read the constructor arguments of a timm VisionTransformer off its parts."""
+"""Constructor arguments of a timm VisionTransformer, read off its parts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 
 def as_json(value: Any) -> Any:
-    """Return a value as JSON has it: tuples are lists."""
+    """Return a value as in JSON: tuples are lists."""
     return list(value) if isinstance(value, tuple) else value
 
 
 def vit_arguments(model: Any) -> dict[str, Any]:
-    """Read the arguments of a VisionTransformer off its parts; those that cannot be told are left out."""
+    """Return the arguments of a VisionTransformer, read off its parts; unknown arguments are left out."""
     embed, block = model.patch_embed, model.blocks[0]
     attention = next((module for module in block.modules() if hasattr(module, "num_heads")), None)
     mlp = next((module for module in block.modules() if hasattr(module, "fc1")), None)
@@ -79,5 +79,5 @@ def _mlp_ratio(mlp: Any, width: int) -> float | None:
 
 
 def _word(layer: nn.Module | None, default: type[nn.Module]) -> str | None:
-    """Guess timm's word for a layer class; None for its default."""
+    """Guess timm's word for a layer class; None for the default class."""
     return None if layer is None or type(layer) is default else type(layer).__name__.lower()

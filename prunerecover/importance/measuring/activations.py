@@ -1,11 +1,11 @@
-"""Stream the activations of a model's units, and gradients of a loss, to whoever counts something on them.
+"""Stream of a model's activations at the taps of groups, and of gradients of a loss, to consumers.
 
-One batch at a time: consumers are called inside the forward pass, while an activation is there, and keep what they
-need. Each tap can carry gates, factors of 1 per sample and unit, which change no value; the gradient with respect to
-one is the sum over the unit's positions of o dL/do, also where the next layer writes into o. A head is several
-channels, and has a gate for each.
+Consumers are called batch by batch inside the forward pass, as long as an activation exists, and keep only what the
+score needs. Each tap can carry gates, factors of 1 per sample and unit, which change no value; the gradient with
+respect to a gate is the sum over the unit's positions of o dL/do, also where the next layer writes into o. A head of
+several channels has a gate for each channel.
 
-The model is in evaluation mode, and bit-identical afterwards.
+The model runs in evaluation mode, and is bit-identical afterwards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from prunerecover.refusal import Refusal
 
 @dataclass(frozen=True)
 class TapCall:
-    """A group's tap in one call of its module: modules that are shared are called several times."""
+    """Tap of a group in a single call of the module: shared modules are called several times."""
 
     group: str
     tap: Tap
@@ -42,36 +42,36 @@ class TapCall:
 
 
 class Consumer:
-    """What `stream` calls for each batch; a subclass overrides what it needs.
+    """Callbacks of `stream` for each batch; a subclass overrides the methods of its choice.
 
     Attributes:
-        gated: Whether it needs the gradients of the gates.
-        parameters: The parameters whose gradients it needs.
+        gated: Whether the consumer needs the gradients of the gates.
+        parameters: Parameters with gradients for the consumer.
     """
 
     gated: bool = False
     parameters: Sequence[Parameter] = ()
 
     def watches(self, group: Group, tap: Tap) -> bool:
-        """Whether it wants to see the activations at a tap."""
+        """Whether the consumer reads the activations at a tap."""
         return False
 
     def begin(self, batch: Any, n: int) -> None:
-        """Take note of a batch of `n` samples, as the user gave it, before the model runs."""
+        """Prepare for a batch of `n` samples, as the user gave the batch, before the model runs."""
 
     def see(self, tap_call: TapCall, values: Tensor) -> None:
-        """Read activations, `(n, size, entries per unit)`; they may be overwritten as soon as this returns."""
+        """Read activations, `(n, size, entries per unit)`; the tensor may be overwritten after the call."""
 
     def route(self, tap_call: TapCall, routed: Routed) -> None:
-        """Read what a router chose, at a tap of routed experts."""
+        """Read the choices of a router, at a tap of routed experts."""
 
     def end(self, n: int, gates: dict[TapCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
-        """Read gradients of the batch's mean loss: of the gates, `(n, size * channels per unit)`, and of parameters.
+        """Read gradients of the batch's mean loss with respect to the gates and the parameters.
 
         Args:
             n: Samples in the batch.
-            gates: `(n, size * channels per unit)` by tap.
-            gradients: Those of `parameters` that the loss depends on.
+            gates: Gradients of the gates by tap, `(n, size * channels per unit)`.
+            gradients: Gradients of the `parameters` that the loss depends on.
         """
 
 
@@ -82,18 +82,18 @@ def stream(
     consumers: Sequence[Consumer],
     loss: Loss | None = None,
 ) -> None:
-    """Run every batch through the model once and hand what is seen to the consumers.
+    """Run every batch through the model once, and hand activations and gradients to the consumers.
 
     Args:
-        model: In any mode; run in evaluation mode. No `.grad` is written.
-        groups: Their taps are watched.
-        batches: As `loss` takes them; without a consumer of gradients, as the model takes them (labels are left out).
-        consumers: Called in order.
+        model: Network in any mode; run in evaluation mode. No `.grad` is written.
+        groups: Groups with the taps to watch.
+        batches: Batches for `loss`; without a consumer of gradients, batches for the model (labels are left out).
+        consumers: Consumers, called in order.
         loss: `loss(model, batch) -> scalar`, a mean over the batch; needed if a consumer wants gradients.
 
     Raises:
-        ValueError: If there is no batch, a gradient is wanted without a loss, none arrives or can, a tap's module
-            is not called or its activations do not have the units or samples that the group says.
+        ValueError: If there is no batch, a gradient is wanted without a loss, no gradient arrives or can arrive, a
+            tap's module is not called, or the activations do not have the units or samples of the group.
     """
     model = unwrap(model)
     parameters = list(dict.fromkeys(p for consumer in consumers for p in consumer.parameters))
@@ -155,7 +155,7 @@ def _gradients(
 
 
 class _Taps:
-    """Hooks on the taps, and what they saw of the current batch."""
+    """Hooks on the taps, with the calls and gates of the current batch."""
 
     def __init__(self, model: nn.Module, groups: Sequence[Group], consumers: Sequence[Consumer]) -> None:
         self.n = 0
@@ -185,7 +185,7 @@ class _Taps:
                 )
 
     def check_differentiated(self) -> None:
-        """Raise Refusal if units were seen without gradients alone: they would count as useless."""
+        """Raise Refusal if all calls of a group ran without gradients: the units would count as useless."""
         gated = {tap_call.group for tap_call in self.gates}
         left = sorted({name for name, _ in self.calls} - gated) if self.gated else []
         if left:
@@ -198,7 +198,7 @@ class _Taps:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Have the hooks on the modules inside a `with` block."""
+        """Keep the hooks on the modules inside a `with` block."""
         with ExitStack() as stack:
             for module, group, tap, watching in self.taps:
                 if tap.of == "output":

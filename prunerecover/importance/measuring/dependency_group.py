@@ -1,13 +1,13 @@
-"""One of our groups as torch-pruning describes it: layers, which of their channels belong to it, and to which unit.
+"""Description of a group for torch-pruning: layers, their channels in the group, and the unit of each channel.
 
-Where a unit has several channels (a head, a flattened map, a group of a grouped convolution), torch-pruning counts them
-one by one, along the group's first layer, its root: every other layer says which channel of the root each of its own
-goes with. The root is the convolution or linear layer that has the fewest channels per unit, the one that names the
-group if there are several: of an attention with fused queries, keys and values it is the output projection, as in
-torch-pruning's own pruner.
+Where a unit has several channels (a head, a flattened map, a group of a grouped convolution), torch-pruning counts the
+channels singly, along the root layer of the group: every other layer maps its channels to channels of the root. The
+root is the convolution or linear layer with the fewest channels per unit, or among several the layer that names the
+group: in an attention with fused queries, keys and values the root is the output projection, as in torch-pruning's
+pruner.
 
-Not covered: routed experts, and groups made or read by modules that torch-pruning does not know, such as the transposed
-linear layers of GPT-2.
+Not covered: routed experts, and groups made or read by modules unknown to torch-pruning, such as the transposed linear
+layers of GPT-2.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from prunerecover.plan.kinds import plural
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of a group, and the channels of it that go with the group's units.
+    """A layer of a group, and its channels in the group.
 
     Attributes:
-        path: Of the module, or of a parameter that belongs to none that torch-pruning knows.
-        module: It.
-        prune: torch-pruning's function that would take channels out of it, which tells outputs from inputs.
-        part: The group's entries in one of its tensors, along its channels.
-        dim: Of the parameter, if it is one.
+        path: Path of the module, or of a parameter outside the modules that torch-pruning knows.
+        module: Module or parameter at the path.
+        prune: torch-pruning's function to remove channels of the layer; tells outputs from inputs.
+        part: Slice of the group in a tensor of the layer, along its channels.
+        dim: Dimension of the channels for a parameter, -1 for a module.
     """
 
     path: str
@@ -62,11 +62,11 @@ def dependency_group(model: nn.Module, group: Group) -> tuple[Any, Tensor]:
     """Return torch-pruning's description of a group, and the unit of each channel of its root, `(channels,)`.
 
     Args:
-        model: That the group is of.
-        group: Of channels, heads or neurons.
+        model: Network of the group.
+        group: Group of channels, heads or neurons.
 
     Raises:
-        ValueError: If modules make or read the group that torch-pruning does not know.
+        ValueError: If modules unknown to torch-pruning make or read the group.
     """
     from torch_pruning import dependency
 
@@ -101,7 +101,7 @@ def _layers(model: nn.Module, group: Group) -> list[Layer]:
 
 
 def _layer(model: nn.Module, part: Slice) -> Layer | None:
-    """Return the layer that a slice is of, a parameter for itself if its module is unknown; None: of neither."""
+    """Return the layer of a slice, or the parameter for an unknown module; None without either."""
     from torch_pruning import ops
     from torch_pruning.pruner import function
 
@@ -120,7 +120,7 @@ def _layer(model: nn.Module, part: Slice) -> Layer | None:
 
 
 def _known() -> set[Any]:
-    """Return the types of modules whose channels torch-pruning takes out by their outputs and inputs."""
+    """Return the types of modules from which torch-pruning removes channels by outputs and inputs."""
     from torch_pruning.ops import OPTYPE
 
     convolutions = {OPTYPE.CONV, OPTYPE.DEPTHWISE_CONV, OPTYPE.LINEAR, OPTYPE.EMBED}

@@ -1,4 +1,4 @@
-"""Call a user's loss, and say what is wrong with what it returns; the loss of labelled batches when there is none."""
+"""Calls of a user's loss with checks of the returned value, and the default loss of labelled batches."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from prunerecover.model.evaluation import device_of
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
-IGNORED = -100  # the label that cross-entropy leaves out
+IGNORED = -100  # label left out by cross-entropy
 
 
 def loss_of(model: nn.Module, batch: Any, loss: Loss) -> Tensor:
-    """Return the loss of one batch.
+    """Return the loss of a batch.
 
     Args:
-        model: What the loss is called with.
-        batch: Of any form that the loss takes; its tensors are moved to the model's device.
+        model: Argument of the loss.
+        batch: Batch of any form that the loss takes; its tensors are moved to the model's device.
         loss: `loss(model, batch) -> scalar`.
 
     Raises:
-        TypeError: If it is no tensor.
-        ValueError: If it is not a scalar, or no gradient flows from it.
+        TypeError: If the loss returns no tensor.
+        ValueError: If the value is not a scalar, or no gradient flows from the value.
     """
     return check_loss(loss(model, on_device(batch, device_of(model))), gradients=True)
 
 
 def check_loss(value: object, *, gradients: bool = False) -> Tensor:
-    """Return what a loss has returned.
+    """Return the value of a loss if it is valid.
 
     Args:
-        value: Of one batch.
-        gradients: Whether they have to flow from it.
+        value: Value for a batch.
+        gradients: Whether gradients have to flow from the value.
 
     Raises:
-        TypeError: If it is no tensor.
-        ValueError: If it is not a scalar, or no gradient flows from it.
+        TypeError: If the value is no tensor.
+        ValueError: If the value is not a scalar, or no gradient flows from the value.
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"Expected loss(model, batch) to return a scalar tensor, but got {type(value).__name__}.")
@@ -60,12 +60,12 @@ def mean_loss(model: nn.Module, batches: Iterable[Any], loss: Loss) -> float:
     """Return the mean loss over the samples of all batches.
 
     Args:
-        model: In the mode that it is judged in.
-        batches: As of `loss_of`.
+        model: Network in the mode to judge.
+        batches: Batches as for `loss_of`.
         loss: `loss(model, batch) -> scalar`.
     """
     total, samples = 0.0, 0
-    with torch.enable_grad():  # a loss that gradients flow from is what `loss_of` takes
+    with torch.enable_grad():  # `loss_of` requires a loss with gradients
         for batch in batches:
             n = as_inputs(batch).n_samples
             total += n * float(loss_of(model, batch, loss).detach())
@@ -75,7 +75,7 @@ def mean_loss(model: nn.Module, batches: Iterable[Any], loss: Loss) -> float:
 
 @contextmanager
 def trainable(parameters: Sequence[Parameter]) -> Iterator[None]:
-    """Have gradients flow to parameters, also frozen ones, inside a `with` block."""
+    """Let gradients flow to parameters, also frozen ones, inside a `with` block."""
     flags = [p.requires_grad for p in parameters]
     try:
         for parameter in parameters:
@@ -87,14 +87,14 @@ def trainable(parameters: Sequence[Parameter]) -> Iterator[None]:
 
 
 def supervised_loss(model: nn.Module, batch: Any) -> Tensor:
-    """Return the cross-entropy of a labelled batch, or the loss that a transformers model itself returns.
+    """Return the cross-entropy of a labelled batch, or the loss returned by a transformers model.
 
     Args:
-        model: Returns logits, `(N, classes)` or `(N, classes, ...)`.
-        batch: A tuple (input, labels, ...), labels as integers or as probabilities, or a mapping with `labels`.
+        model: Network with logits as output, `(N, classes)` or `(N, classes, ...)`.
+        batch: Tuple (input, labels, ...), labels as integers or as probabilities, or a mapping with `labels`.
 
     Raises:
-        ValueError: If there are no labels, or they do not fit the logits.
+        ValueError: If there are no labels, or the labels do not fit the logits.
     """
     if isinstance(batch, Mapping) and "labels" in batch and _takes_labels(model):
         output = model(**batch)
@@ -118,7 +118,7 @@ def supervised_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def _checked(labels: Tensor, logits: Tensor) -> Tensor:
-    """Return labels of the type that cross-entropy takes, or say which one is wrong."""
+    """Return labels of the type for cross-entropy; raise ValueError for a wrong label or type."""
     if labels.shape == logits.shape:
         return labels.to(logits.dtype)
     if labels.is_floating_point() or labels.dtype == torch.bool:

@@ -1,4 +1,4 @@
-"""Names of scores and rules: of registered ones, and of the caller's callables."""
+"""Names of scores and rules, registered or the caller's callables."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from functools import partial
 
 
 def name_of(score: object) -> str:
-    """Return the name by which plans record a callable: its own, or that of its class.
+    """Return the name of a callable in plans: its `__name__`, or the name of its class.
 
-    Arguments that are bound to it are not part of the name, nor can lambdas be told apart by theirs.
+    Bound arguments are not part of the name, and all lambdas have the same name.
 
     >>> name_of(sorted), name_of("magnitude"), name_of(partial(sorted))
     ('sorted', 'magnitude', 'sorted')
@@ -19,12 +19,12 @@ def name_of(score: object) -> str:
 
 
 def check_new(what: str, name: object, compute: object) -> None:
-    """Raise TypeError unless an entry of a registry has a name, and something to call.
+    """Raise TypeError unless a new entry of a registry has a name and a callable.
 
     Args:
         what: Noun for the entry, for the message.
         name: Name of the entry.
-        compute: Callable of that name.
+        compute: Callable of the entry.
     """
     if not isinstance(name, str) or not name.strip():
         raise TypeError(f"Expected a word as the name of the {what}, but got {name!r}.")
@@ -33,7 +33,7 @@ def check_new(what: str, name: object, compute: object) -> None:
 
 
 def kind_of_thing(thing: object) -> str:
-    """Return what messages call something that cannot serve.
+    """Return the description of an invalid object for messages.
 
     >>> kind_of_thing(3), kind_of_thing(dict)
     ('int', 'the class dict. Pass dict(...)')

@@ -1,8 +1,8 @@
-"""Calls of routed experts: the router's choice for a batch, seen where it enters the module of the fused experts.
+"""Calls of routed experts: the router's choice for a batch, read at the input of the module of the fused experts.
 
-A token visits a few experts and takes the sum of their outputs, each times its weight. A gate on an expert is a gate on
-its weights, one per sample: its gradient is the sum over the sample's tokens of w dL/dw, which is also the sum of
-o dL/do, with o the expert's weighted output.
+A token visits a few experts and takes the sum of their outputs, each times a routing weight. A gate on an expert is a
+gate on its routing weights, one per sample: the gradient is the sum over the sample's tokens of w dL/dw, equal to the
+sum of o dL/do, with o the expert's weighted output.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Routed:
     """A call of fused experts.
 
     Attributes:
-        experts: The module.
-        call: Its arguments.
+        experts: Module of the experts.
+        call: Arguments of the call.
         hidden: Name of the argument with the tokens, `(tokens, C)`.
-        index: Name of the argument with the experts that each token visits, `(tokens, k)`.
-        weights: Name of the argument with their weights, `(tokens, k)`.
-        size: How many experts there are.
-        samples: How many samples the tokens are of, equally many each, sample by sample.
-        padding: Which tokens are padding, `(tokens,)`.
+        index: Name of the argument with the chosen experts of each token, `(tokens, k)`.
+        weights: Name of the argument with the routing weights, `(tokens, k)`.
+        size: Number of experts.
+        samples: Number of samples, with equally many tokens each, sample by sample.
+        padding: Mask of the padding tokens, `(tokens,)`.
     """
 
     experts: nn.Module
@@ -43,33 +43,33 @@ class Routed:
 
     @property
     def chosen_weights(self) -> Tensor:
-        """What each token multiplies the outputs of its experts by, `(tokens, k)`."""
+        """Routing weights of the chosen experts of each token, `(tokens, k)`."""
         weights: Tensor = self.call.arguments[self.weights]
         return weights
 
     @property
     def sample_of(self) -> Tensor:
-        """The sample of each token, `(tokens,)`."""
+        """Number of each token's sample, `(tokens,)`."""
         tokens = self.padding.numel()
         return torch.arange(tokens, device=self.padding.device) // (tokens // self.samples)
 
     def gated(self, gate: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with `(samples, size)` factors on what the experts put out."""
+        """Return the arguments with `(samples, size)` factors on the outputs of the experts."""
         index = self.call.arguments[self.index]
         return self._with({self.weights: self.chosen_weights * gate[self.sample_of[:, None], index]})
 
     def visits(self) -> Tensor:
-        """Count the tokens that visit each expert, padding left out: `(size,)`."""
+        """Count the tokens routed to each expert, padding left out: `(size,)`."""
         return torch.bincount(self.call.arguments[self.index][~self.padding].flatten(), minlength=self.size)
 
     @torch.no_grad()
     def means(self, part_of: Tensor, parts: int, directions: Tensor) -> Tensor:
-        """Average what each expert adds over parts of the tokens; where it is not visited, it adds zero.
+        """Average each expert's weighted output over parts of the tokens; zero for tokens not routed to the expert.
 
         Args:
-            part_of: `(tokens,)`, numbers of parts, -1 for none; padding is in none.
-            parts: How many there are.
-            directions: `(C, D)`, to project on.
+            part_of: Numbers of parts, `(tokens,)`, -1 for none; padding is in none.
+            parts: Number of parts.
+            directions: Directions to project on, `(C, D)`.
 
         Returns:
             `(parts, size, D)`.
@@ -86,14 +86,14 @@ class Routed:
 
     @torch.no_grad()
     def norms(self) -> Tensor:
-        """Add up the norms of what each expert adds to the tokens that visit it, padding left out: `(size,)`."""
+        """Sum the norms of each expert's weighted output over its tokens, padding left out: `(size,)`."""
         sums = torch.zeros(self.size, dtype=torch.float64, device=self.padding.device)
         for expert, added in self._added():
             sums.index_add_(0, expert[~self.padding], added.norm(dim=1).double()[~self.padding])
         return sums
 
     def _added(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the first expert of every token, `(tokens,)`, with what it adds, `(tokens, C)`; then the second."""
+        """Yield each token's first expert, `(tokens,)`, with its weighted output, `(tokens, C)`; then the second."""
         for k in range(self.call.arguments[self.index].shape[1]):
             one = {name: self.call.arguments[name][:, k : k + 1] for name in (self.index, self.weights)}
             args, kwargs = self._with(one)
@@ -101,7 +101,7 @@ class Routed:
 
     @property
     def width(self) -> int:
-        """The length `C` of what an expert puts out."""
+        """Length `C` of an expert's output."""
         return int(self.call.arguments[self.hidden].shape[-1])
 
     def _with(self, changes: dict[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -116,15 +116,15 @@ def read_call(
     """Tell the arguments of fused experts apart; no padding is marked.
 
     Args:
-        path: Of the experts, for messages.
-        experts: The module that holds them fused.
-        args: Positional arguments of its call.
-        kwargs: Keyword arguments of its call.
+        path: Path of the experts, for messages.
+        experts: Module of the fused experts.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
         size: Number of experts.
         samples: Samples in the batch.
 
     Raises:
-        ValueError: If tokens, integer choices and weights of the choices' shape are not among them.
+        ValueError: If tokens, integer choices and weights of the choices' shape are not among the arguments.
     """
     call = inspect.signature(experts.forward).bind(*args, **kwargs)
     tensors = {name: value for name, value in call.arguments.items() if isinstance(value, Tensor)}

@@ -1,11 +1,11 @@
-"""Classes for the U-Score of language models, whose labels are tokens rather than one class per sample.
+"""Classes for the U-Score of language models, with labels per token rather than per sample.
 
-A batch's labels of shape `(N, T)` give every token a class: where they have more than `TOKEN_CLASSES` values, such as
-the ids of a vocabulary, neighbouring values are joined so that the classes are about equally frequent. Tokenizers
-number by frequency, so the classes tell frequent from rare tokens. Negative labels (-100) are no class. What an expert
-puts out for a class is averaged over the tokens of that class in each sample.
+A batch's labels of shape `(N, T)` give every token a class. Labels of more than `TOKEN_CLASSES` values, such as the ids
+of a vocabulary, are joined with their neighbours to about equally frequent classes. Tokenizers number by frequency: the
+classes tell frequent from rare tokens. Negative labels (-100) are no class. The output of an expert for a class is
+averaged over the tokens of the class in each sample.
 
-To ask for another distinction, such as the source of each sample, pass `labels=`, a function that returns `(N,)`.
+For another distinction, such as the source of each sample, pass `labels=`, a function that returns `(N,)`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ TOKEN_CLASSES = 8
 
 @dataclass(frozen=True)
 class Observations:
-    """What counts as one observation of an expert: a sample, or the tokens of one class in a sample.
+    """Observations of an expert: samples, or the tokens of a class in a sample.
 
     Attributes:
-        classes: Of each observation, `(observations,)`.
-        of_token: Which one each token of the batch belongs to, `(N * T,)`, -1 for none; None: to its sample's.
+        classes: Class of each observation, `(observations,)`.
+        of_token: Number of each token's observation in the batch, `(N * T,)`, -1 for none; None: the token's sample.
     """
 
     classes: Tensor
@@ -34,7 +34,7 @@ class Observations:
 
 
 def observations(labels: Tensor) -> Observations:
-    """Tell the observations of a batch by its labels, `(N,)` or `(N, T)`.
+    """Return the observations of a batch from its labels, `(N,)` or `(N, T)`.
 
     >>> observations(torch.tensor([[3, 3, 5], [3, -100, 3]]))
     Observations(classes=tensor([3, 5, 3]), of_token=tensor([ 0,  0,  1,  2, -1,  2]))
@@ -51,11 +51,11 @@ def observations(labels: Tensor) -> Observations:
 
 
 def with_few_classes(labels_of: Callable[[Any], Tensor], batches: Sequence[Any]) -> Callable[[Any], Tensor]:
-    """Join neighbouring labels of tokens if there are many; labels of samples are left as they are.
+    """Join neighbouring labels of tokens if there are many values; labels of samples stay unchanged.
 
     Args:
         labels_of: `labels_of(batch) -> (N,)` or `(N, T)`.
-        batches: All that will be asked for.
+        batches: All batches with labels to read.
     """
     if not batches or labels_of(batches[0]).ndim != 2:
         return labels_of

@@ -15,10 +15,10 @@ Scores = dict[str, Tensor]  # by group name: `(size,)`, float64, on the CPU
 
 
 def made_parameters(model: nn.Module, groups: Sequence[Group]) -> dict[str, Parameter]:
-    """Return the parameters, by path, that make the units of any group; buffers are left out.
+    """Return the parameters that make the units of any group, by path; buffers are left out.
 
     Raises:
-        ValueError: If the model has no tensor of a name.
+        ValueError: If the model lacks a tensor of a group.
     """
     names = dict.fromkeys(s.tensor for group in groups for s in group.slices if s.makes)
     found = {name: tensor_named(model, name) for name in names}
@@ -29,7 +29,7 @@ def tensor_named(model: nn.Module, path: str) -> Tensor:
     """Return the parameter or buffer at `path`.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If the model has neither there.
     """
     module, _, name = path.rpartition(".")
     owner = get_module(model, module)
@@ -43,11 +43,11 @@ def tensor_named(model: nn.Module, path: str) -> Tensor:
 
 
 def sum_per_unit(group: Group, values: Mapping[str, Tensor]) -> Tensor:
-    """Add up, per unit, the entries that make it.
+    """Add up, per unit, the entries that make the unit.
 
     Args:
-        group: Says which entries.
-        values: One number per weight, by the path of the parameter; paths that are missing add nothing.
+        group: Group with the slices of each unit.
+        values: Numbers per weight, by the path of the parameter; missing paths add nothing.
 
     Returns:
         `(size,)`, float64, on the CPU.
@@ -68,7 +68,7 @@ def _along_units(values: Tensor, part: Slice, size: int) -> Tensor:
 
 
 def check_names(groups: Sequence[Group]) -> None:
-    """Raise ValueError if two groups share a name: what is kept by name would be mixed up."""
+    """Raise ValueError if two groups share a name: entries kept by name would be mixed up."""
     seen: dict[str, Group] = {}
     for group in groups:
         other = seen.setdefault(group.name, group)
@@ -80,11 +80,11 @@ def check_names(groups: Sequence[Group]) -> None:
 
 
 def units_of(tensor: Tensor, tap: Tap, size: int, n: int) -> Tensor:
-    """Arrange activations as `(n, size, entries per unit)`; rows of one sample, such as windows, are its entries.
+    """Arrange activations as `(n, size, entries per unit)`; the rows of a sample, such as windows, become entries.
 
     Args:
         tensor: Activations at a tap.
-        tap: Where the units and the samples lie in it.
+        tap: Layout of units and samples in the activations.
         size: Number of units.
         n: Number of samples.
 
@@ -100,7 +100,7 @@ def units_of(tensor: Tensor, tap: Tap, size: int, n: int) -> Tensor:
 
 
 def spread(gate: Tensor, tensor: Tensor, tap: Tap, size: int) -> Tensor:
-    """Lay gates, `(rows, one or more per unit)`, over the units' entries of `tensor`, with ones for all others."""
+    """Lay gates, `(rows, one or more per unit)`, over the units' entries of `tensor`, with ones elsewhere."""
     dim = tap.dim % tensor.ndim
     after = tensor.shape[dim] - tap.offset - size * tap.span
     entries = size * tap.span // gate.shape[1]

@@ -1,9 +1,9 @@
 """1-Wasserstein distances between the outputs of units for different classes, exact for any class sizes.
 
 The distance between two samples of scalars is the area between their quantile functions, which are steps: with `a` and
-`b` samples the steps are at multiples of 1/a and 1/b, so that a + b - gcd(a, b) differences of sorted values, weighted
-by the distance to the next step, are the exact value, whatever the sizes. Vectors are projected on directions before
-and the distances averaged over them: the sliced distance (Bonneel et al. 2015).
+`b` samples the steps are at multiples of 1/a and 1/b. The exact value is a sum of a + b - gcd(a, b) differences of
+sorted values, weighted by the distance to the next step. Vectors are projected on directions before, and the distances
+averaged over the directions: the sliced distance (Bonneel et al. 2015).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-ENTRIES = 2**20  # differences held at a time: what stays in a processor's cache is several times quicker
+ENTRIES = 2**20  # differences held at a time: work within a processor's cache is several times quicker
 
 
 def class_separation(values: Tensor, labels: Tensor) -> Tensor:
     """Return, per unit, the largest distance between two classes, averaged over directions before the maximum.
 
     Args:
-        values: `(samples, units, directions)`, projections; one direction for scalars.
-        labels: `(samples,)`, the class of each sample.
+        values: Projections, `(samples, units, directions)`; one direction for scalars.
+        labels: Class of each sample, `(samples,)`.
 
     Returns:
         `(units,)`, float64, on the CPU.
@@ -53,7 +53,7 @@ def class_separation(values: Tensor, labels: Tensor) -> Tensor:
 
 
 def _distances(values: Tensor, first: Tensor, second: Tensor, widths: Tensor, pairs: Tensor, n_pairs: int) -> Tensor:
-    """Return `(units, pairs)` distances from `(units, samples, directions)` values that are sorted within classes."""
+    """Return `(units, pairs)` distances from `(units, samples, directions)` values, sorted within classes."""
     units, _, directions = values.shape
     total = torch.zeros(units, n_pairs, dtype=torch.float64, device=values.device)
     step = max(1, ENTRIES // (units * directions))
@@ -77,7 +77,7 @@ def _sorted_by_class(values: Tensor, sizes: list[int]) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _differences(sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Say which sorted values to subtract for all pairs of classes, each with its weight and the number of its pair."""
+    """Return the ranks of sorted values to subtract for all pairs of classes, with weights and the pair's number."""
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     steps: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
     parts = []
@@ -91,7 +91,7 @@ def _differences(sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
 
 
 def _quantile_steps(a: int, b: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the ranks, in samples of `a` and of `b`, between neighbouring steps of both, and how wide each is.
+    """Return the ranks, in samples of `a` and of `b`, between neighbouring steps of both, and the width of each step.
 
     >>> _quantile_steps(2, 1)
     (tensor([0, 1]), tensor([0, 0]), tensor([0.5000, 0.5000], dtype=torch.float64))
