@@ -33,7 +33,7 @@ class WidthPlanning(Planning):
         """Arguments that decide which units go; runs of before there were some of them go on without."""
         newer = {"equal_layers": False, "round_to": None}
         unused = (name for name, default in newer.items() if getattr(self.config, name) is default)
-        elsewhere = ("loss", "labels", "rounds", "scores", "importance", *unused)
+        elsewhere = ("loss", "labels", "scores", "importance", *unused)
         given = self.config.importance if isinstance(self.config.importance, tuple) else (self.config.importance,)
         roles = dict(zip(("removal", "protection"), (None, *given)[-2:], strict=True))  # as checkpoints have them
         return roles | {name: value for name, value in super().deciding.items() if name not in elsewhere}

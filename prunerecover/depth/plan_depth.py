@@ -56,7 +56,7 @@ def plan_depth(
             others.
         importance: What ranks units within their kind: "output_divergence" (the default), "cross_entropy",
             "gate_gradient", "block_influence", "angular_distance", "block_output_angle", "taylor", "squared_taylor",
-            "r_score", "fisher", "magnitude", "l2_norm", "random", one that `register_importance` has named, or a
+            "r_score", "magnitude", "l2_norm", "random", one that `register_importance` has named, or a
             callable `(context) -> {unit name: number}`; see `importance.context`. Of attentions and MLPs, gate
             gradients, block influence and angular distance need a supported family.
         loss: `loss(model, batch) -> scalar`, for "cross_entropy" and what reads gradients.

@@ -1,4 +1,4 @@
-"""Importances from gradients: Taylor scores, R-Score, the diagonal of the Fisher matrix, and gate-Taylor.
+"""Importances from gradients: Taylor scores, R-Score and gate-Taylor.
 
 All but gate-Taylor read the weights of each unit, in depth and in width alike.
 
@@ -60,19 +60,6 @@ def r_score(context: Context) -> WeightTaylor:
         ValueError: See `taylor`.
     """
     return WeightTaylor(context, "r_score")
-
-
-@StreamedImportance
-def fisher(context: Context) -> FisherDiagonal:
-    """Score units by the sum of w^2 times the mean of (dL/dw)^2: Optimal Brain Damage with the empirical Fisher.
-
-    The gradient of each batch is squared: batches of one sample give the empirical Fisher matrix, larger batches
-    smaller values, as gradients of samples cancel. High means keep.
-
-    Raises:
-        ValueError: See `taylor`.
-    """
-    return FisherDiagonal(context, "fisher")
 
 
 @StreamedImportance
@@ -151,7 +138,7 @@ class WeightTaylor(OnePass):
             gates: Not read.
             gradients: Gradients of the mean loss, by parameter.
         """
-        own = self.context.sum_weights(lambda w: self._product(w, gradients[w], n) if w in gradients else None)
+        own = self.context.sum_weights(lambda w: n * (w.detach() * gradients[w]) if w in gradients else None)
         for name, total in self.sums.items():
             total += own[name]
         self.samples += n
@@ -159,16 +146,6 @@ class WeightTaylor(OnePass):
     def scores(self) -> Scores:
         """Return the absolute values, per sample."""
         return {name: total.abs() / self.samples for name, total in self.sums.items()}
-
-    def _product(self, weight: Parameter, gradient: Tensor, n: int) -> Tensor:
-        return n * (weight.detach() * gradient)
-
-
-class FisherDiagonal(WeightTaylor):
-    """Sum of (w dL/dw)^2 per unit."""
-
-    def _product(self, weight: Parameter, gradient: Tensor, n: int) -> Tensor:
-        return n * (weight.detach() * gradient).double().square()
 
 
 class GateTaylor(OnePass):

@@ -16,7 +16,7 @@ from torch import Tensor
 from prunerecover.importance.context import Context, Dimension, Importance
 from prunerecover.importance.data_free import l2_norm, magnitude, random
 from prunerecover.importance.experts import reap, routing
-from prunerecover.importance.first_order import fisher, gate_taylor, r_score, squared_taylor, taylor
+from prunerecover.importance.first_order import gate_taylor, r_score, squared_taylor, taylor
 from prunerecover.importance.gate_gradient import gate_gradient
 from prunerecover.importance.measuring.names import check_new, kind_of_thing, name_of
 from prunerecover.importance.measuring.unit_slices import Scores
@@ -64,7 +64,6 @@ IMPORTANCES = {
         RegisteredImportance("taylor", taylor, needs_loss=True),
         RegisteredImportance("squared_taylor", squared_taylor, needs_loss=True),
         RegisteredImportance("r_score", r_score, needs_loss=True),
-        RegisteredImportance("fisher", fisher, needs_loss=True),
         RegisteredImportance("magnitude", magnitude),
         RegisteredImportance("l2_norm", l2_norm),
         RegisteredImportance("random", random),
@@ -77,8 +76,6 @@ IMPORTANCES = {
         ),
         RegisteredImportance("group_magnitude", torch_pruning_importance("GroupMagnitudeImportance"), of="width"),
         RegisteredImportance("lamp", torch_pruning_importance("LAMPImportance"), of="width"),
-        RegisteredImportance("fpgm", torch_pruning_importance("FPGMImportance"), of="width"),
-        RegisteredImportance("bn_scale", torch_pruning_importance("BNScaleImportance"), of="width"),
     )
 }
 importances: Mapping[str, RegisteredImportance] = MappingProxyType(IMPORTANCES)

@@ -1,10 +1,9 @@
 """Importances of torch-pruning (Fang et al. 2023, DepGraph, arXiv 2301.12900) for our groups of width.
 
-`plan_width(importance=tp.importance.GroupTaylorImportance())`, or by name: "group_taylor", "group_magnitude", "lamp"
-(arXiv 2010.07611), "fpgm" (arXiv 1811.00250) and "bn_scale" (arXiv 1708.06519) are the library's classes with default
-arguments. Importances see a copy of the model; those of the Taylor family find `.grad` of the mean loss over the
-calibration samples there, in evaluation mode. A unit of several channels, such as a head, scores the mean over its
-channels, as in torch-pruning's pruner.
+`plan_width(importance=tp.importance.GroupTaylorImportance())`, or by name: "group_taylor", "group_magnitude" and
+"lamp" (arXiv 2010.07611) are the classes of the library with their own defaults. Importances see a copy of the model;
+those of the Taylor family find `.grad` of the mean loss over the calibration samples there, in evaluation mode. A unit
+of several channels, such as a head, scores the mean over its channels, as in the pruner of torch-pruning.
 
 Scores are the library's, oddities included: `GroupTaylorImportance` of 1.6.1 leaves BatchNorm out, and all classes
 leave out depthwise convolutions. By default each group's scores are divided by their mean: the scores rank the units
@@ -66,8 +65,7 @@ def _start(importance: Any, gradients: bool | None, context: WidthContext) -> To
     if isinstance(importance, tuple(getattr(library, name) for name in COLLECTING)):
         raise ValueError(
             f"Expected an importance that reads weights, and gradients of the mean loss, but torch-pruning's "
-            f"{name_of(importance)} collects something of its own while batches run. Use GroupTaylorImportance, or "
-            "'fisher' for second-order scores."
+            f"{name_of(importance)} collects something of its own while batches run. Use GroupTaylorImportance."
         )
     if gradients is None:
         gradients = isinstance(importance, library.GroupTaylorImportance)

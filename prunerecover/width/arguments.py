@@ -164,7 +164,6 @@ class WidthConfig(WidthRule):
         equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say.
         round_to: What a group keeps is a multiple of this number: 8 for channels and neurons, or one per kind, such as
             {"channel": 8, "neuron": 64}. None: any; for a latency 8 is tried, too.
-        rounds: Steps in which the budget is reached, scored anew each time.
         ignore: Shell patterns of groups that stay, such as "layer4.*".
         scores: Scores of this network as it is, saved earlier: nothing is scored again.
         seed: Seed of the samples and of everything random in planning.
@@ -178,7 +177,6 @@ class WidthConfig(WidthRule):
     labels: ClassLabels | None = None
     kinds: Sequence[str] = FOUND_KINDS
     ignore: Sequence[str] = ()
-    rounds: int = 1
     scores: str | Path | SavedScores | None = None
     seed: int = 0
 
@@ -198,13 +196,5 @@ class WidthConfig(WidthRule):
 
     def for_budget(self, budget: Budget | None) -> WidthConfig:
         """Return the arguments with the kinds that a budget in units names; see `check_budget` for what is raised."""
-        if not isinstance(self.rounds, int):
-            raise TypeError(f"Expected rounds as a whole number, but got {self.rounds!r}. For example rounds=2.")
-        if self.rounds < 1 or (self.rounds > 1 and budget is None):
-            raise ValueError(
-                f"Expected rounds of at least 1, and a budget for several, but got {self.rounds} and {budget}."
-            )
-        if self.rounds > 1 and self.scores is not None:
-            raise ValueError(f"Expected no scores for rounds={self.rounds}, each of which scores anew. Leave them out.")
         self.check_budget(budget, self.kinds)
         return self if budget is None else dataclasses.replace(self, kinds=budget.kinds(self.kinds))

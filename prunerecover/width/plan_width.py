@@ -1,4 +1,4 @@
-"""Plan which channels, heads, neurons and experts to remove, at once or in several rounds."""
+"""Plan which channels, heads, neurons and experts to remove."""
 
 from __future__ import annotations
 
@@ -13,23 +13,17 @@ from prunerecover.importance.context import ClassLabels, Importance
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches
-from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.evidence import WidthEvidence
 from prunerecover.plan.plan import Plan
-from prunerecover.recovery.batchnorm import recalibrate_batchnorm, several_samples
 from prunerecover.session.session import Session
-from prunerecover.surgery.apply_edits import apply_edits
-from prunerecover.surgery.saved_cost import budget_used
 from prunerecover.width.allocation.registry import AllocationRule
 from prunerecover.width.arguments import WidthConfig, WidthReplace
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.rounding import RoundTo
 from prunerecover.width.planner import WidthPlanner
-from prunerecover.width.stages import fitted_in_stages
 
-PASSES = 18  # of all samples through the dense network, of a round: what DeiT-Tiny took for a share of its MACs
+PASSES = 18  # of all samples through the dense network: what DeiT-Tiny took for a share of its MACs
 
 
 def plan_width(
@@ -46,7 +40,6 @@ def plan_width(
     replace: WidthReplace = "calibrated",
     equal_layers: bool = False,
     round_to: RoundTo | None = None,
-    rounds: int = 1,
     ignore: Sequence[str] = (),
     scores: str | Path | SavedScores | None = None,
     seed: int = 0,
@@ -72,8 +65,8 @@ def plan_width(
             the units that go}`.
         importance: What ranks units, high stays; None: "gate_taylor". For "tolerance" two: the one whose low values
             propose what goes, and the one whose high values stay; None: ("u_score", "r_score"). By name: "gate_taylor",
-            "u_score", "r_score", "fisher", "taylor", "squared_taylor", "magnitude", "l2_norm" and "random", for experts
-            "routing" and "reap", and of torch-pruning "group_taylor", "group_magnitude", "lamp", "fpgm" and "bn_scale".
+            "u_score", "r_score", "taylor", "squared_taylor", "magnitude", "l2_norm" and "random", for experts
+            "routing" and "reap", and of torch-pruning "group_taylor", "group_magnitude" and "lamp".
             Or one that `register_importance` has named, a callable `(context) -> {group name: (size,)}` (see
             `importance.context`), or an importance object of torch-pruning.
         tolerance: For "tolerance", instead of a budget: one number in [0, 1] for all groups, as published.
@@ -89,8 +82,6 @@ def plan_width(
             "neuron": 64}. A group whose width is no multiple stays whole or is narrowed to one; one with fewer units
             stays whole. Units go in such steps until the budget is met; no step goes that it does not need. None: any
             number, but for a latency 8 is tried, too, and taken if less importance goes to meet it; 1: any number.
-        rounds: The budget is reached in so many steps, scored anew each time, with BatchNorm statistics estimated anew;
-            what one takes beyond its part, those after it need not take.
         ignore: Shell patterns of groups that stay, such as "layer4.*".
         scores: Of this network as it is, saved earlier: the file that `prunerecover plan` writes beside a plan, or that
             of `sensitivity`. Nothing is scored again, whatever the budget.
@@ -99,8 +90,8 @@ def plan_width(
             pruned) -> scalar`; None: what their structure asks for.
 
     Returns:
-        The plan; its evidence says what every group keeps, and the `rates` and `damping` that were tried best (in the
-        last round). BatchNorm statistics are not part of it: call `recalibrate_batchnorm` once it is applied.
+        The plan; its evidence says what every group keeps, and the `rates` and `damping` that were tried best.
+        BatchNorm statistics are not part of it: call `recalibrate_batchnorm` once it is applied.
 
     Raises:
         ValueError: If the budget cannot be met, an argument is unknown or does not go with another, labels are missing,
@@ -117,7 +108,6 @@ def plan_width(
         labels=labels,
         kinds=kinds,
         ignore=ignore,
-        rounds=rounds,
         scores=scores,
         seed=seed,
     ).for_budget(budget)
@@ -134,38 +124,5 @@ def width_plan(session: Session, budget: Budget | None, config: WidthConfig) -> 
         budget: See `plan_width`.
         config: All other arguments of `plan_width`, for this budget.
     """
-    with progress("planning width", expected=PASSES * config.rounds * session.pass_seconds):
-        if budget is None or config.rounds == 1:
-            return WidthPlanner(session, config).plan(budget)
-        return _in_rounds(session, budget, config)
-
-
-def _in_rounds(session: Session, budget: Budget, config: WidthConfig) -> Plan:
-    """Return the plan of several rounds; once all is decided, weights are tuned towards the dense model's output."""
-    asked, network = budget.to_dict(), deep_copy(session.model)
-    if budget.in_units:
-        budget = Budget(remove=budget.counts(WidthPlanner(session, config).units))
-    several = several_samples(session.batches) or session.batches
-    plan, kept, taken = Plan(), dict[str, tuple[int, int]](), list[dict[str, float]]()
-    for whole in budget.in_steps(config.rounds):
-        part = whole.remaining(taken)
-        if part is None:  # rounds before have taken as much
-            continue
-        if taken:
-            recalibrate_batchnorm(network, several)
-        now = session.of(network)
-        step = WidthPlanner(now, config).decided(part)
-        taken.append(_used(step, budget, now))
-        apply_edits(network, step.edits, step.tensors)
-        plan = plan + step
-        for name, (left, size) in WidthEvidence.of(step.evidence).kept.items():
-            kept[name] = (left, kept.get(name, (left, size))[1])
-    tensors = fitted_in_stages(plan.edits, session.samples.whole, session.output)
-    arguments = {**plan.made_by.arguments, "budget": asked, "rounds": config.rounds}
-    made_by = plan.made_by.model_copy(update={"arguments": arguments})
-    evidence = {**plan.evidence, **WidthEvidence(kept=kept).to_dict()}
-    return plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(tensors)
-
-
-def _used(plan: Plan, budget: Budget, session: Session) -> dict[str, float]:
-    return budget_used(plan, budget, session.model, lambda: session.first, session.seed)
+    with progress("planning width", expected=PASSES * session.pass_seconds):
+        return WidthPlanner(session, config).plan(budget)

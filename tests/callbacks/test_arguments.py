@@ -22,7 +22,7 @@ from prunerecover.width.arguments import WidthArguments, WidthConfig
 
 SETS = [
     (DepthPrune, DepthArguments, DepthConfig, ()),
-    (WidthPrune, WidthArguments, WidthConfig, ("rounds",)),
+    (WidthPrune, WidthArguments, WidthConfig, ()),
     (Prune, SharedBudgetArguments, SharedBudgetConfig, ()),
 ]
 

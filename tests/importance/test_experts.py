@@ -22,7 +22,7 @@ from prunerecover.plan.groups import Group, Tap
 from prunerecover.width.groups.experts import find_experts
 
 SAMPLES, LENGTH = 6, 7
-OF_EXPERTS = ("u_score", "r_score", "gate_taylor", "fisher", "routing", "reap", "magnitude", "random")
+OF_EXPERTS = ("u_score", "r_score", "gate_taylor", "routing", "reap", "magnitude", "random")
 Call = tuple[Tensor, Tensor, Tensor]
 
 

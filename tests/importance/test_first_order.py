@@ -1,4 +1,4 @@
-"""R-Score, gate-Taylor and Fisher against finite differences and loops."""
+"""R-Score and gate-Taylor against finite differences and loops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover.importance.data_free import l2_norm, magnitude, random
-from prunerecover.importance.first_order import fisher, gate_taylor, r_score
+from prunerecover.importance.first_order import gate_taylor, r_score
 from prunerecover.plan.groups import Group, Slice, Tap
 
 
@@ -124,18 +124,6 @@ def test_gates_leave_entries_of_no_unit_alone() -> None:
         (gradient,) = torch.autograd.grad(F.cross_entropy(model.second(hidden.relu()), y), hidden)
         expected += (hidden * gradient).detach()[0, 1:5].view(2, 2).sum(1).abs() / 13
     assert torch.allclose(found, expected)
-
-
-def test_fisher_of_single_samples_equals_the_loop() -> None:
-    model, groups, batches = perceptron()
-    single = [(x[None], y[None]) for b in batches for x, y in zip(*b, strict=True)]
-    weights = [model.first.weight, model.first.bias]
-    expected = torch.zeros(5, dtype=torch.float64)
-    for batch in single:
-        gradients = torch.autograd.grad(cross_entropy(model, batch), weights)
-        for w, g in zip(weights, gradients, strict=True):
-            expected += (w.detach() * g).square().reshape(5, -1).sum(1) / 13
-    assert torch.allclose(fisher(context(model, groups, single, cross_entropy))["first"], expected)
 
 
 def test_magnitude_is_the_norm_of_what_makes_a_unit(make_vit: Callable[..., nn.Module]) -> None:

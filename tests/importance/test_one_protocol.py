@@ -38,7 +38,6 @@ BOTH: dict[str, Callable[[Entries], Tensor]] = {
     "taylor": lambda own: sum((w * g).abs().sum() for w, g in own),
     "squared_taylor": lambda own: sum((w * g).square().sum() for w, g in own),
     "r_score": lambda own: sum((w * g).sum() for w, g in own).abs(),
-    "fisher": lambda own: sum((w * g).square().sum() for w, g in own),  # of a single batch
 }
 
 

@@ -195,7 +195,7 @@ def test_the_signature_of_names_is_as_it_was() -> None:
         [
             ("cases.width.own.first_stay", "first_stay"),
             ('{"class_path": "cases.width.own.Favourites", "init_args": {"every": 2}}', "Favourites"),
-            ("fpgm", "fpgm"),
+            ("lamp", "lamp"),
         ],
     ),
 )

@@ -49,7 +49,7 @@ def test_groups_without_what_an_importance_looks_at() -> None:
         "BNScaleImportance to score 48 channels of 'blocks.0.attn.qkv', which is made of Linear, but got no scores"
     )
     with pytest.raises(ValueError, match=message):
-        plan_width(vit(), Budget(macs=0.3), batches=labelled_batches(), importance="bn_scale")
+        plan_width(vit(), Budget(macs=0.3), batches=labelled_batches(), importance=tp.importance.BNScaleImportance())
 
 
 def test_scores_that_the_library_divides_by_zero() -> None:

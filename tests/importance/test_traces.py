@@ -13,7 +13,7 @@ from cases.width.scores import Batch, Perceptron, computed, context, directions_
 from torch import Tensor, nn
 
 from prunerecover.importance.data_free import magnitude, random
-from prunerecover.importance.first_order import fisher, gate_taylor, r_score
+from prunerecover.importance.first_order import gate_taylor, r_score
 from prunerecover.importance.measuring.activations import Consumer, stream
 from prunerecover.importance.measuring.unit_slices import check_names
 from prunerecover.importance.registry import IMPORTANCES
@@ -82,7 +82,6 @@ def test_signals_together_equal_signals_alone_and_run_the_model_once() -> None:
         "u_score": u_score(context(model, groups, batches)),
         "r_score": r_score(context(model, groups, batches, cross_entropy)),
         "gate_taylor": gate_taylor(context(model, groups, batches, cross_entropy)),
-        "fisher": fisher(context(model, groups, batches, cross_entropy)),
         "magnitude": magnitude(context(model, groups)),
         "random": random(context(None, groups)),
     }

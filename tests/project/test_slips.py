@@ -100,7 +100,6 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "plan_width with batches None": (lambda m: width(m, batches=None), f"{ITERABLE} .* but got NoneType"),
     "plan_width with one batch": (lambda m: width(m, batches=BATCHES[0]), f"{ITERABLE} of batches, but got one Tensor"),
     "plan_width with a share alone": (lambda m: width(m, 0.3), "budget to be a Budget, but got float"),
-    "plan_width with rounds in words": (lambda m: width(m, rounds="2"), "rounds as a whole number, but got '2'"),
     "plan_width with a named loss": (lambda m: width(m, loss="ce"), "loss to be a callable .* but got str"),
     "plan_width with a tolerance in words": (
         lambda m: width(m, None, allocation="tolerance", tolerance="0.3"),

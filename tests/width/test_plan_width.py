@@ -45,19 +45,18 @@ def test_budgets_are_met_to_a_unit(planner: WidthPlanner, allocation: Any, cost:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("budget", "rounds", "allocation"),
+    ("budget", "allocation"),
     one_in(
         5,
         itertools.product(
             [Budget(remove={"channel": 31}), Budget(ratio={"channel": 0.2})],
-            [1, 3],
             ["per_cost", "tolerance", "uniform", "global"],
         ),
     ),
 )
-def test_budgets_in_units_are_met_exactly(batches: Batches, allocation: Any, rounds: int, budget: Budget) -> None:
+def test_budgets_in_units_are_met_exactly(batches: Batches, allocation: Any, budget: Budget) -> None:
     model = cnn()
-    plan = plan_width(model, budget, batches=batches, allocation=allocation, rounds=rounds)
+    plan = plan_width(model, budget, batches=batches, allocation=allocation)
     available = sum(group.size for group in find_groups(model, IMAGE).groups)
     assert (
         sum(len(edit.gone) for edit in plan.edits if edit.op == "narrow")
@@ -75,10 +74,10 @@ def test_budgets_in_units_are_met_exactly(batches: Batches, allocation: Any, rou
 )
 def test_the_mode_that_the_caller_is_in_does_not_matter(batches: Batches, mode: Any) -> None:
     model = cnn()
-    plan = plan_width(model, Budget(macs=0.3), batches=batches, rounds=2)
+    plan = plan_width(model, Budget(macs=0.3), batches=batches)
     with mode:
         given = [(x.clone(), y.clone()) for x, y in batches]  # inference tensors, in inference mode
-        assert plan_width(model, Budget(macs=0.3), batches=given, rounds=2) == plan
+        assert plan_width(model, Budget(macs=0.3), batches=given) == plan
         planner = WidthPlanner(Session(model, given))
         planner.scores("gate_taylor")
         found = planner.plan(Budget(macs=0.3))

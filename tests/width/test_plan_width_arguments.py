@@ -73,8 +73,6 @@ def test_labels_in_mappings_are_not_fed_to_the_network(batches: Batches, key: st
         ({"budget": Budget(macs=0.99)}, "at most 9.* can go"),
         ({"budget": Budget(macs=0.1), "ignore": "layer9.*"}, "'layer9.*' matches none"),
         ({"budget": Budget(macs=0.1), "kinds": ("block",)}, "Expected kinds among channel, head, neuron"),
-        ({"budget": Budget(macs=0.1), "rounds": 0}, "Expected rounds of at least 1, .* but got 0"),
-        ({"tolerance": 0.1, "allocation": "tolerance", "rounds": 2}, "and a budget for several, but got 2 and None"),
         ({"tolerance": 1.5, "allocation": "tolerance"}, "Expected a tolerance between 0 and 1, but got 1.5"),
     ],
 )

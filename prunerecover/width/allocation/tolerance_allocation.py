@@ -8,7 +8,7 @@ By the book the tolerance is given. With a budget it is searched, and two things
   share of its way. Rounding is to half a unit, then unit by unit in the order of the groups.
 
 A depth is at most n / (2 - tolerance), so heavy budgets need a tolerance near 1, where the importances no longer say
-anything: `plan_width(rounds=...)` then solves ToD anew, on new scores of the units that are left.
+anything: prune in several steps then, each on new scores of the units that are left.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def test_the_plan_is_fitted_with(tmp_path: Path) -> None:
         (["--method=fair", "--method.macs=0.3", "--method.tolerance=0.1"], "Expected a budget or a tolerance"),
         (["--method=fair", "--method.tolerance=1.2"], "Expected a tolerance between 0 and 1, but got 1.2"),
         (
-            ["--method=fair", "--method.macs=0.3", "--method.importance=[luck, fisher]"],
+            ["--method=fair", "--method.macs=0.3", "--method.importance=[luck, r_score]"],
             "Expected argument importance to be one of .*luck",
         ),
         (["--method=per_cost", "--method.macs=0"], "Expected a budget or a tolerance by which something goes"),

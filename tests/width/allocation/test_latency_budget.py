@@ -75,7 +75,7 @@ def test_the_signal_loses_less_than_by_single_units(processor: Any) -> None:
 
 def test_tolerances_may_be_rounded_too(processor: Any) -> None:
     processor(8)
-    plan = planned(allocation="tolerance", importance=["magnitude", "fisher"])
+    plan = planned(allocation="tolerance", importance=["magnitude", "r_score"])
     assert plan.made_by.arguments.get("round_to", 8) == 8
     assert plan.removed["channel"]
 

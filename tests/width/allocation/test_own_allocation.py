@@ -83,13 +83,6 @@ def test_latency_budgets_are_asked_for_in_macs() -> None:
 
 
 @pytest.mark.slow
-def test_several_rounds() -> None:
-    plan = planned(allocation=least_of_each, rounds=2)
-    assert set(plan.made_by.arguments) >= {"rounds"}
-    assert all(size - kept == 2 for kept, size in plan.evidence["kept"].values())
-
-
-@pytest.mark.slow
 def test_a_name_means_the_rule_that_is_registered() -> None:
     register_allocation("least", least_of_each)
     try:

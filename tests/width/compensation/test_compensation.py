@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from cases.width.plan_width import cnn, vit
 from torch import Tensor, nn
 
 from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, plan_width, save_pruned
-from prunerecover.apply import refit_plan
 from prunerecover.model.batches import ModelInputs, split_batches
 from prunerecover.plan.edits import Narrow
 from prunerecover.session.pruned_output import judge_of
@@ -23,7 +21,6 @@ from prunerecover.width.arguments import WidthRule
 from prunerecover.width.compensation import fit_compensation, fitted_tensors, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.planner import WidthPlanner
-from prunerecover.width.stages import fitted_in_stages
 from prunerecover.width.tuning import tuned_tensors
 
 IMAGES = torch.randn(32, 3, 16, 16, generator=torch.Generator().manual_seed(3))
@@ -253,38 +250,3 @@ def test_one_sample_says_nothing_about_the_rest() -> None:
     expected = net(x)
     apply_plan(net, compensated_plan(net, x, {"0": [1, 5]}, [x]))
     torch.testing.assert_close(net(x), expected)
-
-
-def test_rounds_are_refitted_one_after_the_other() -> None:
-    """On the same weights and samples, a refitted plan is the plan."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 3))
-    batches = [(torch.randn(256, 4), torch.randint(0, 3, (256,)))]
-    plan = plan_width(net, Budget(macs=0.6), batches=batches, rounds=3)
-    fitted, refitted = copy.deepcopy(net), copy.deepcopy(net)
-    apply_plan(fitted, plan)
-    apply_plan(refitted, plan, refit=batches)
-    torch.testing.assert_close(refitted(batches[0][0]), fitted(batches[0][0]), rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_groups_that_are_narrowed_in_later_rounds_alone_are_refitted_as_they_were_planned() -> None:
-    model, batches = cnn(), [(IMAGES, LABELS)]
-    plan = plan_width(model, Budget(macs=0.4), batches=batches, rounds=3)
-    rounds = [edit.unit for edit in plan.edits if isinstance(edit, Narrow)]
-    assert len(rounds) > len(set(rounds))
-    again = refit_plan(model, plan, batches)
-    for key, value in plan.tensors.items():
-        torch.testing.assert_close(again.tensors[key], value, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_rounds_are_tuned_towards_the_dense_network() -> None:
-    """And not, each, towards what the rounds before have left."""
-    model, batches = cnn(), [(IMAGES, LABELS)]
-    plan = plan_width(model, Budget(macs=0.4), batches=batches, rounds=2)
-    samples = split_batches([IMAGES], IMAGES.device)
-    judge, narrowing = judge_of(model, samples), [i for i, e in enumerate(plan.edits) if isinstance(e, Narrow)]
-    assert len(narrowing) > 1
-    found = fitted_in_stages(plan.edits, samples.whole, judge)
-    assert all(torch.equal(found[key], value) for key, value in plan.tensors.items())
