@@ -1,1 +1,1 @@
-"""Win back what pruning lost: BatchNorm statistics, layer-wise reconstruction, distillation, low-rank adapters."""
+"""Recovery after pruning: BatchNorm statistics, layer-wise reconstruction, distillation, low-rank adapters."""

@@ -1,7 +1,7 @@
-"""Estimate BatchNorm statistics anew: after width surgery the old ones describe other activations.
+"""BatchNorm statistics estimated anew: width surgery makes the old statistics wrong.
 
-A few forward batches recover much of what a narrowed model lost, whatever chose the units. The statistics are plain
-averages over the batches, as BatchNorm's own `momentum=None` computes them.
+A few forward batches recover much of the accuracy of a narrowed model, whatever chose the units. The statistics are
+plain averages over the batches, as under `momentum=None` of BatchNorm.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
     """Replace the running statistics of every BatchNorm by their average over the batches, in place.
 
-    Only BatchNorm layers are in training mode meanwhile (dropout is off); modes, momenta and the random state are as
-    before afterwards. A model without BatchNorm is left alone, and so is a layer that no batch reaches. After an error
-    the statistics are what they were.
+    Only BatchNorm layers are in training mode meanwhile (dropout is off); modes, momenta and the random state are
+    restored. Models without BatchNorm and layers without a call keep their state. After an error the old statistics are
+    back.
 
     Args:
         model: Any module, wrapped or not.
-        batches: 5 to 10 of the size used in training; labels are not read. Each counts the same.
+        batches: Calibration batches, 5 to 10 of the size used in training, with equal weights; labels are not read.
 
     Raises:
         ValueError: If there is no batch, or if statistics come out as NaN or infinite.
@@ -63,7 +63,7 @@ def batch_statistics(network: nn.Module) -> Iterator[None]:
     """Have every BatchNorm normalise by the batch inside a `with` block; no statistics change.
 
     Args:
-        network: In evaluation mode.
+        network: Network in evaluation mode.
     """
     norms = list(batchnorms(network).values())
     tracking = [norm.track_running_stats for norm in norms]
@@ -77,7 +77,7 @@ def batch_statistics(network: nn.Module) -> Iterator[None]:
 
 
 def several_samples(batches: Sequence[Any]) -> list[Any]:
-    """Return the batches of more than one sample: a single one has no variance."""
+    """Return the batches of more than one sample: a single sample has no variance."""
     return [batch for batch in batches if as_inputs(batch).n_samples > 1]
 
 
@@ -99,7 +99,7 @@ def _run(network: nn.Module, batches: Iterable[Any]) -> None:
 
 
 def _statistics(path: str, norm: _BatchNorm) -> dict[str, Tensor]:
-    """Copy the estimates before `evaluating` puts the old values back; nothing for a layer that was not called."""
+    """Copy the estimates before `evaluating` restores the old values; empty for a layer without a call."""
     if not norm.num_batches_tracked:
         return {}
     check_finite(path, norm)

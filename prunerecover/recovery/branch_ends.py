@@ -1,8 +1,8 @@
-"""Layers whose output is added to a stream: what ends a branch, and the sum that it is part of.
+"""Layers at the end of a branch: their output is added to a stream.
 
-What such a layer gives, behind its BatchNorm if it has one, is one part of a sum; the other part is what has come
-so far. The computation graph shows them. The sum itself is seen as a function of torch, so that any forward will do, in
-place or not.
+The output of such a layer, behind a BatchNorm if present, is one operand of a sum; the stream is the second. The
+computation graph shows these layers. The sum is intercepted as a function of torch, so any forward will do, in place or
+not.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ NO_NORM = ""
 
 
 def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) -> dict[str, str]:
-    """Return which layers end a branch, with the path of the BatchNorm behind each, or `NO_NORM`.
+    """Return the layers at the end of a branch, with the path of the BatchNorm behind each, or `NO_NORM`.
 
-    Left out is what anything else reads, such as the beginning of a stream, what something changes before it is added,
-    such as an activation, and what shares its BatchNorm with others. Only a plain BatchNorm over the layer's outputs
-    counts as one behind it: not one that holds an activation, nor one over tokens.
+    A layer is left out if a pass calls the layer several times, or if the output has a second reader (as at the
+    beginning of a stream), is changed before the sum (as by an activation), or enters a BatchNorm with several calls in
+    a pass. Only a plain affine BatchNorm over the outputs of the layer counts: none with an activation inside, and none
+    over tokens.
 
     Args:
-        network: In evaluation mode.
-        layers: Paths of those that may.
-        inputs: One batch on the network's device, for one forward pass. Of one sample only if all are: what has the
-            shape of a sum does not follow from it otherwise.
+        network: Network in evaluation mode.
+        layers: Paths of the layers to consider.
+        inputs: Batch on the device of the network, for one forward pass. A batch of a single sample will do only if all
+            batches have a single sample: with one sample, broadcast operands have the shape of full operands.
     """
     graph = trace_graph(network, inputs)
     norms = {path for path, norm in batchnorms(network).items() if norm.affine and _is_plain(norm)}
@@ -59,15 +60,15 @@ def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) 
 
 
 def at_end(passes: FrontToBack, path: str, norm: str, inputs: ModelInputs) -> list[tuple[Tensor, Tensor]]:
-    """Return what enters a layer that ends a branch, and the sum that what it gives is part of; the pass stops there.
+    """Return the input of a layer at the end of a branch, and the sum behind the layer; the pass stops there.
 
-    Nothing, if this batch does not reach the sum.
+    The list is empty if the batch does not reach the sum.
 
     Args:
-        passes: Of a network, up to layers in order.
-        path: Path of the layer, which a pass calls once.
-        norm: Path of the BatchNorm behind it, or `NO_NORM`.
-        inputs: One of the batches.
+        passes: Passes of a network, up to layers in order.
+        path: Path of the layer, called once in a pass.
+        norm: Path of the BatchNorm behind the layer, or `NO_NORM`.
+        inputs: Batch to run.
     """
     seen: dict[str, Tensor] = {}
 
@@ -85,10 +86,10 @@ def at_end(passes: FrontToBack, path: str, norm: str, inputs: ModelInputs) -> li
 
 
 class SumSeen(TorchFunctionMode):
-    """Notes a copy of the sum of what was given and something else, and ends the pass.
+    """Torch mode to copy the sum of a given tensor and a second operand, and to end the pass.
 
     Args:
-        seen: Holds what was given, once it is; gets the sum.
+        seen: Record with the tensor under "given" once set by a hook; the mode writes "sum".
     """
 
     def __init__(self, seen: dict[str, Tensor]) -> None:
@@ -96,7 +97,7 @@ class SumSeen(TorchFunctionMode):
         self.seen = seen
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function of torch, and look at what it adds."""
+        """Run a function of torch, and check an addition for the given tensor."""
         kwargs = kwargs or {}
         found = func(*args, **kwargs)  # perhaps in place
         given, operands = self.seen.get("given"), (*args, *kwargs.values())
@@ -107,12 +108,12 @@ class SumSeen(TorchFunctionMode):
 
 
 def _is_sum(node: Node) -> bool:
-    """Whether a node adds two tensors; one of them may be of weights alone, but none a number."""
+    """Whether a node adds two tensors; an operand may depend on weights alone, but no operand is a number."""
     return node.operation == "add" and (len(node.inputs) == 2 or bool(node.weights))
 
 
 def _only_reader(graph: ComputationGraph, node: Node) -> Node | None:
-    """Return what alone reads the output of a node, once, beyond what hands it on as it is; None if others do, too."""
+    """Return the single reader of the output of a node, past aliases; None if there are several."""
     readers = graph.readers[node.index]
     reader = graph.nodes[readers[0]] if len(readers) == 1 else None
     if reader is None or [edge.node for edge in reader.inputs].count(node.index) != 1:
@@ -121,5 +122,5 @@ def _only_reader(graph: ComputationGraph, node: Node) -> Node | None:
 
 
 def _is_plain(norm: nn.Module) -> bool:
-    """Whether a BatchNorm does nothing else; that of timm may hold an activation."""
+    """Whether a BatchNorm only normalises; a BatchNorm of timm may hold an activation."""
     return isinstance(getattr(norm, "act", None), nn.Identity | None)

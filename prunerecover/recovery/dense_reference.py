@@ -1,11 +1,11 @@
-"""The dense network as what is compared with: its BatchNorm statistics are those of its weights.
+"""Dense reference of a comparison: the dense network with BatchNorm statistics up to date with the weights.
 
-In the middle of a training the statistics lag behind the weights, and outputs in evaluation mode are not what the
-network has learnt: what is planned for and fitted to them is worse than it need be. How far statistics are off does not
-tell: those of a network that was trained on augmented images are further from those of plain images than the ones that
-lag, and better than estimates from plain images. The loss tells. Statistics are estimated anew on a part of the
-labelled batches, and compared with those that are there by the loss of the others; they are replaced, by an estimate
-from all batches, where that is lower by more than its standard error over batches. Without labels they stay.
+In the middle of a training the statistics lag behind the weights, so outputs in evaluation mode fall short of the
+trained function, and plans and fits towards them do, too. The distance of the statistics from fresh estimates does not
+detect the lag: statistics from augmented images are further from estimates on plain images than lagging statistics, and
+better. The loss does. Statistics are estimated on a part of the labelled batches and compared with the present
+statistics by the loss of the remaining batches. Where the loss falls by more than the standard error over batches, an
+estimate from all batches replaces the statistics. Without labels the statistics stay.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ FOLDS = 4
 
 
 def dense_reference(network: nn.Module, batches: Sequence[Any], loss: Loss | None = None) -> nn.Module:
-    """Return the network, or a copy with statistics of its own that shares all else, if they have to be replaced.
+    """Return the network, or a copy with fresh statistics where the present statistics lag; other tensors are shared.
 
     Args:
-        network: Unwrapped; not changed.
-        batches: See `fresh_statistics`.
-        loss: See `fresh_statistics`.
+        network: Network without wrappers; not changed.
+        batches: Calibration batches, see `fresh_statistics`.
+        loss: Loss function, see `fresh_statistics`.
     """
     statistics = fresh_statistics(network, batches, loss)
     return with_own_statistics(network, statistics) if statistics else network
 
 
 def with_own_statistics(network: nn.Module, statistics: Mapping[str, Tensor]) -> nn.Module:
-    """Return a copy with the given statistics, by the names of their buffers, that shares all else."""
+    """Return a copy with the given statistics, by buffer name; other tensors are shared."""
     copied = share_copy(network)
     give_statistics(copied, statistics)
     return copied
 
 
 def give_statistics(copied: nn.Module, statistics: Mapping[str, Tensor]) -> None:
-    """Give a copy that shares buffers given statistics in buffers of its own, by the names of the buffers."""
+    """Set statistics, by buffer name, in new buffers of a copy with shared buffers."""
     for name, value in statistics.items():
         path, _, buffer = name.rpartition(".")
         copied.get_submodule(path)._buffers[buffer] = value.clone()
@@ -53,13 +53,14 @@ def give_statistics(copied: nn.Module, statistics: Mapping[str, Tensor]) -> None
 
 @ordinary_arithmetic()
 def fresh_statistics(network: nn.Module, batches: Sequence[Any], loss: Loss | None = None) -> dict[str, Tensor]:
-    """Return BatchNorm statistics of a network's weights, by buffer; none if those that are there are no worse.
+    """Return BatchNorm statistics up to date with the weights, by buffer; empty if the present statistics are.
 
     Args:
-        network: Unwrapped; bit for bit as it was afterwards.
-        batches: At least two of several samples each, else nothing can be said. Labelled, unless `loss` says otherwise.
-        loss: `loss(network, batch) -> scalar`; None: that of integer labels, as of `plan_width`. Where it fails,
-            nothing can be said, either.
+        network: Network without wrappers; bit for bit the same afterwards.
+        batches: Batches of several samples, at least two; the result is empty for fewer. Labelled, unless `loss` needs
+            no labels.
+        loss: Loss function `loss(network, batch) -> scalar`; None: the loss of integer labels, as in `plan_width`. The
+            result is empty if the loss fails.
     """
     if not batchnorms(network) or len(batches := several_samples(batches)) < 2:
         return {}
@@ -68,7 +69,7 @@ def fresh_statistics(network: nn.Module, batches: Sequence[Any], loss: Loss | No
             gains = _gains(network, batches, loss or _loss_of_classes)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # no labels, no numbers, another form of batch: what needs a loss says what is wrong
+        except Exception:  # no labels, no numbers, another form of batch: callers that need a loss raise the error
             return {}
         if not gains.mean() > gains.std() / len(gains) ** 0.5:
             return {}
@@ -81,10 +82,10 @@ def fresh_statistics(network: nn.Module, batches: Sequence[Any], loss: Loss | No
 
 
 def _gains(network: nn.Module, batches: Sequence[Any], loss: Loss) -> Tensor:
-    """Return by how much the loss of each batch falls with statistics that are estimated without it."""
+    """Return the fall of the loss of each batch under statistics estimated without the fold of the batch."""
 
     def value(batch: Any) -> float:
-        with evaluating(network):  # so that what is random is the same with both statistics
+        with evaluating(network):  # the same random numbers with both statistics
             return float(check_loss(loss(network, on_device(batch, device_of(network)))))
 
     gains, folds = [value(batch) for batch in batches], min(FOLDS, len(batches))

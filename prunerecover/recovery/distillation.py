@@ -1,4 +1,4 @@
-"""Losses that pull a pruned network towards its dense teacher."""
+"""Losses to pull a pruned network towards the dense teacher."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from torch.nn import functional as F  # noqa: N812  (the name everyone uses)
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
     """Return T^2 KL(teacher || student) of softened predictions (Hinton 2015, arXiv 1503.02531), mean over positions.
 
-    Outputs with one value per position are no logits: their squared L2 distance relative to the teacher's is returned.
+    Outputs with one value per position are no logits: the result is the squared L2 distance, relative to the squared
+    norm of the teacher.
 
     Args:
         student: Logits `(N, classes)`, `(N, tokens, vocabulary)`, or of pixels, `(N, classes, H, W)`.
-        teacher: The same shape.
-        temperature: T.
+        teacher: Logits of the same shape.
+        temperature: Temperature T.
+
+    Raises:
+        ValueError: If the shapes differ.
 
     >>> distillation_loss(torch.zeros(1, 4), torch.zeros(1, 4)).item()
     0.0
@@ -25,7 +29,7 @@ def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0
             f"Expected teacher and student to answer alike, but got shapes {tuple(teacher.shape)} and "
             f"{tuple(student.shape)}. Is the teacher the dense version of this network?"
         )
-    if student.ndim == 4:  # classes are where `cross_entropy` wants them
+    if student.ndim == 4:  # classes in dimension 1, as in `cross_entropy`
         student, teacher = student.movedim(1, -1), teacher.movedim(1, -1)
     if student.shape[-1] == 1 or student.ndim == 1:
         return (student - teacher).square().sum() / teacher.square().sum().clamp_min(torch.finfo(torch.float32).tiny)
@@ -35,5 +39,5 @@ def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0
 
 
 def feature_loss(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return the mean squared error of hidden states `(N, ..., C)` relative to the teacher's mean square."""
+    """Return the mean squared error of hidden states `(N, ..., C)` relative to the mean square of the teacher."""
     return F.mse_loss(student.float(), teacher.float()) / teacher.float().square().mean().clamp_min(1e-12)

@@ -1,12 +1,12 @@
-"""Keep what was done to a pruned network only where it brings its output nearer to the dense network's.
+"""Judged recovery: a change of a pruned network stays only where the output comes nearer to the dense output.
 
-What is meant to help can harm: statistics from a few plain images are worse than those of a training with other
-augmentation, and layers that are fitted one by one may leave the output further off. Each way is tried on three
-quarters of the samples and judged on the others, by the output divergence. A way helps if it brings the output nearer,
-and no part of it (objects, boxes, classes; heads) further off, both by more than the standard error over samples: parts
-cannot be weighed against each other without labels. Of those that help, the one that changes least is done where it
-leaves the output next to the dense network's, else the nearest: a ResNet-18 in the middle of its training is as good
-with new statistics as reconstructed, and trains on better.
+Recovery can harm: statistics from a few plain images are worse than statistics from a training with augmentation, and
+layers fitted one by one may leave the output further off. Each way is tried on three quarters of the samples and judged
+on the held-out quarter, by the output divergence. A way helps if the output comes nearer, and no part of the output
+(objects, boxes, classes; heads) moves further off, both by more than the standard error over samples: parts cannot be
+weighed against each other without labels. Among helpful ways, the smallest change within `CLOSE` of the dense output is
+applied, else the nearest: a ResNet-18 in the middle of a training is as good with new statistics as reconstructed, and
+trains on better.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prunerecover.model.batches import CalibrationSet, ModelInputs, call, split_
 from prunerecover.model.evaluation import device_of, evaluating, uncompiled
 from prunerecover.recovery.batchnorm import recalibrate_batchnorm, several_samples
 
-CLOSE = 0.02  # divergence, in nats of logits or as a part of squares, at which outputs are as good as the dense ones
+CLOSE = 0.02  # divergence, in nats of logits or relative to squares, at which outputs are as good as the dense ones
 AS_IT_IS, RECALIBRATED, RECONSTRUCTED = "as it is", "recalibrated", "reconstructed"
 Way = Callable[[Sequence[ModelInputs]], None]  # changes a network in place, given samples
 BySample = NDArray[np.float64]  # `(samples, parts)` of a divergence; infinite if outputs have other shapes
@@ -35,12 +35,12 @@ BySample = NDArray[np.float64]  # `(samples, parts)` of a divergence; infinite i
 
 @dataclass(frozen=True)
 class Kept:
-    """What was kept of what can be done to a pruned network.
+    """The kept way, and the divergences behind the decision.
 
     Attributes:
-        way: "as it is", "recalibrated" (the statistics of BatchNorm alone) or "reconstructed".
-        divergence: Of each way from the dense network's output, on samples that were held out; empty if outputs cannot
-            be compared, as a detector's boxes.
+        way: Name of the way: "as it is", "recalibrated" (BatchNorm statistics alone) or "reconstructed".
+        divergence: Divergence from the dense output on held-out samples, by way; empty if outputs cannot be compared,
+            as the boxes of a detector.
     """
 
     way: str
@@ -52,15 +52,15 @@ class Kept:
 
 
 def keep_nearest(network: nn.Module, dense: nn.Module, samples: CalibrationSet, ways: Mapping[str, Way]) -> Kept:
-    """Do to a network, in place, what brings its output nearest to the dense one's; as it is, if nothing does.
+    """Apply the choice of `nearest` to a network, in place; the network stays as it is if no way helps.
 
     After an error the network is as before.
 
     Args:
-        network: Unwrapped, pruned.
-        dense: What it is compared with; not changed.
-        samples: Split ones.
-        ways: By name, those that change less first; the last one is done where outputs cannot be compared.
+        network: Pruned network without wrappers.
+        dense: Dense network to compare with; not changed.
+        samples: Calibration samples, split.
+        ways: Ways by name, smaller changes first; the last is applied where outputs cannot be compared.
     """
     with all_or_nothing(network):
         found = _divergences(network, dense, samples, ways)
@@ -71,14 +71,14 @@ def keep_nearest(network: nn.Module, dense: nn.Module, samples: CalibrationSet, 
 
 
 def nearest(found: Mapping[str, BySample]) -> str:
-    """Return the first of the ways that help and come `CLOSE`, else the nearest of those that help, or `AS_IT_IS`.
+    """Return the first helpful way that comes `CLOSE`, else the nearest helpful way, else `AS_IT_IS`.
 
     >>> found = {"as it is": [[2.0], [4.0]], "far": [[0.0], [5.9]], "near": [[1.9], [3.8]]}
     >>> nearest({way: np.array(values) for way, values in found.items()})
     'near'
 
     Args:
-        found: Divergence of each sample, in parts, by way, `AS_IT_IS` among them.
+        found: Divergence of each sample, in parts, by way, `AS_IT_IS` included.
     """
     able = [way for way, values in found.items() if way != AS_IT_IS and _helps(found[AS_IT_IS], values)]
     close = (way for way in able if _mean(found[way]) <= CLOSE)
@@ -102,26 +102,26 @@ def _mean(values: BySample) -> float:
 def recalibrate_if_nearer(
     network: nn.Module, dense: nn.Module, batches: Sequence[ModelInputs], *, seed: int = 0
 ) -> Kept:
-    """Estimate BatchNorm statistics anew, in place, if that brings the output nearer to the dense one's.
+    """Estimate BatchNorm statistics anew, in place, if the output comes nearer to the dense output.
 
     Args:
-        network: Unwrapped, pruned.
-        dense: What it is compared with; not changed.
-        batches: What the network is called with.
-        seed: Of the samples that are held out.
+        network: Pruned network without wrappers.
+        dense: Dense network to compare with; not changed.
+        batches: Calibration batches, without labels.
+        seed: Seed of the choice of held-out samples.
     """
     samples = split_batches(batches, device_of(network), seed)
     return keep_nearest(network, dense, samples, {RECALIBRATED: recalibration(network)})
 
 
 def recalibration(network: nn.Module) -> Way:
-    """Return the way of estimating BatchNorm statistics anew."""
+    """Return the recalibration of BatchNorm statistics as a way."""
     return lambda samples: recalibrate_batchnorm(network, several_samples(samples) or samples)
 
 
 @contextmanager
 def all_or_nothing(network: nn.Module) -> Iterator[None]:
-    """Give a network's tensors their values back if anything fails inside a `with` block."""
+    """Restore the values of the tensors of a network if an error is raised inside a `with` block."""
     values = _values(network)
     try:
         yield
@@ -133,7 +133,7 @@ def all_or_nothing(network: nn.Module) -> Iterator[None]:
 def _divergences(
     network: nn.Module, dense: nn.Module, samples: CalibrationSet, ways: Mapping[str, Way]
 ) -> dict[str, BySample]:
-    """Return the divergences by each way, and of the network as it is, which it is afterwards; none: not comparable."""
+    """Return the divergences by way, `AS_IT_IS` included; empty if not comparable. The network is restored."""
 
     def divergence() -> BySample:
         pruned = _outputs(network, samples.held_out)
@@ -146,7 +146,7 @@ def _divergences(
     try:
         outputs = _outputs(dense, samples.held_out)
         found = {AS_IT_IS: divergence()}
-    except TypeError:  # no output is a number with a fraction
+    except TypeError:  # no output of floating point
         return {}
     for name, way in ways.items():
         values = _values(network)

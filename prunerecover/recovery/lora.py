@@ -1,10 +1,10 @@
 """Low-rank adapters (LoRA, Hu 2021, arXiv 2106.09685) by peft: injected on a plain network, and merged into it exactly.
 
-While adapters are injected, a linear W computes W x + (alpha / rank) B A x, where only A and B train. They sit inside
-the network, whose other names and objects stay; merging adds the product to W and leaves no module of peft behind.
-Surgery works on plain networks, so adapters are merged before it and injected anew afterwards. As in peft, the adapters
-of weights in half precision are float32: steps of an optimizer are lost in float16. Not covered: fused experts, linears
-that share a weight, DoRA and other variants.
+While adapters are injected, a linear W computes W x + (alpha / rank) B A x, where only A and B train. Remaining names
+and objects of the network stay; merging adds the product to W and leaves no module of peft behind. Surgery works on
+plain networks, so adapters are merged before surgery and injected anew afterwards. As in peft, the adapters of weights
+in half precision are float32: steps of an optimizer are lost in float16. Not covered: fused experts, linears with a
+shared weight, DoRA and further variants.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from prunerecover.recovery.lora_targets import adaptable, chosen_modules, traine
 from prunerecover.surgery.apply_edits import Applied
 from prunerecover.surgery.provenance import source_of
 
-BASE = "base_layer"  # what peft calls the linear inside its own
+BASE = "base_layer"  # peft's name for the linear inside an adapted one
 ADAPTER = "default"  # peft's name for the only adapter
 
 
 class LoraSettings(BaseModel):
-    """How adapters are made.
+    """Settings of adapters.
 
     Attributes:
         rank: Rows of A and columns of B.
-        alpha: The product counts alpha / rank times.
-        dropout: Share of an adapter's inputs that is zero in training.
-        target_modules: Shell patterns of what is adapted, as whole paths or their ends ("qkv"); None: every linear of
-            the blocks; where no blocks are known, every linear but the last.
-        modules_to_save: Shell patterns of what trains in full besides, alike; None: what comes after the blocks (final
+        alpha: Scale of the product, as alpha / rank.
+        dropout: Share of the inputs of an adapter to set to zero in training.
+        target_modules: Shell patterns of modules to adapt, as whole paths or ends of paths ("qkv"); None: every linear
+            of the blocks; where no blocks are known, every linear but the last.
+        modules_to_save: Shell patterns of modules to train in full, likewise; None: modules after the blocks (final
             norm and head); where no blocks are known, the last linear.
-        vectors: Whether biases, norms and scales train in full: they are few.
+        vectors: Whether biases, norms and scales train in full: the count is small.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,13 +56,13 @@ class LoraSettings(BaseModel):
 
 
 class Adapters(BaseModel):
-    """Adapters on one network, as data: what a checkpoint needs to inject them again.
+    """Adapters on a network, as data: enough to inject the adapters again from a checkpoint.
 
     Attributes:
-        settings: How they are made.
-        modules: Paths of what is adapted.
-        frozen: Names of the parameters that train otherwise.
-        source: The network under them.
+        settings: Settings of the adapters.
+        modules: Paths of the adapted modules.
+        frozen: Names of the parameters that the adapters freeze, trainable otherwise.
+        source: Source of the network under the adapters.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,7 +81,7 @@ class Adapters(BaseModel):
         """Validate primitives.
 
         Raises:
-            ValueError: If this describes no adapters.
+            ValueError: If the primitives describe no adapters.
         """
         try:
             return cls.model_validate(data)
@@ -93,12 +93,17 @@ class Adapters(BaseModel):
 
 
 def plan_adapters(network: nn.Module, settings: LoraSettings) -> Adapters:
-    """Decide what is adapted, and what freezes; the network is not changed.
+    """Decide on the modules to adapt and the parameters to freeze; the network is not changed.
 
-    What surgery left in the place of a branch or an activation trains in full, but for linears: it is new, and small.
+    Replacements of a branch or an activation train in full, except linears: a replacement is new, and small.
+
+    Args:
+        network: Plain network, wrapped or not.
+        settings: Settings of the adapters.
 
     Raises:
-        ValueError: If nothing is to be adapted, weights are quantised, or the network has adapters already.
+        ValueError: If no module is to be adapted, weights are quantised, or the network has adapters already.
+        TypeError: If `settings` is no `LoraSettings`.
     """
     network = unwrap(network)
     _check_is(settings, LoraSettings, "LoraSettings(rank=16, alpha=32)")
@@ -120,19 +125,19 @@ def plan_adapters(network: nn.Module, settings: LoraSettings) -> Adapters:
 
 
 def inject_adapters(network: nn.Module, adapters: Adapters, seed: int = 0) -> Applied:
-    """Put adapters into a network, in place; B is zero, so its output stays what it was. The random state, too.
+    """Inject adapters into a network, in place; B is zero, so the output stays the same; the random state does, too.
 
     Args:
-        network: The plain network they were planned for, on any device.
-        adapters: What `plan_adapters` returned.
-        seed: Of A's initial values.
+        network: Plain network from the planning, on any device.
+        adapters: Adapters from `plan_adapters`.
+        seed: Seed of the initial values of A.
 
     Returns:
-        The frozen parameters as removed and those of the adapters as added, for `update_optimizer`.
+        The frozen parameters as removed and the parameters of the adapters as added, for `update_optimizer`.
 
     Raises:
-        ValueError: If the network has not what is to be adapted or frozen.
-        ImportError: If there is no peft. Whatever goes wrong, the network is left as it was.
+        ValueError: If the network lacks a module to adapt or a parameter to freeze.
+        ImportError: If peft is missing. After any error the network is as before.
     """
     network = unwrap(network)
     _check_is(adapters, Adapters, "what plan_adapters returned")
@@ -162,15 +167,15 @@ def inject_adapters(network: nn.Module, adapters: Adapters, seed: int = 0) -> Ap
 
 
 def merge_adapters(network: nn.Module, adapters: Adapters, *, structure_only: bool = False) -> Applied:
-    """Add the adapters' products to the weights and take the adapters out, in place; what they froze trains again.
+    """Add the products of the adapters to the weights and remove the adapters, in place; frozen parameters train again.
 
     Args:
-        network: With exactly these adapters injected.
-        adapters: As they were injected.
-        structure_only: Leave the weights to a checkpoint.
+        network: Network with exactly these adapters injected.
+        adapters: Adapters as injected.
+        structure_only: Whether the weights stay, to be loaded from a checkpoint.
 
     Returns:
-        The adapters' parameters as removed, and the weights under them as added.
+        The parameters of the adapters as removed, and the merged weights as added.
 
     Raises:
         ValueError: If the adapters are not there.
@@ -201,7 +206,7 @@ def merge_adapters(network: nn.Module, adapters: Adapters, *, structure_only: bo
 
 
 def frozen_parameters(network: nn.Module, adapters: Adapters) -> dict[str, Parameter]:
-    """Return the parameters that adapters froze, by their names without adapters."""
+    """Return the frozen parameters, by name in the network without adapters."""
     found = {}
     for name in adapters.frozen:
         module = get_module(unwrap(network), parent_path(name))
@@ -211,7 +216,7 @@ def frozen_parameters(network: nn.Module, adapters: Adapters) -> dict[str, Param
 
 
 def adapter_parameters(network: nn.Module, adapters: Adapters) -> dict[str, Parameter]:
-    """Return the parameters that adapters have added, by name."""
+    """Return the parameters of the adapters, by name."""
     return {n: p for path in adapters.modules for n, p in _added_at(unwrap(network), path).items()}
 
 
@@ -221,7 +226,7 @@ def _added_at(network: nn.Module, path: str) -> dict[str, Parameter]:
 
 
 def has_adapters(network: nn.Module) -> bool:
-    """Whether any module is one of peft's."""
+    """Whether any module is from peft."""
     return any(map(is_of_peft, network.modules()))
 
 
@@ -231,10 +236,10 @@ def _check_is(value: object, wanted: type, example: str) -> None:
 
 
 def _inject(network: nn.Module, adapters: Adapters) -> None:
-    """Have peft replace the modules that are named, and no others.
+    """Have peft replace exactly the named modules.
 
-    It sees the network as a part of another module: where a config says that a model is a mixture of experts, peft
-    takes the names of projections for those of fused experts, and leaves dense ones of the same name as they are.
+    peft sees the network as a part of another module: where a config declares a mixture of experts, peft would take the
+    names of projections for fused experts, and skip dense projections of the same name.
     """
     try:
         from peft import LoraConfig

@@ -1,4 +1,4 @@
-"""Target modules of low-rank adapters, and the parameters that train in full beside them."""
+"""Target modules of low-rank adapters, and the parameters to train in full beside the adapters."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from prunerecover.model.replacements import Replacement, SlopeBias
 
 
 def chosen_modules(network: nn.Module, patterns: Sequence[str] | None) -> list[str]:
-    """Return the paths of what is adapted.
+    """Return the paths of the modules to adapt.
 
     Args:
-        network: Unwrapped and plain.
+        network: Plain network without wrappers.
         patterns: Shell patterns of whole paths or their ends; None: every linear of the blocks, or every linear but the
             last where no blocks are known.
 
     Raises:
-        ValueError: If nothing is.
+        ValueError: If there are none.
     """
     paths = adaptable(network)
     chosen = _of_blocks(network, paths) if patterns is None else [path for path in paths if _matches(path, patterns)]
@@ -39,14 +39,15 @@ def chosen_modules(network: nn.Module, patterns: Sequence[str] | None) -> list[s
 
 
 def trained_names(network: nn.Module, patterns: Sequence[str] | None, vectors: bool) -> set[str]:
-    """Return the names of the parameters that go on training in full.
+    """Return the names of the parameters to train in full.
 
-    What surgery left in the place of a branch or an activation does, but for linears: it is new, and small.
+    Replacements of a branch or an activation are included, except linears: a replacement is new, and small.
 
     Args:
-        network: Unwrapped and plain.
-        patterns: Shell patterns of modules, alike; None: what comes after the blocks, or the last linear.
-        vectors: Whether biases, norms and scales do.
+        network: Plain network without wrappers.
+        patterns: Shell patterns of modules, as whole paths or ends of paths; None: modules after the blocks, or the
+            last linear.
+        vectors: Whether biases, norms and scales train in full.
     """
     named = dict(network.named_parameters())
     left = [path for path, m in network.named_modules() if isinstance(m, Replacement | SlopeBias)]
@@ -59,10 +60,10 @@ def trained_names(network: nn.Module, patterns: Sequence[str] | None, vectors: b
 
 
 def adaptable(network: nn.Module) -> list[str]:
-    """Paths of linears (transformers' Conv1D, too) and plain convolutions whose weight is theirs alone.
+    """Paths of linears (transformers' Conv1D, too) and plain convolutions, without shared weights.
 
-    Those whose weight the module around them reads itself, as fused kernels of state-space models do, are none: an
-    adapter would be passed by.
+    Modules are left out if the parent reads the weight directly, as in fused kernels of state-space models: an adapter
+    would be bypassed.
     """
     holders: dict[int, int] = {}
     for module in network.modules():
@@ -79,14 +80,14 @@ def adaptable(network: nn.Module) -> list[str]:
 
 
 def _is_exact(module: nn.Module) -> bool:
-    """Whether an adapter on this module computes what merging it makes of the weight; subclasses may compute else."""
+    """Whether an adapter on this module computes the same as the merged weight; subclasses may differ."""
     if type(module) is nn.Conv2d:
         return module.groups == 1 and set(module.dilation) == {1} and module.padding_mode == "zeros"
     return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
 
 
 def _read_past_forward(module: nn.Module) -> frozenset[str]:
-    """Names of the parts of a state-space mixer whose weight it hands to fused kernels; other modules call theirs."""
+    """Names of the parts of a state-space mixer with a weight for fused kernels; empty for other modules."""
     if not hasattr(module, "conv1d"):
         return frozenset()
     return _weights_read(type(module))  # type: ignore[arg-type]
@@ -94,10 +95,10 @@ def _read_past_forward(module: nn.Module) -> frozenset[str]:
 
 @cache
 def _weights_read(cls: type[nn.Module]) -> frozenset[str]:
-    """Names of the parts whose weight the source of a class reads."""
+    """Names of the parts with a weight read in the source of a class."""
     try:
         source = inspect.getsource(cls)
-    except (OSError, TypeError):  # of no file
+    except (OSError, TypeError):  # a class without a source file
         return frozenset()
     return frozenset(re.findall(r"\bself\.(\w+)\.weight\b(?!\.(?:dtype|device|shape)\b)", source))
 
@@ -110,7 +111,7 @@ def _of_blocks(network: nn.Module, paths: Sequence[str]) -> list[str]:
 
 
 def _head(network: nn.Module, names: Sequence[str]) -> list[str]:
-    """Names of the parameters after the blocks; without known blocks, those of the last linear."""
+    """Names of the parameters after the blocks; without known blocks, the parameters of the last linear."""
     if is_supported(network):
         inside = [i for i, name in enumerate(names) if name.startswith(f"{describe(network).container}.")]
         return list(names[max(inside, default=-1) + 1 :])

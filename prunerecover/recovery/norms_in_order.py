@@ -1,8 +1,8 @@
 """Statistics of BatchNorm layers over all samples together, one layer after another in the order of a pass.
 
-Each is estimated in evaluation mode, behind layers whose statistics are settled: so they depend neither on how samples
-are put into batches nor, through the noise of a batch, on the other samples in it. A layer that a pass calls several
-times keeps its statistics, which are averages over its calls: they fit if what enters it comes near to the dense one's.
+Each layer is estimated in evaluation mode, behind layers with final statistics. The result depends neither on the split
+of samples into batches nor, through the noise of a batch, on neighbouring samples. A layer with several calls in a pass
+keeps the old statistics, averages over the calls: good enough if the inputs come near to the dense inputs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, check_finite
 
 
 class NormsInOrder:
-    """Estimates the statistics of the BatchNorm layers of a network, up to a layer at a time.
+    """Estimator of the statistics of the BatchNorm layers of a network, up to a layer at a time.
 
     Args:
-        network: In evaluation mode.
-        samples: What the network is called with.
+        network: Network in evaluation mode.
+        samples: Calibration batches of the network.
 
     Attributes:
-        passes: Of the network over the samples, up to layers in order.
+        passes: Passes of the network over the samples, up to layers in order.
     """
 
     def __init__(self, network: nn.Module, samples: Sequence[ModelInputs]) -> None:
@@ -40,7 +40,7 @@ class NormsInOrder:
         self._estimate_at_once([norm for path, norm in every.items() if path not in self.norms])
 
     def settle(self, before: str | None = None) -> None:
-        """Estimate what comes before the first call of a layer and is not settled; None: all of it.
+        """Estimate the open layers before the first call of a layer; None: all open layers.
 
         Args:
             before: Path of the layer.
@@ -55,17 +55,17 @@ class NormsInOrder:
                 self.settle_one(path, path)
 
     def settle_one(self, path: str, before: str) -> None:
-        """Estimate one of them.
+        """Estimate one BatchNorm layer; a layer without inputs is left alone.
 
         Args:
-            path: Of the norm.
-            before: Path of the layer up to which the network is as it will be.
+            path: Path of the BatchNorm layer.
+            before: Path of the layer where the final part of the network ends.
         """
         if (found := self._pooled(path, before)) is not None:
             self.set(path, *found)
 
     def set(self, path: str, mean: Tensor, variance: Tensor) -> None:
-        """Give a layer its statistics, `(C,)` each, and settle it."""
+        """Set the statistics of a layer, `(C,)` each, and mark the layer as final."""
         norm: Any = self.norms[path]
         norm.running_mean.copy_(mean)
         norm.running_var.copy_(variance)
@@ -74,13 +74,13 @@ class NormsInOrder:
         self.settled.add(path)
 
     def statistics(self) -> dict[str, Tensor]:
-        """Return a copy of the statistics that were estimated, by the names of their buffers."""
+        """Return a copy of the estimated statistics, by buffer name."""
         return {
             f"{path}.{name}": getattr(norm, name).clone() for path, norm in self.norms.items() for name in STATISTICS
         }
 
     def _estimate_at_once(self, left: Sequence[Any]) -> None:
-        """Begin with statistics by batch, but of the layers that are left alone."""
+        """Begin with statistics by batch, except in layers with several calls."""
         if several := several_samples(self.samples):
             before = [(norm.running_mean.clone(), norm.running_var.clone()) for norm in left]
             recalibrate_batchnorm(self.network, several)
@@ -89,7 +89,7 @@ class NormsInOrder:
                 norm.running_var.copy_(variance)
 
     def _pooled(self, path: str, before: str) -> tuple[Tensor, Tensor] | None:
-        """Return mean and unbiased variance of what enters a norm, over all samples and positions, if any."""
+        """Return mean and unbiased variance of the inputs of a norm over samples and positions; None without a call."""
         count, total, square = 0, torch.zeros(()), torch.zeros(())
 
         def note(_: nn.Module, args: tuple[Tensor, ...]) -> None:

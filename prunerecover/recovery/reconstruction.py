@@ -1,23 +1,23 @@
-"""Reconstruct what every layer gave: after surgery, without labels and without training.
+"""Reconstruction of the outputs of every layer after surgery, without labels and without training.
 
-Going through a pruned network in the order in which it computes, each linear layer and convolution is fitted by ridge
-regression to what the same layer of the dense network gives on the same samples, from what now enters it: W becomes W +
-argmin over D of |y_dense - (W + D) x_pruned|^2 + ridge |D|^2. Errors of earlier layers are so corrected by later ones.
-Least-squares reconstruction is that of He et al. 2017 (arXiv 1707.06168) and, towards the dense outputs from the pruned
-network's own inputs, of ThiNet's successors; we fit all kept weights of a layer, in closed form and pulled towards
-their values. A layer whose output is added to a stream is fitted so that the sum comes near to the dense one: so it
-also makes good what is missing in the stream, after whole blocks went. The statistics of each BatchNorm are estimated
-anew before the layers behind it are fitted, over all samples together.
+In the order of computation of a pruned network, each linear layer and convolution is fitted by ridge regression to the
+outputs of the same layer of the dense network on the same samples, from its present inputs: W becomes W + argmin over D
+of |y_dense - (W + D) x_pruned|^2 + ridge |D|^2. Later layers correct errors of earlier layers. Least-squares
+reconstruction is due to He et al. 2017 (arXiv 1707.06168) and, towards the dense outputs from the inputs of the pruned
+network, to the successors of ThiNet; we fit all kept weights of a layer, in closed form and pulled towards the old
+values. A layer at the end of a branch is fitted to bring the sum near to the dense sum: the fit also makes good the
+loss of whole blocks in the stream. The statistics of each BatchNorm are estimated anew before the layers behind it are
+fitted, over all samples together.
 
-The last layer is left as it is: squared errors of logits are not what a model is judged by, and it has few rows to be
-fitted on; fitting it, too, made CIFAR-10's ResNet-20 worse.
+The last layer is left alone: squared errors of logits are no measure of a model, and the layer has few rows to be
+fitted on; fitting this layer, too, made CIFAR-10's ResNet-20 worse.
 
-Made for convolutional networks with BatchNorm, whatever went of them, width or depth: a DeiT-Tiny with narrowed heads
-and neurons was worse after it than before.
+Made for convolutional networks with BatchNorm after pruning in width or depth: a DeiT-Tiny with narrowed heads and
+neurons was worse afterwards.
 
-Not covered, and left as they are: weights that make smaller heads, whose outputs are sums of the dense one's, grouped
-convolutions, transposed ones, subclasses of `nn.Linear` and `nn.Conv2d`, fused experts, weights that several layers
-share, and layers with more than `LARGEST` inputs or outputs.
+Not covered, and left alone: weights of smaller heads (with sums of dense outputs as outputs), grouped convolutions,
+transposed ones, subclasses of `nn.Linear` and `nn.Conv2d`, fused experts, shared weights, and layers with more than
+`LARGEST` inputs or outputs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from prunerecover.recovery.reconstruction_order import (
 )
 from prunerecover.recovery.reconstruction_rows import FittedLayer, missing_outputs, rows_of
 
-ROWS = 60  # positions or tokens that are taken per input of a layer, at most
+ROWS = 60  # positions or tokens per input of a layer, at most
 TINY = 1e-12  # norm of weights
 
 
@@ -73,31 +73,31 @@ def reconstruct(
     seed: int = 0,
     divergence: str | Divergence | None = None,
 ) -> Kept:
-    """Fit the weights of a pruned convolutional network to what the dense one gives, layer by layer, in place.
+    """Fit the weights of a pruned convolutional network to the outputs of the dense one, layer by layer, in place.
 
-    It is judged on every 4th sample first, with the others to fit to: the network stays as it is, or gets new BatchNorm
-    statistics alone, where that leaves its output, or a part of it, nearer to the dense one's (see `judged`).
-    Statistics of the dense network that lag behind its weights are not fitted to; see `dense_reference`.
+    The fit is judged on every 4th sample first, with the rest to fit on: the network stays as it is, or gets new
+    BatchNorm statistics alone, where the output, or a part of the output, is then nearer to the dense output (see
+    `judged`). Lagging statistics of the dense network are replaced in a copy; see `dense_reference`.
 
-    BatchNorm statistics are estimated anew, over all samples: how they are put into batches does not matter. Weights
-    and biases change also where they are frozen, those of BatchNorm at the ends of branches, too. Parameters stay the
-    same objects, so an optimizer goes on with them. After an error the model is as before.
+    BatchNorm statistics are estimated anew, over all samples, whatever the batches. Frozen weights and biases change,
+    too, also in BatchNorm at the ends of branches. Parameters stay the same objects, so an optimizer goes on. After an
+    error the model is as before.
 
     Args:
-        model: The network, pruned by `plan`, not merged.
-        dense: A copy of it from before the plan was applied; not changed.
-        plan: What pruned it.
-        batches: What the network is called with, as for `plan_width`; 256 samples do. Labels, if there are any, tell
-            whether the dense network's statistics are those of its weights, and are not read otherwise.
-        seed: Of the positions that are taken, and of the samples that are held out.
-        divergence: How outputs are compared where it is judged: a name among `divergence.registry.DIVERGENCES`, or a
-            callable `(dense, pruned) -> scalar`; None: what their structure asks for.
+        model: Network pruned by `plan`, not merged.
+        dense: Copy of the network from before the plan was applied; not changed.
+        plan: Plan that pruned the network.
+        batches: Calibration batches, as in `plan_width`; 256 samples are enough. Labels, if any, only tell whether the
+            statistics of the dense network match its weights.
+        seed: Seed of the choice of positions, and of held-out samples.
+        divergence: Divergence of outputs to judge by: a name among `divergence.registry.DIVERGENCES`, or a callable
+            `(dense, pruned) -> scalar`; None: chosen by the structure of the outputs.
 
     Returns:
-        What was kept, with the output divergence of all that was tried.
+        The kept way, with the output divergence of every way tried.
 
     Raises:
-        ValueError: If the plan is not what lies between the two networks, there are no batches, one is empty, or a fit
+        ValueError: If the plan does not lead from `dense` to `model`, there are no batches, a batch is empty, or a fit
             comes out as NaN or infinite.
     """
     network = unwrap(model)
@@ -120,18 +120,18 @@ def fit_layers(
     seed: int = 0,
     only: Collection[str] | None = None,
 ) -> None:
-    """Fit the layers of a pruned network to those of the dense one, and estimate BatchNorm anew, in place.
+    """Fit the layers of a pruned network to the dense layers, and estimate BatchNorm anew, in place.
 
     Args:
-        network: See `reconstruct`; unwrapped.
-        dense: What is fitted to, as it is; unwrapped.
-        plan: What lies between them.
-        samples: On the network's device.
-        seed: Of the positions that are taken.
-        only: Paths of the layers that are fitted, each by its own weights; None: all that can be.
+        network: Pruned network without wrappers, see `reconstruct`.
+        dense: Dense network without wrappers, the target.
+        plan: Plan that pruned the network.
+        samples: Calibration batches on the device of the network.
+        seed: Seed of the choice of positions.
+        only: Paths of the layers to fit, without the BatchNorm behind; None: all suitable layers.
 
     Raises:
-        ValueError: See `reconstruct`; also if one of `only` cannot be fitted.
+        ValueError: See `reconstruct`; also if a layer of `only` cannot be fitted.
     """
     reference = reference_of(dense, plan)
     rows = kept_rows(reference, plan)
@@ -160,12 +160,12 @@ def _these(calls: Mapping[str, int], only: Collection[str]) -> dict[str, int]:
 
 
 def reconstructible(plan: Plan) -> bool:
-    """Whether a plan changes what layers give, by more than the number of experts."""
+    """Whether a plan removes more than experts."""
     return bool(plan.removed.keys() - {"expert"})
 
 
 def made_for(network: nn.Module) -> bool:
-    """Whether a network is reconstructed if nobody says: where BatchNorm is what most of it normalises by."""
+    """Whether to reconstruct a network by default: more BatchNorm layers than norms of all other kinds."""
     others = sum("norm" in type(m).__name__.lower() for m in network.modules() if not isinstance(m, _BatchNorm))
     return len(batchnorms(network)) > others
 
@@ -180,9 +180,9 @@ def _fit_all(
     *,
     alone: bool = False,
 ) -> dict[str, Tensor]:
-    """Fit layers, and return the statistics of BatchNorm by the names of their buffers.
+    """Fit layers, and return the statistics of BatchNorm by buffer name.
 
-    Where a layer is fitted alone, a BatchNorm behind it stays out of the fit.
+    With `alone`, a layer with a BatchNorm behind it is fitted to the layer output, not to the sum.
     """
     generator = torch.Generator().manual_seed(seed)
     with uncompiled(), evaluating(network, dense), torch.no_grad():
@@ -237,19 +237,19 @@ def _fit(norms: NormsInOrder, dense: FrontToBack, fitted: FittedLayer, generator
 
 
 def _add_behind(norm: Any, layer: Any, found: Tensor, moments: Moments) -> tuple[Tensor, Tensor]:
-    """Have a layer and the BatchNorm behind it give a linear map of the inputs more.
+    """Add a linear map of the inputs to the output of a layer with a BatchNorm behind it.
 
-    The weights of each output keep their norm, on which the steps of a later training depend, unless they are zero; the
-    BatchNorm scales.
+    The weights of each output keep their norm, a scale of later training steps, except zero weights; the BatchNorm
+    takes the scale.
 
     Args:
-        norm: The BatchNorm, its statistics those of what the layer gives.
-        layer: What it reads.
-        found: `(outputs, inputs + 1)`: the map, and the constant.
-        moments: Of what enters the layer.
+        norm: BatchNorm behind the layer, with the statistics of the outputs of the layer.
+        layer: Layer in front of the BatchNorm.
+        found: Map and constant, `(outputs, inputs + 1)`.
+        moments: Moments of the inputs of the layer.
 
     Returns:
-        The statistics that the BatchNorm has to have now, mean and variance, `(outputs,)` each.
+        The new statistics of the BatchNorm, mean and variance, `(outputs,)` each.
     """
     weight = layer.weight.flatten(1).to(found)
     mean = norm.running_mean.to(found) - (0 if layer.bias is None else layer.bias.to(found))

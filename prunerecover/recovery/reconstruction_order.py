@@ -1,4 +1,4 @@
-"""Layers to reconstruct, in order, with the outputs that are left of each."""
+"""Layers to reconstruct, in order, with the indices of kept outputs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from prunerecover.surgery.apply_edits import apply_edits
 
 
 def reference_of(dense: nn.Module, plan: Plan) -> nn.Module:
-    """Return what a pruned network is compared with, by path: the dense one.
+    """Return the dense network with the paths of the pruned network.
 
-    Where whole blocks went, those behind them moved up, so a copy without these blocks is returned.
+    Blocks behind a removed block move up, so with removed blocks the reference is a copy without them.
     """
     blocks = [edit for edit in plan.edits if isinstance(edit, Remove) and edit.kind == "block"]
     if not blocks:
@@ -33,7 +33,11 @@ def reference_of(dense: nn.Module, plan: Plan) -> nn.Module:
 
 
 def kept_rows(dense: nn.Module, plan: Plan) -> dict[str, Tensor]:
-    """Return which outputs each narrowed layer keeps of those it had: by its path, ascending indices."""
+    """Return the kept outputs of each narrowed layer, by path, as ascending indices of the dense outputs.
+
+    Raises:
+        ValueError: If the plan narrows more outputs than a layer has.
+    """
     kept: dict[str, Tensor] = {}
     layers: dict[str, Any] = {path: module for path, module in dense.named_modules() if is_plain(module)}
     for edit in plan.edits:
@@ -55,13 +59,13 @@ def kept_rows(dense: nn.Module, plan: Plan) -> dict[str, Tensor]:
 
 
 def of_other_outputs(plan: Plan) -> set[str]:
-    """Return paths of layers whose outputs are not some of the dense one's: those that make smaller heads."""
+    """Return paths of the layers that make smaller heads: the outputs are no subset of the dense outputs."""
     narrowed = (edit for edit in plan.edits if isinstance(edit, Narrow) and edit.kind == "head_dim")
     return {part.tensor.rpartition(".")[0] for edit in narrowed for part in edit.group if part.makes}
 
 
 def is_plain(layer: Any) -> bool:
-    """Whether a module is a linear layer or a convolution that least squares can fit as it is."""
+    """Whether a module is a linear layer or a convolution fit for plain least squares."""
     if type(layer) is nn.Conv2d:
         return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return type(layer) is nn.Linear
@@ -70,17 +74,17 @@ def is_plain(layer: Any) -> bool:
 def calls_of(
     network: nn.Module, dense: nn.Module, rows: Mapping[str, Tensor], inputs: ModelInputs, *, all_layers: bool = False
 ) -> dict[str, int]:
-    """Return the layers that are fitted, in the order of their first call, with how often a pass calls each.
+    """Return the layers to fit, in the order of their first call, with the number of calls in a pass.
 
-    What comes before the first layer that is narrowed or gone computes what it did. The last layer stays, and so does
-    one that has taken in the layer behind it, whose place an identity has.
+    Layers before the first change compute the same as before and are left out, unless `all_layers`. The last layer is
+    left out, and so is a layer merged with the next, where an identity stands behind.
 
     Args:
-        network: The pruned network.
-        dense: The same network from before.
-        rows: What `kept_rows` returned: outputs that narrowed layers keep, by path.
-        inputs: One batch on the network's device, for one forward pass.
-        all_layers: Whether what comes before may compute something else, too.
+        network: Pruned network.
+        dense: Network from before, with the same paths.
+        rows: Kept outputs of narrowed layers, by path, from `kept_rows`.
+        inputs: Batch on the device of the network, for one forward pass.
+        all_layers: Whether earlier layers may have changed, too.
     """
     holders = Counter(id(p) for module in network.modules() for p in module._parameters.values())
     (modules, now), (before, then) = (_called(model, inputs) for model in (network, dense))
@@ -100,7 +104,7 @@ def calls_of(
 
 
 def _called(network: nn.Module, inputs: ModelInputs) -> tuple[dict[str, Any], Counter[str]]:
-    """Return the layers that least squares can fit, and how often a pass calls each, in the order of the first call."""
+    """Return the plain layers, and the number of calls in a pass, in the order of the first call."""
     plain: dict[str, Any] = {path: module for path, module in network.named_modules() if is_plain(module)}
     with counting(plain) as calls:
         call(network, inputs)
@@ -113,13 +117,13 @@ def _can_be_fitted(layer: Any, holders: Mapping[int, int]) -> bool:
 
 
 def check_between(network: nn.Module, dense: nn.Module, rows: Mapping[str, Tensor], calls: Mapping[str, int]) -> None:
-    """Raise ValueError if a plan that keeps `rows` does not lie between the two networks.
+    """Raise ValueError if a plan with the kept outputs `rows` does not lead from `dense` to `network`.
 
     Args:
-        network: The pruned network.
-        dense: The same network from before.
-        rows: What `kept_rows` returned: outputs that narrowed layers keep, by path.
-        calls: What `calls_of` returned: the layers to compare.
+        network: Pruned network.
+        dense: Network from before, with the same paths.
+        rows: Kept outputs of narrowed layers, by path, from `kept_rows`.
+        calls: Layers to compare, from `calls_of`.
     """
     for path in calls:
         has, had = (len(model.get_parameter(f"{path}.weight")) for model in (network, dense))

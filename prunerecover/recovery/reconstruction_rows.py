@@ -1,4 +1,4 @@
-"""Rows of a fit: inputs of a layer of the pruned network, and the output that it lacks beside the dense one."""
+"""Rows of a fit: inputs of a layer of the pruned network, and the gap between the output and the dense output."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from prunerecover.model.batches import ModelInputs
 from prunerecover.model.paths import get_module
 from prunerecover.recovery.branch_ends import at_end
 
-PATCHES = 2**25  # entries of what a convolution reads that are in memory at once
+PATCHES = 2**25  # entries of the patches of a convolution in memory at once
 
 
 @dataclass(frozen=True)
 class FittedLayer:
-    """A layer that is fitted.
+    """A layer to fit.
 
     Attributes:
-        path: Its path.
-        rows: Which of the dense layer's outputs are left; None: all.
-        calls: How often a pass calls it.
-        end: Path of the BatchNorm behind it, or `NO_NORM`, if what it gives is added to a stream; else None.
+        path: Path of the layer.
+        rows: Indices of the kept outputs of the dense layer; None: all.
+        calls: Number of calls in a pass.
+        end: Path of the BatchNorm behind the layer, or `NO_NORM`, at the end of a branch; else None.
     """
 
     path: str
@@ -37,7 +37,7 @@ class FittedLayer:
 def missing_outputs(
     network: FrontToBack, dense: FrontToBack, fitted: FittedLayer, inputs: ModelInputs
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what enters a layer at each call, and what is missing in its output; at the end of a branch, in the sum."""
+    """Yield the input of a layer at each call, and the gap of its output, or of the sum at the end of a branch."""
     dim = 1 if isinstance(get_module(network.network, fitted.path), nn.Conv2d) else -1
 
     def left(target: Tensor) -> Tensor:
@@ -49,20 +49,20 @@ def missing_outputs(
         return passes.seen_at(fitted.path, inputs, fitted.calls)
 
     now, then = seen(network), seen(dense)
-    if len(now) == len(then):  # else the batch makes them compute something else
+    if len(now) == len(then):  # else the two networks take different paths on this batch
         for (x, y), (_, target) in zip(now, then, strict=True):
             yield x, left(target) - y
 
 
 def rows_of(layer: nn.Module, x: Tensor, missing: Tensor, wanted: int, generator: torch.Generator) -> Tensor:
-    """Return inputs and what is missing in the outputs, side by side, at positions drawn alike for all samples.
+    """Return inputs and gaps of the outputs, side by side, at positions drawn alike for all samples.
 
     Args:
-        layer: What is fitted.
-        x: Its inputs.
-        missing: `(N, outputs, H, W)` of a convolution, `(..., outputs)` of a linear layer.
-        wanted: How many positions to take of each sample.
-        generator: Draws them.
+        layer: Layer to fit.
+        x: Inputs of the layer.
+        missing: Gap of the outputs, `(N, outputs, H, W)` of a convolution, `(..., outputs)` of a linear layer.
+        wanted: Number of positions per sample.
+        generator: Generator of the positions.
 
     Returns:
         `(rows, inputs + outputs)`.
@@ -79,7 +79,7 @@ def rows_of(layer: nn.Module, x: Tensor, missing: Tensor, wanted: int, generator
 
 
 def _patches(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """Return what each position of a convolution reads, `(N, inputs, positions)`."""
+    """Return the patch at each position of a convolution, `(N, inputs, positions)`."""
     return F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
 
 

@@ -1,8 +1,8 @@
-"""Steps of optimizers at a share of their learning rates, which nobody else sees, and the share that is best.
+"""Optimizer steps at a share of the learning rates, hidden from the rest of the training, and the best share.
 
-A horizon as short as that of `best_share` prefers rates below the best for a long training (Wu 2018, arXiv 1803.02021),
-and so finds none that does harm. Zimmer 2023 (arXiv 2111.00843) sets the start of a recovery by the change of the
-weights instead, which says how much there is to recover, and nothing about the rate that a user has.
+The horizon of `best_share` is short, and a short horizon prefers rates below the best of a long training (Wu 2018,
+arXiv 1803.02021): a harmful rate is never chosen. Zimmer 2023 (arXiv 2111.00843) sets the start of a recovery by the
+change of the weights instead: a measure of the damage to recover from, but no test of the user's rate.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ STEPS, JUDGED, LOWEST = 16, 4, 1 / 16
 
 
 class ScaledSteps:
-    """Multiplies the rates of optimizers while they step, until `detach`.
+    """Hooks to multiply the rates of optimizers during a step, until `detach`.
 
-    Schedulers, checkpoints and the training step, which an optimizer may run as its closure, find the rates as the user
-    set them: some schedulers compute the next rate from the present one.
+    Schedulers, checkpoints and the training step (perhaps the closure of an optimizer) see the user's rates: some
+    schedulers compute the next rate from the present rate.
 
     Args:
         optimizers: Optimizers with a rate in each group.
@@ -40,7 +40,7 @@ class ScaledSteps:
         self._handles = [handle for pair in hooks for handle in pair]
 
     def detach(self) -> None:
-        """Leave the optimizers as they were, also in the middle of a step that has failed."""
+        """Restore the optimizers, also in the middle of a failed step."""
         for handle in self._handles:
             handle.remove()
         for optimizer in list(self._own):
@@ -91,11 +91,11 @@ def best_share(
     Weights, buffers and the optimizer are bit-identical afterwards; gradients are gone. Random states are not kept.
 
     Args:
-        module: Holds the weights.
-        optimizer: Of them, as it is now.
-        losses: Training losses, one per step, each of other samples and the same whenever it is called; None where a
-            step is left out.
-        before_step: Called between the backward pass and the step, for example to clip gradients.
+        module: Module with the weights.
+        optimizer: Optimizer of the weights, in the present state.
+        losses: Training losses, a function per step, each deterministic and on other samples; a function returns None
+            to skip the step.
+        before_step: Function to call between the backward pass and the step, for example to clip gradients.
     """
     best, lowest, share = 1.0, math.inf, 1.0
     while share >= LOWEST:
@@ -113,7 +113,7 @@ def _loss_at(
     losses: Sequence[Callable[[], Tensor | None]],
     before_step: Callable[[], None],
 ) -> float:
-    """Return the mean loss of the last steps; infinite if one is not finite, or all of them were left out."""
+    """Return the mean loss of the last steps; infinite if a loss is not finite, or every step was skipped."""
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     tensors = [(tensor, tensor.detach().clone()) for tensor in (*trained, *module.buffers())]
     state = {parameter: copy.deepcopy(own) for parameter, own in optimizer.state.items()}

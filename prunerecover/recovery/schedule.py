@@ -1,8 +1,9 @@
-"""The learning rate after a surgery: a warm-up, times a decay to zero.
+"""Learning rate after a surgery: a warm-up, times a decay to zero.
 
-Renda 2020 (arXiv 2003.02389) rewinds the rate, Le and Hua 2021 (arXiv 2105.03193) restart it with a warm-up, and Zimmer
-2023 (arXiv 2111.00843) lets it decay linearly to zero. Zimmer's start of the decay, in proportion to the relative
-change of the weights, is not done: rates are shares of the user's own, which `scaled_steps.best_share` tests.
+Renda 2020 (arXiv 2003.02389) rewinds the rate, Le and Hua 2021 (arXiv 2105.03193) restart the rate with a warm-up, and
+Zimmer 2023 (arXiv 2111.00843) lets the rate decay linearly to zero. Zimmer's start of the decay, in proportion to the
+relative change of the weights, is not done: rates are shares of the user's rate, and `scaled_steps.best_share` tests
+the share.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ WARMUP, DECAY = 0.5, 1.0
 
 @dataclass(frozen=True)
 class RecoveryCurve:
-    """What a learning rate is multiplied with, at each step of a recovery.
+    """Factor of a learning rate at each step of a recovery.
 
-    The decay falls from 1 to zero after the last step, and the warm-up, which rises up to 1, is multiplied with it:
-    with a warm-up of half of the steps and a linear decay of all, the highest factor is one half. A rate that is too
-    high for a damaged network does less harm than in a warm-up that is followed by the decay.
+    The decay falls from 1 to zero after the last step, times the warm-up, a rise up to 1: with a warm-up over half of
+    the steps and a linear decay over all, the highest factor is one half. A rate too high for a damaged network does
+    less harm than in a warm-up followed by the decay.
 
     Args:
         warmup: Steps of the warm-up (a whole number), or their share of all steps (a number below 1); at most all of
             them.
-        shape: Of the decay.
-        decay: Share of the steps, the last ones, in which the rate falls; 0: it does not.
+        shape: Shape of the decay.
+        decay: Share of the steps, the last ones, in which the rate falls; 0: no decay.
 
     Raises:
         TypeError: If `warmup` or `decay` is no number.
@@ -65,11 +66,11 @@ class RecoveryCurve:
             )
 
     def factor(self, step: int, steps: int) -> float:
-        """Return the factor of a step; after the last one zero, unless there is no decay.
+        """Return the factor of a step; after the last step zero, or 1 without a decay.
 
         Args:
-            step: Counted from 0.
-            steps: Of the whole recovery.
+            step: Number of the step, from 0.
+            steps: Steps of the whole recovery.
         """
         if step >= steps:
             return 0.0 if self.decay else 1.0
@@ -84,21 +85,22 @@ def recovery_schedule(
 ) -> LambdaLR:
     """Return a scheduler for the training after a surgery: a warm-up, times a decay to zero.
 
-    For loops without Lightning, where `RecoverySchedule` tests the rates, too: call its `step()` after each step of the
-    optimizer, or pass `optimizers=(optimizer, recovery_schedule(optimizer, steps))` to the Trainer of transformers.
-    Make it anew after each surgery, and no other scheduler beside it.
+    For loops without Lightning, whose `RecoverySchedule` also tests the rates: call `step()` of the scheduler after
+    each
+    step of the optimizer, or pass `optimizers=(optimizer, recovery_schedule(optimizer, steps))` to the Trainer of
+    transformers. Make a new one after each surgery, and use no second scheduler.
 
     Args:
-        optimizer: Of the pruned model. Its rates are the highest; where a scheduler changed them before, those that it
-            began with (`initial_lr`).
+        optimizer: Optimizer of the pruned model. Its present rates are the highest; where a scheduler has changed them,
+            the initial ones (`initial_lr`).
         steps: Steps of the optimizer until the next surgery, or the end.
         warmup: Steps of the warm-up (a whole number), or their share of `steps` (a number below 1); at most all of
             them.
-        shape: "linear" or "cosine", of the decay.
-        decay: Share of the steps, the last ones, in which the rate falls; 0: it does not.
+        shape: Shape of the decay, "linear" or "cosine".
+        decay: Share of the steps, the last ones, in which the rate falls; 0: no decay.
 
     Raises:
-        TypeError: If something is no number.
+        TypeError: If `steps`, `warmup` or `decay` is no number.
         ValueError: If an argument is out of range.
 
     >>> import torch

@@ -1,9 +1,9 @@
-"""One set of low-rank adapters for several sets of removed blocks, taught by the whole model without them.
+"""Shared low-rank adapters for several sets of removed blocks, taught by the whole model without adapters.
 
 PuDDing (Wee et al., arXiv 2502.04348, section 4.4) trains adapters for each omission set. Here each training step
-leaves out the blocks of one set, all sets share one set of adapters, and the dense model is the teacher: the same
-weights with all blocks and without adapters (self-distillation), so there is no second copy. Adapters are merged once,
-into the dense weights, and every set routes over them. Does not cover removal of anything but whole blocks.
+leaves out the blocks of a single set, all sets share the adapters, and the dense model is the teacher: the same weights
+with all blocks and without adapters (self-distillation), so there is no second copy. Adapters are merged once, into the
+dense weights, and every set routes over them. Covers the removal of whole blocks only.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from prunerecover.surgery.apply_edits import Applied, apply_edits, undo
 
 
 def set_of_step(step: int, count: int, seed: int = 0) -> int:
-    """Return which set a training step leaves out: all of them once in `count` steps, in an order drawn anew each time.
+    """Return the index of the omission set of a step: each set once in `count` steps, in a new order each round.
 
     Args:
         step: Number of the step, from 0.
-        count: Of sets.
-        seed: Of the orders.
+        count: Number of sets.
+        seed: Seed of the orders.
 
     >>> sorted(set_of_step(step, 4) for step in range(8, 12))
     [0, 1, 2, 3]
@@ -39,13 +39,13 @@ def set_of_step(step: int, count: int, seed: int = 0) -> int:
 
 
 class WithoutUnits:
-    """Runs a network without the units of a plan, inside a `with` block; afterwards it is as it was.
+    """Context for a network without the units of a plan; the units are back afterwards.
 
-    Blocks that stay are the same modules, so gradient checkpointing may run them again when the block is left.
+    Remaining blocks are the same modules, so gradient checkpointing may run them again after the context has ended.
 
     Args:
-        network: Unwrapped; adapters may be injected.
-        edits: Of a plan for it that fits no tensors.
+        network: Network without wrappers; adapters may be injected.
+        edits: Edits of a plan for the network, without fitted tensors.
     """
 
     def __init__(self, network: nn.Module, edits: Sequence[Edit]) -> None:
@@ -76,7 +76,7 @@ class WithoutUnits:
 
 @contextmanager
 def without_adapters(network: nn.Module) -> Iterator[None]:
-    """Run a network as if it had no adapters, inside a `with` block."""
+    """Switch the adapters of a network off inside a `with` block."""
     layers: list[Any] = [m for m in network.modules() if is_of_peft(m) and hasattr(m, "enable_adapters")]
     flags = {p: p.requires_grad for layer in layers for p in layer.parameters()}  # peft sets them
     try:
@@ -91,11 +91,11 @@ def without_adapters(network: nn.Module) -> Iterator[None]:
 
 
 def teacher_logits(network: nn.Module, inputs: ModelInputs) -> Tensor:
-    """Return the logits of the whole model without its adapters `(N, T, V)`, in evaluation mode, without gradients.
+    """Return the logits of the whole model without adapters `(N, T, V)`, in evaluation mode, without gradients.
 
     Args:
-        network: With all blocks.
-        inputs: What the student was called with.
+        network: Network with all blocks.
+        inputs: Inputs of the student.
     """
     asked = ModelInputs(inputs.args, without_labels(inputs.kwargs, network))
     with evaluating(network), without_adapters(network):
@@ -103,12 +103,12 @@ def teacher_logits(network: nn.Module, inputs: ModelInputs) -> Tensor:
 
 
 def self_distillation_loss(student: Tensor, teacher: Tensor, inputs: ModelInputs, temperature: float = 1.0) -> Tensor:
-    """Return T^2 KL(teacher || student) of next tokens, mean over the positions that are not padding.
+    """Return T^2 KL(teacher || student) of next tokens, mean over positions without padding.
 
     Args:
         student: Logits of the model without blocks, `(N, T, V)`.
-        teacher: Of `teacher_logits`, alike.
-        inputs: Of both; its `attention_mask` marks padding.
-        temperature: T.
+        teacher: Logits from `teacher_logits`, of the same shape.
+        inputs: Inputs of both networks; `attention_mask` marks padding.
+        temperature: Temperature T.
     """
     return distillation_loss(without_padding(student, inputs), without_padding(teacher, inputs), temperature)
