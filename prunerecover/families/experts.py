@@ -11,8 +11,8 @@ Where the router first chooses among groups of experts, every group keeps equall
 another group.
 
 A transformers config has a single number of experts for all layers. Once all layers keep the same number,
-`shared_counts` of `surgery.routing` gives the new entries of the config, and the narrowed model is a standard one; until
-then the config stays unchanged, and `load_pruned` opens the model.
+`shared_counts` of `surgery.routing` gives the new entries of the config, and the narrowed model is a standard one;
+until then the config stays unchanged, and `load_pruned` opens the model.
 
 Not covered: experts as separate modules, routers as methods of a larger module, and lookup tables from token to expert
 (DeepSeek-V4).
