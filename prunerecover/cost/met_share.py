@@ -36,7 +36,7 @@ class Wanted:
 
 def met_share(
     wanted: Mapping[str, Wanted],
-    plan: Callable[[float], Found],
+    plan: Callable[[Shares], Found],
     measure: Callable[[Found], Shares],
     *,
     tries: int = TRIES,
@@ -47,7 +47,8 @@ def met_share(
 
     Args:
         wanted: Shares that have to go, by the name of the cost.
-        plan: Plans for so many times the shares that are wanted; a ValueError says that so much cannot go.
+        plan: Plans for shares, by the name of the cost: those that are wanted, then more of what is missed. It raises
+            ValueError if so much cannot go.
         measure: Returns the share of each cost that goes with what was planned.
         tries: How often at most something is planned.
 
@@ -58,15 +59,14 @@ def met_share(
         ValueError: If not even what is wanted can be planned for.
 
     >>> wanted = {"latency": Wanted(0.3), "macs": Wanted(0.25)}
-    >>> met_share(wanted, lambda times: 0.3 * times, lambda planned: {"latency": 0.75 * planned, "macs": planned})
+    >>> met_share(wanted, lambda asked: asked["latency"], lambda macs: {"latency": 0.75 * macs, "macs": macs})
     (0.4, {'latency': 0.30000000000000004, 'macs': 0.4})
     """
     found: list[tuple[Shares, Found]] = []
-    most = MOST / max((one.share for one in wanted.values() if one.share > 0), default=MOST)
-    times = 1.0
+    asked = {cost: one.share for cost, one in wanted.items()}
     while len(found) < tries:
         try:
-            planned = plan(times)
+            planned = plan(asked)
         except ValueError:
             if not found:
                 raise
@@ -77,7 +77,7 @@ def met_share(
         found.append((saved, planned))
         if _enough(wanted, saved) and any(_excess(wanted, saved)[cost] <= wanted[cost].above for cost in wanted):
             break
-        times = min(times * max(_missing(one.share, saved[cost]) for cost, one in wanted.items()), most)
+        asked = _asked_again(wanted, asked, saved)
     enough = [one for one in found if _enough(wanted, one[0])]
     if enough:
         saved, planned = min(enough, key=lambda one: sum(_excess(wanted, one[0]).values()))
@@ -93,6 +93,13 @@ def _excess(wanted: Mapping[str, Wanted], saved: Shares) -> dict[str, float]:
 
 def _enough(wanted: Mapping[str, Wanted], saved: Shares) -> bool:
     return all(excess >= -wanted[cost].below - ROUNDING for cost, excess in _excess(wanted, saved).items())
+
+
+def _asked_again(wanted: Mapping[str, Wanted], asked: Shares, saved: Shares) -> dict[str, float]:
+    """Return shares to plan for: more of the costs that are missed, or less of all where all are exceeded."""
+    missing = {cost: _missing(one.share, saved[cost]) for cost, one in wanted.items()}
+    least = min(1.0, max(missing.values()))
+    return {cost: min(share * max(least, missing[cost]), MOST) for cost, share in asked.items()}
 
 
 def _missing(share: float, saved: float) -> float:

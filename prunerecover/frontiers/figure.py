@@ -21,18 +21,18 @@ from prunerecover.display.style import (
     styled,
 )
 from prunerecover.plan.evidence import FrontierPoint
-from prunerecover.plan.summary import COSTS
+from prunerecover.plan.summary import COSTS, named
 
 LOOKS = {"macs": (BLUE, "o"), "params": (GREEN, "s"), "latency": (ORANGE, "^")}
 FACTOR = 30  # between divergences, from which on the axis is logarithmic
 
 
-def plot_frontier(points: Sequence[FrontierPoint], cost: str) -> Figure:
+def plot_frontier(points: Sequence[FrontierPoint], cost: str | Sequence[str]) -> Figure:
     """Draw a frontier: divergence on the left, costs on the right.
 
     Args:
         points: In rising order of their shares.
-        cost: Cost that the shares are of.
+        cost: Cost that the shares are of, or several.
     """
     figure = empty_figure(8.4, 3.6)
     left, right = (styled(axes) for axes in figure.subplots(1, 2))
@@ -44,7 +44,7 @@ def plot_frontier(points: Sequence[FrontierPoint], cost: str) -> Figure:
         left.set_yscale("log")
     _draw_costs(right, points, shares)
     for axes in (left, right):
-        axes.set_xlabel(f"Share of the {COSTS[cost]} that is asked for", fontsize=9)
+        axes.set_xlabel(f"Share of the {named(cost)} that is asked for", fontsize=9)
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.grid(axis="y", color=LIGHT, linewidth=0.8)
     add_heading(figure, "What other budgets would cost")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from prunerecover.display.summary import Summarised, Summary
 from prunerecover.plan.evidence import FrontierEvidence, FrontierPoint
 from prunerecover.plan.plan import Plan
-from prunerecover.plan.summary import COSTS
+from prunerecover.plan.summary import COSTS, named
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +23,7 @@ class Frontier(Summarised):
     Args:
         points: Plans, as the shares that they are for, in rising order.
         plan_at: Function that returns the plan for a share; None: the frontier is read from a file.
-        cost: Cost that the shares are of: "macs", "params" or "latency".
+        cost: Cost that the shares are of: "macs", "params" or "latency"; or several, of each of which as much goes.
 
     >>> print(Frontier([FrontierPoint(0.1, 0.02, {"macs": 0.11}), FrontierPoint(0.2, 0.14, {"macs": 0.2})]))
     Frontier over shares of the MACs
@@ -34,7 +34,7 @@ class Frontier(Summarised):
 
     points: Sequence[FrontierPoint]
     plan_at: Callable[[float], Plan] | None = None
-    cost: str = "macs"
+    cost: str | Sequence[str] = "macs"
 
     def __post_init__(self) -> None:
         """Check the points."""
@@ -44,7 +44,7 @@ class Frontier(Summarised):
                 f"Expected points of a frontier in rising order of their shares, at least one, but got {shares}. Sort "
                 "them by `share`, and keep one plan for each."
             )
-        if self.cost not in COSTS:
+        if (costs := self._costs) == () or not set(costs) <= set(COSTS):
             raise ValueError(f"Expected the cost of a frontier to be one of {', '.join(COSTS)}, but got {self.cost!r}.")
 
     @classmethod
@@ -57,6 +57,10 @@ class Frontier(Summarised):
         """
         found = FrontierEvidence.of(evidence)
         return cls(found.frontier, plan_at, found.frontier_cost) if found.frontier else None
+
+    @property
+    def _costs(self) -> tuple[str, ...]:
+        return (self.cost,) if isinstance(self.cost, str) else tuple(self.cost)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the frontier as entries of a plan's evidence."""
@@ -75,13 +79,13 @@ class Frontier(Summarised):
         if self.plan_at is None:
             raise RuntimeError(
                 "Expected a frontier of this process, but got one that is read from a plan: scores are not kept there. "
-                f"Plan with Budget({self.cost}={share:g})."
+                f"Plan with Budget({', '.join(f'{cost}={share:g}' for cost in self._costs)})."
             )
         return self.plan_at(share)
 
     def summary(self) -> Summary:
         """Return a row for each point."""
-        title = f"Frontier over shares of the {COSTS[self.cost]}"
+        title = f"Frontier over shares of the {named(self.cost)}"
         header, rows = frontier_table(self.points)
         return Summary.of_list(title, header, rows, tuple)
 

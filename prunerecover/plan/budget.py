@@ -103,8 +103,8 @@ class Budget:
         """Raise ValueError if several costs are given, for planning that takes one."""
         if len(self.shares) > 1:
             raise ValueError(
-                f"Expected a budget in one cost for now, but got {self}. Plan for the cost that matters most, and "
-                "measure what goes of the others."
+                f"Expected a budget in one cost, but got {self}. Meet several with plan_pruning or Prune, whose kinds "
+                "may be those of depth or of width alone; or plan for the cost that matters most."
             )
 
     def kinds(self, available: Sequence[str]) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from prunerecover.plan.kinds import Kind, WidthKind
 from prunerecover.plan.records import Items, Result
 
+Cost = Literal["macs", "params", "latency"]
+
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -199,6 +201,9 @@ class BoundaryEvidence(_Evidence):
     predicted: PredictedSplit | None = None
 
 
+Saved = float | dict[str, float]  # share of the cost of a budget, or of each cost by its name where there are several
+
+
 class TriedSplit(_Record):
     """A split of one budget between depth and width, and how the network without both was.
 
@@ -206,14 +211,15 @@ class TriedSplit(_Record):
         depth: Share of the budget that depth was asked to take.
         divergence: Of the output on held-out samples; None: it cannot be compared, or nothing had to be.
         accuracy: After a short recovery, in percent; None: splits were not recovered.
-        saved: The share of the cost that went, once merged; of latency as it was measured. None: there is no plan.
+        saved: The share of the cost that went, once merged, or of each of several costs; of latency as it was measured.
+            None: there is no plan.
         refused: Why there is no such plan; empty if there is one.
     """
 
     depth: float
     divergence: float | None = None
     accuracy: float | None = None
-    saved: float | None = None
+    saved: Saved | None = None
     refused: str = ""
 
 
@@ -223,12 +229,13 @@ class SplitEvidence(_Evidence):
     Attributes:
         splits: That were tried, in order.
         depth_share: Of the one that is planned.
-        saved: The share of the cost that goes with the plan, once merged; of latency as it was measured.
+        saved: The share of the cost that goes with the plan, once merged, or of each of several costs; of latency as it
+            was measured.
     """
 
     splits: Items[TriedSplit] = ()
     depth_share: float | None = None
-    saved: float | None = None
+    saved: Saved | None = None
 
 
 @dataclass(frozen=True)
@@ -259,11 +266,11 @@ class FrontierEvidence(_Evidence):
 
     Attributes:
         frontier: Plans, in rising order of their shares.
-        frontier_cost: Cost that the shares are of.
+        frontier_cost: Cost that the shares are of, or several, of each of which as much goes.
     """
 
     frontier: Items[FrontierPoint] = ()
-    frontier_cost: Literal["macs", "params", "latency"] = "macs"
+    frontier_cost: Cost | Items[Cost] = "macs"
 
 
 class PlanningCost(_Record):

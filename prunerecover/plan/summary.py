@@ -12,6 +12,7 @@ from prunerecover.plan.evidence import (
     BoundaryEvidence,
     DepthEvidence,
     FrontierEvidence,
+    Saved,
     SplitEvidence,
     ToleranceEvidence,
     WidthEvidence,
@@ -52,6 +53,15 @@ class Planned(Protocol):
         """What it was decided by."""
 
 
+def named(costs: str | Sequence[str]) -> str:
+    """Return costs in words.
+
+    >>> named("macs"), named(("latency", "params"))
+    ('MACs', 'latency and parameters')
+    """
+    return " and ".join(COSTS[cost] for cost in ((costs,) if isinstance(costs, str) else costs))
+
+
 def summarised(plan: Planned) -> Summary:
     """Return the summary of a plan.
 
@@ -89,14 +99,23 @@ def _refitted(plan: Planned) -> Iterator[Row]:
 
 
 def _shares(plan: Planned) -> Iterator[Row]:
-    """Yield the share of the cost that goes, beside the one that was asked for; of a plan of several, nothing."""
+    """Yield the share of each cost that goes, beside the one that was asked for; of a plan of several, nothing."""
+    for cost, saved in saved_shares(plan).items():
+        yield COSTS[cost], f"{saved:.1%}", "", f"asked for: {plan.made_by.arguments['budget'][cost]:.1%}"
+
+
+def saved_shares(plan: Planned) -> dict[str, float]:
+    """Return the share that goes of each cost of a plan's budget, once merged, as far as it is known."""
     budget, got = plan.made_by.arguments.get("budget"), _got(plan)
-    for cost, asked in budget.items() if isinstance(budget, dict) and "first" not in plan.made_by.arguments else ():
-        if cost in COSTS and isinstance(asked, float | int) and got is not None:
-            yield COSTS[cost], f"{got:.1%}", "", f"asked for: {asked:.1%}"
+    if not isinstance(budget, dict) or "first" in plan.made_by.arguments or got is None:
+        return {}
+    costs = [cost for cost, asked in budget.items() if cost in COSTS and isinstance(asked, float | int)]
+    return {
+        cost: got[cost] if isinstance(got, dict) else got for cost in costs if not isinstance(got, dict) or cost in got
+    }
 
 
-def _got(plan: Planned) -> float | None:
+def _got(plan: Planned) -> Saved | None:
     """Return the share of the cost that goes once merged, as far as the evidence is about the whole plan."""
     method, depth = plan.made_by.method, DepthEvidence.of(plan.evidence)
     if method == "joint":

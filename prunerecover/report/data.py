@@ -14,6 +14,7 @@ from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.removed_units import removed_units
+from prunerecover.plan.summary import saved_shares
 
 SCHEMA = "prunerecover.report/1"
 
@@ -66,6 +67,7 @@ class PlanSummary(Record):
         removed: Names of the units in the dense model, per kind, in the order of the edits.
         leaves: What stands in the place of each unit of depth.
         groups: How many channels, heads, neurons or experts every group of them keeps.
+        saved: Share that goes of each cost of the budget, by its name; empty: it is not known.
         frontier: What plans for other shares would have cost; None: nobody has asked.
     """
 
@@ -75,12 +77,13 @@ class PlanSummary(Record):
     removed: dict[str, list[str]] = Field(default_factory=dict)
     leaves: dict[str, str] = Field(default_factory=dict)
     groups: tuple[KeptGroup, ...] = ()
+    saved: dict[str, float] = Field(default_factory=dict)
     frontier: FrontierEvidence | None = None
 
     @model_serializer(mode="wrap")
-    def _without_no_frontier(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_what_is_not_known(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         found: dict[str, Any] = handler(self)
-        return found if self.frontier else {name: value for name, value in found.items() if name != "frontier"}
+        return {name: value for name, value in found.items() if value or name not in ("saved", "frontier")}
 
     @classmethod
     def of(cls, plan: Plan) -> PlanSummary:
@@ -98,6 +101,7 @@ class PlanSummary(Record):
             removed=removed,
             leaves=leaves,
             groups=plan.kept_groups,
+            saved=saved_shares(plan),
             frontier=found if (found := FrontierEvidence.of(plan.evidence)).frontier else None,
         )
 

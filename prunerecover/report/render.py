@@ -14,7 +14,7 @@ from prunerecover.frontiers.frontier import frontier_table
 from prunerecover.plan.evidence import FrontierEvidence
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS
-from prunerecover.plan.summary import COSTS
+from prunerecover.plan.summary import COSTS, named
 from prunerecover.report.data import LoggedMetric, MetricComparison, PlanSummary, ReportData, SearchCost
 
 if TYPE_CHECKING:
@@ -170,6 +170,8 @@ def _what_was_removed(plan: PlanSummary) -> str:
     how = (
         f"Planned by `{plan.method or 'hand'}`" + (f" with `{arguments}`" if arguments else "") + f", seed {plan.seed}."
     )
+    if plan.saved:
+        how += f" Saves {' and '.join(f'{share:.1%} of the {COSTS[cost]}' for cost, share in plan.saved.items())}."
     how += " In brackets: what is left in its place." if plan.leaves else ""
     body = "\n".join(lines) or "Nothing."
     return f"## What was removed\n\n{body}\n\n{how}"
@@ -177,7 +179,7 @@ def _what_was_removed(plan: PlanSummary) -> str:
 
 def _other_budgets(found: FrontierEvidence) -> str:
     header, rows = frontier_table(found.frontier)
-    said = f"Asked of the {COSTS[found.frontier_cost]}; divergence of the output is predicted."
+    said = f"Asked of the {named(found.frontier_cost)}; divergence of the output is predicted."
     return f"## What other budgets would cost\n\n{markdown_table(header, rows, 'r' * len(header))}\n\n{said}"
 
 

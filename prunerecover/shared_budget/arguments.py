@@ -51,16 +51,16 @@ class SharedBudgetConfig:
         """Return the kinds of depth that were asked for; None: those that are usual."""
         return None if self.kinds is None else tuple(kind for kind in self.kinds if kind in DEPTH_KINDS)
 
-    def width_kinds(self, model: nn.Module, cost: str) -> tuple[str, ...]:
+    def width_kinds(self, model: nn.Module, costs: Sequence[str]) -> tuple[str, ...]:
         """Return the kinds of width that may go: those asked for, or the usual ones, and experts where they save any.
 
         Args:
             model: Unwrapped.
-            cost: Of the budget; experts save parameters alone.
+            costs: Costs of the budget; experts save parameters alone.
         """
         if self.kinds is not None:
             return tuple(kind for kind in self.kinds if kind in WIDTH_KINDS and kind in RANKED_KINDS)
-        return (*FOUND_KINDS, "expert") if cost == "params" and find_experts(model) else FOUND_KINDS
+        return (*FOUND_KINDS, "expert") if "params" in costs and find_experts(model) else FOUND_KINDS
 
     @property
     def smaller_heads(self) -> bool:
@@ -88,8 +88,8 @@ class SharedBudgetConfig:
         )
 
 
-def check_share(budget: object) -> tuple[str, float]:
-    """Return the cost and the share of it that have to go.
+def check_shares(budget: object) -> dict[str, float]:
+    """Return the share of each cost that has to go.
 
     Raises:
         TypeError: If this is no budget.
@@ -99,20 +99,20 @@ def check_share(budget: object) -> tuple[str, float]:
         raise TypeError(
             f"Expected argument budget to be a Budget, but got {type(budget).__name__}. Use Budget(macs=0.3)."
         )
-    if budget.share is None:
+    if budget.in_units:
         raise ValueError(
             f"Expected a share of the MACs, parameters or latency for depth and width together, but got "
             f"{budget.to_dict()}: units of different kinds have no number in common. Remove units of depth with "
             "plan_depth or DepthPrune, and experts with plan_width or WidthPrune."
         )
-    return budget.share
+    return budget.shares
 
 
-def budget_of(cost: str, share: float) -> Budget:
-    """Return the budget of a share of a cost.
+def budget_of(shares: Mapping[str, float]) -> Budget:
+    """Return the budget of shares of costs.
 
-    >>> budget_of("macs", 0.25).macs
+    >>> budget_of({"macs": 0.25}).macs
     0.25
     """
-    given: dict[str, Any] = {cost: share}
+    given: dict[str, Any] = dict(shares)
     return Budget(**given)

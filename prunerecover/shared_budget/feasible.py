@@ -7,7 +7,7 @@ import warnings
 from prunerecover.depth.feasible import check_feasible as check_depth
 from prunerecover.plan.budget import Budget
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_share
+from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of, check_shares
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.width.feasible import check_feasible as check_width
 
@@ -17,7 +17,7 @@ def check_names(session: Session, budget: Budget, config: SharedBudgetConfig) ->
 
     Args:
         session: Network and samples, of which the first is run.
-        budget: Share of a cost.
+        budget: Shares of costs.
         config: All other arguments of `plan_pruning`.
 
     Raises:
@@ -25,7 +25,7 @@ def check_names(session: Session, budget: Budget, config: SharedBudgetConfig) ->
     """
     with warnings.catch_warnings():  # of a single batch, which nothing is planned on
         warnings.simplefilter("ignore")
-        return SharedBudgetPlanner(session, check_share(budget)[0], config)
+        return SharedBudgetPlanner(session, tuple(check_shares(budget)), config)
 
 
 def check_feasible(session: Session, budget: Budget, config: SharedBudgetConfig) -> None:
@@ -35,7 +35,7 @@ def check_feasible(session: Session, budget: Budget, config: SharedBudgetConfig)
 
     Args:
         session: Network and samples, of which the first is run.
-        budget: Share of a cost; latency is not measured.
+        budget: Shares of costs; latency is not measured.
         config: All other arguments of `plan_pruning`.
 
     Raises:
@@ -44,7 +44,8 @@ def check_feasible(session: Session, budget: Budget, config: SharedBudgetConfig)
     planner = check_names(session, budget, config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if planner.why_no_depth:
-            check_width(session, budget, planner.width_config())
-        elif planner.why_no_width:
-            check_depth(session, budget, planner.depth_config)
+        for cost, share in budget.shares.items():
+            if planner.why_no_depth:
+                check_width(session, budget_of({cost: share}), planner.width_config)
+            elif planner.why_no_width:
+                check_depth(session, budget_of({cost: share}), planner.depth_config)

@@ -26,7 +26,7 @@ COUNTED = ("macs", "params")
 
 def frontier(
     model: nn.Module,
-    cost: str = "macs",
+    cost: str | Sequence[str] = "macs",
     *,
     batches: Batches,
     shares: Sequence[float] = SHARES,
@@ -45,7 +45,7 @@ def frontier(
 
     Args:
         model: Network, wrapped or not; bit-identical afterwards.
-        cost: Cost that the shares are of: "macs", "params" or "latency".
+        cost: Cost that the shares are of: "macs", "params" or "latency"; or several, of each of which as much goes.
         batches: Calibration batches; see `plan_pruning`, as of all others.
         shares: Shares that would go, in rising order; those that cannot go are left out.
         loss: Loss.
@@ -74,13 +74,14 @@ def frontier_of(
     """Return the frontier of a planner; see `frontier`.
 
     Args:
-        planner: Planner of the cost.
+        planner: Planner of the cost, or of several.
         shares: Shares that would go.
         divergence: Divergence of outputs, for plans that are asked for later.
 
     Raises:
         ValueError: See `frontier`.
     """
+    costs = planner.budgeted
     planner.score_width()
     if not planner.has_library:
         raise Refusal(
@@ -94,19 +95,19 @@ def frontier_of(
 
     def plan_at(share: float) -> Plan:
         with comparing_by(divergence):
-            return BudgetSearch(planner, budget_of(planner.cost, share)).run()
+            return BudgetSearch(planner, budget_of(dict.fromkeys(costs, share))).run()
 
-    return Frontier(points, plan_at, planner.cost)
+    return Frontier(points, plan_at, costs[0] if len(costs) == 1 else costs)
 
 
 def _point(planner: SharedBudgetPlanner, share: float) -> FrontierPoint | None:
     """Return the point of a share; None if so much cannot go."""
     try:
-        state = planner.together({planner.cost: share}, rounds=0)
+        state = planner.together(dict.fromkeys(planner.budgeted, share), rounds=0)
     except ValueError:
         return None
     edits, session = planner.edits(state.chosen), planner.session
     costs = {cost: session.cost(cost).removed_share(edits) for cost in COUNTED}
-    if planner.cost == "latency":
+    if "latency" in planner.budgeted:
         costs["latency"] = session.cost("latency").on_few.removed_share(edits)
     return FrontierPoint(share, state.divergence, costs)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from torch import nn
@@ -18,12 +18,13 @@ from prunerecover.divergence.registry import Divergence, comparing_by
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.evidence import DepthEvidence, SplitEvidence, TriedSplit
+from prunerecover.plan.evidence import DepthEvidence, Saved, SplitEvidence, TriedSplit
 from prunerecover.plan.plan import Plan
 from prunerecover.refusal import Refusal
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_share
+from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_shares
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
+from prunerecover.solvers.program import OVER
 from prunerecover.solvers.refine import MISSED, State
 from prunerecover.surgery.saved_cost import CLOCKS
 from prunerecover.width.allocation.latency_budget import STEP
@@ -59,8 +60,9 @@ def plan_pruning(
 
     Args:
         model: Any network, wrapped or not.
-        budget: A share of the MACs, parameters or latency of the model once it is merged. Latency is measured again
-            once all is planned; a plan that misses it is made anew for more, and a warning says if it still does.
+        budget: A share of the MACs, parameters or latency of the model once it is merged, or shares of several of them,
+            which are met at once. Latency is measured again once all is planned; a plan that misses it is made anew for
+            more, and a warning says if it still does.
         batches: Calibration batches, labelled unless `loss` reads labels from elsewhere; see `plan_width`. Every 4th
             sample is held out, to compare what the others are fitted to.
         loss: See `plan_width`.
@@ -84,7 +86,7 @@ def plan_pruning(
             can go.
         TypeError: If an argument is of another type.
     """
-    check_share(budget)
+    check_shares(budget)
     config = SharedBudgetConfig(
         loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed
     )
@@ -102,9 +104,9 @@ def joint_plan(session: Session, budget: Budget, config: SharedBudgetConfig, eva
         config: All other arguments of `plan_pruning`.
         evaluate: See `plan_pruning`.
     """
-    cost, _ = check_share(budget)
+    costs = tuple(check_shares(budget))
     with progress("planning depth and width"):
-        return BudgetSearch(SharedBudgetPlanner(session, cost, config), budget, evaluate).run()
+        return BudgetSearch(SharedBudgetPlanner(session, costs, config), budget, evaluate).run()
 
 
 @dataclass(frozen=True)
@@ -113,14 +115,14 @@ class Candidate:
 
     Attributes:
         plan: The plan.
-        saved: Share of the cost that goes with it.
+        saved: Share of each cost that goes with it.
         divergence: Of the output on held-out samples; None: it cannot be compared, or nothing has to be.
         warnings: What planning warned of.
     """
 
     plan: Plan
-    saved: float
-    divergence: float | None
+    saved: Mapping[str, float] = field(compare=False)  # two measurements of one plan differ
+    divergence: float | None = None
     warnings: tuple[Warning | str, ...] = ()
 
 
@@ -128,8 +130,8 @@ class BudgetSearch:
     """Plans one budget: depth and width together, or one of both alone.
 
     Args:
-        planner: Of the budget's cost.
-        budget: A share of it.
+        planner: Planner of the budget's costs.
+        budget: Shares of them.
         evaluate: See `plan_pruning`; None: plans are compared by their outputs.
 
     Attributes:
@@ -139,7 +141,7 @@ class BudgetSearch:
 
     def __init__(self, planner: SharedBudgetPlanner, budget: Budget, evaluate: Evaluate | None = None) -> None:
         self.planner, self.budget, self.evaluate = planner, budget, evaluate
-        self.cost, self.wanted = check_share(budget)
+        self.wanted = check_shares(budget)
         self.tried: list[TriedSplit] = []
         self.candidates: dict[float, Candidate] = {}
 
@@ -149,23 +151,27 @@ class BudgetSearch:
         Raises:
             ValueError: If there is none, or labels are missing.
         """
-        if not self.wanted:
+        if not any(self.wanted.values()):
             return Plan()
         planner = self.planner
         planner.score_width()
-        if planner.why_no_depth or planner.why_no_width:
-            self._try(lambda: self._alone(depth=bool(planner.why_no_width)), WIDTH if planner.why_no_depth else DEPTH)
-        else:
-            if planner.has_library:
-                self._try(self._together, refusals=(Refusal, NotRemovable))
-            if not self.candidates or self.evaluate is not None or planner.is_reconstructed:
-                for share in (WIDTH, DEPTH):
+        if planner.has_library:
+            self._try(self._together, refusals=(Refusal, NotRemovable))
+        if not self.candidates or (not self.is_lonely and (self.evaluate is not None or planner.is_reconstructed)):
+            for share, reason in ((WIDTH, planner.why_no_width), (DEPTH, planner.why_no_depth)):
+                if not reason:
                     self._try(partial(self._alone, depth=share == DEPTH), share)
+        if not self.is_lonely:
             self._recover()
         best = self._best()
         for message in self.candidates[best].warnings:
             warnings.warn(message, stacklevel=4)
         return self._described(best, self.candidates[best])
+
+    @property
+    def is_lonely(self) -> bool:
+        """Whether nothing can go in depth, or nothing in width."""
+        return bool(self.planner.why_no_depth or self.planner.why_no_width)
 
     def _try(self, make: Callable[[], Candidate], share: float | None = None, refusals: Errors = (ValueError,)) -> None:
         """Make a candidate, and note what came of it.
@@ -185,41 +191,56 @@ class BudgetSearch:
         found = replace(found, warnings=tuple(warning.message for warning in caught))
         share = self.planner.depth_share(found.plan) if share is None else share
         divergence = None if self.evaluate is not None else found.divergence
-        self.tried.append(TriedSplit(depth=share, divergence=divergence, saved=found.saved))
+        self.tried.append(TriedSplit(depth=share, divergence=divergence, saved=_told(found.saved)))
         self.candidates[share] = found
 
     def _together(self) -> Candidate:
         """Return the plan of depth and width together, made anew while it is measured to miss the budget."""
-        planner, timed = self.planner, self.cost == "latency"
-        states: list[State] = []
+        planner, states = self.planner, list[State]()
 
-        def together(times: float) -> State:
-            need = {self.cost: times * self.wanted}
-            states.append(planner.together(need, 1, states[-1]) if states else planner.together(need))
+        def together(asked: Mapping[str, float]) -> State:
+            states.append(planner.together(asked, 1, states[-1]) if states else planner.together(asked))
             return states[-1]
 
-        least = Wanted(self.wanted, CLOCKS if timed else MISSED, 2 * CLOCKS if timed else math.inf)
         state, saved = met_share(
-            {self.cost: least},
+            self._asked(MISSED, 2 * CLOCKS),
             together,
-            lambda state: {self.cost: planner.removed_share(planner.edits(state.chosen))},
+            lambda state: planner.removed_shares(planner.edits(state.chosen)),
         )
         plan = planner.plan(*planner.finished(state))
         divergence = planner.divergence(plan) if planner.is_reconstructed else state.divergence
-        return Candidate(plan, saved[self.cost], divergence)
+        return Candidate(plan, saved, divergence)
 
     def _alone(self, *, depth: bool) -> Candidate:
-        """Return the plan of depth or of width alone, made anew while it is measured to miss the budget."""
-        planner, timed = self.planner, self.cost == "latency"
-        plan, saved = met_share(
-            {self.cost: Wanted(self.wanted, CLOCKS, CLOCKS + STEP if timed else math.inf)},
-            lambda times: planner.alone(depth, times * self.wanted),
-            lambda plan: {self.cost: planner.removed_share(plan.edits)},
-        )
-        lonely = planner.why_no_depth or planner.why_no_width
-        return Candidate(
-            plan, saved[self.cost], None if lonely or self.evaluate is not None else planner.divergence(plan)
-        )
+        """Return the plan of depth or of width alone, made anew while it is measured to miss the budget.
+
+        Of several costs the plan is for one: that whose plan comes nearest to all of them.
+        """
+        planner = self.planner
+
+        def alone(asked: Mapping[str, float]) -> Candidate:
+            plans = [planner.alone(depth, cost, share) for cost, share in asked.items() if share]
+            return min((Candidate(plan, planner.removed_shares(plan.edits)) for plan in plans), key=self._missed)
+
+        found, _ = met_share(self._asked(CLOCKS, CLOCKS + STEP), alone, lambda found: found.saved)
+        known = self.is_lonely or self.evaluate is not None
+        return found if known else replace(found, divergence=planner.divergence(found.plan))
+
+    def _asked(self, missed: float, over: float) -> dict[str, Wanted]:
+        """Return the shares with their tolerances; what is exceeded is asked for again where time is measured.
+
+        Args:
+            missed: Share by which a counted cost may be missed.
+            over: Share by which the latency may be exceeded.
+        """
+        counted = Wanted(0.0, missed, OVER if "latency" in self.wanted else math.inf)
+        of = {"latency": Wanted(0.0, CLOCKS, over)}
+        return {cost: replace(of.get(cost, counted), share=share) for cost, share in self.wanted.items()}
+
+    def _missed(self, found: Candidate) -> tuple[float, float]:
+        """Return how much of a cost is missed at most, and how much goes in all."""
+        missed = max(share - found.saved[cost] for cost, share in self.wanted.items())
+        return max(0.0, missed - CLOCKS), sum(found.saved.values())
 
     def _recover(self) -> None:
         """Learn the accuracies after a short recovery of all candidates."""
@@ -246,16 +267,22 @@ class BudgetSearch:
             return plan
         arguments = {"budget": self.budget.to_dict(), "depth_share": share, **self.planner.config.said()}
         made_by = plan.made_by.model_copy(update={"method": "joint", "arguments": arguments})
-        tried = SplitEvidence(splits=tuple(self.tried), depth_share=share, saved=found.saved)
+        tried = SplitEvidence(splits=tuple(self.tried), depth_share=share, saved=_told(found.saved))
         evidence = {**plan.evidence, **tried.to_dict()}
         part = DepthEvidence.of(evidence).removed_share
-        if part is not None and self.cost == "latency":  # of the MACs that depth alone took
+        if part is not None and [*self.wanted] != [part.cost]:  # of one cost of several, or of the MACs for a latency
             del evidence["removed_share"]
         elif part is not None:
-            live = self.planner.session.cost(self.cost).live_share(plan.edits)
-            whole = part.model_copy(update={"live": live, "merged": found.saved, "asked": self.wanted})
+            live = self.planner.session.cost(part.cost).live_share(plan.edits)
+            merged, asked = found.saved[part.cost], self.wanted[part.cost]
+            whole = part.model_copy(update={"live": live, "merged": merged, "asked": asked})
             evidence |= DepthEvidence(removed_share=whole).to_dict()
         return plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(plan.tensors)
+
+
+def _told(saved: Mapping[str, float]) -> Saved:
+    """Return what goes of one cost as a number, and of several by their names."""
+    return dict(saved) if len(saved) > 1 else next(iter(saved.values()))
 
 
 def _behind(split: TriedSplit) -> float:

@@ -33,7 +33,6 @@ from prunerecover.solvers.program import Option, Program
 from prunerecover.solvers.refine import ROUNDS, Refiner, State
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.width.allocation.equal_layers import alike
-from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.groups.discovery import look_for_groups
 from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.planner import WidthPlanner
@@ -46,26 +45,29 @@ class SharedBudgetPlanner:
 
     Args:
         session: Network and samples.
-        cost: "macs", "params" or "latency".
+        costs: Names of the costs of the budgets: "macs", "params" or "latency", or several of them.
         config: All other arguments of `plan_pruning`.
 
     Attributes:
         session: See above.
+        budgeted: Names of the costs.
         why_no_depth: Why no unit of depth can go; empty if some can.
         why_no_width: Why no unit of width can go; empty if some can.
         depth_config: Arguments of planning in depth alone.
+        width_config: Arguments of planning in width alone.
 
     Raises:
         ValueError: If neither can go, or a pattern in `ignore` matches nothing.
     """
 
-    def __init__(self, session: Session, cost: str, config: SharedBudgetConfig) -> None:
-        self.session, self.cost, self.config = session, cost, config
-        kinds = config.width_kinds(session.model, cost)
+    def __init__(self, session: Session, costs: str | Sequence[str], config: SharedBudgetConfig) -> None:
+        self.budgeted = (costs,) if isinstance(costs, str) else tuple(costs)
+        self.session, self.config = session, config
+        kinds = config.width_kinds(session.model, self.budgeted)
         ignored = patterns_of_depth(session.model, session.example, config, kinds)
         self.depth_config = config.depth(config.depth_kinds(), ignored)
         stay, _ = possible(lambda: groups_that_stay(session.model, session.example, config, kinds))
-        self._width_config = config.width(kinds, stay or ())
+        self.width_config = config.width(kinds, stay or ())
         self._width, self.why_no_width = possible(self._width_planner)
         self._units, self.why_no_depth = possible(self._depth_units)
         if self.why_no_depth and self.why_no_width:
@@ -84,14 +86,11 @@ class SharedBudgetPlanner:
         if self._width is not None:
             self._width.scores(*self._width.config.importances)
 
-    def width_config(self) -> WidthConfig:
-        """Return the arguments of planning in width alone."""
-        return self._width_config
-
     @property
     def has_library(self) -> bool:
-        """Whether depth and width can be chosen together: units and groups of the library, and a comparable output."""
-        return bool(self._width is not None and self._chosen_among() and self.session.output.comparable)
+        """Whether units and groups are chosen among by a comparable output; for several costs one of both is enough."""
+        enough = any if len(self.budgeted) > 1 else all  # planners of depth or of width alone take one cost
+        return enough((self._width, self._chosen_among())) and self.session.output.comparable
 
     def _chosen_among(self) -> tuple[Unit, ...]:
         """Return the units of depth that are chosen among together with groups: no layers, whose widths follow."""
@@ -106,11 +105,12 @@ class SharedBudgetPlanner:
     @cached_property
     def library(self) -> Library:
         """The library, scored."""
-        assert self._width is not None, "has_library says so"
-        (scores,) = self._width.scores(*self._width.config.importances)
-        groups = rounded(self._width.groups, self.config.round_to)
+        width = self._width
+        scores = {} if width is None else width.scores(*width.config.importances)[0]
+        groups = () if width is None else rounded(width.groups, self.config.round_to)
         sizes = self._head_sizes() if any(group.kind == "head" for group in groups) else ()
-        library = Library(self.session, self._chosen_among(), self._width.network, scores, (*groups, *sizes), sizes)
+        network = None if width is None else width.network
+        library = Library(self.session, self._chosen_among(), network, scores, (*groups, *sizes), sizes)
         library.score()
         return library
 
@@ -172,31 +172,32 @@ class SharedBudgetPlanner:
             ValueError: If so much cannot go.
         """
         with self.session.evaluating():
-            measure = None if "latency" in need else self._saved
-            return Refiner(self.library, self.program(tuple(need)), need, measure).run(rounds, start)
+            return Refiner(self.library, self.program(tuple(need)), need, self._counted).run(rounds, start)
 
-    def _saved(self, names: Mapping[str, str]) -> dict[str, float]:
-        """Return the share of the cost that variants of these names really save together."""
+    def _counted(self, names: Mapping[str, str]) -> dict[str, float]:
+        """Return the shares of costs that variants of these names really save together; latency is not measured."""
         variants = {site: (self.library.sites[site].variant(name), Fit()) for site, name in names.items()}
         edits = self.edits({site: one for site, one in variants.items() if one[0].name != DENSE})
-        return {self.cost: self.removed_share(edits)}
+        counted = [cost for cost in self.budgeted if cost != "latency"]
+        return {cost: self.session.cost(cost).removed_share(edits) if edits else 0.0 for cost in counted}
 
-    def removed_share(self, edits: Sequence[Edit]) -> float:
-        """Return the share of the cost that goes with edits, once merged; latency is measured."""
-        return self.session.cost(self.cost).removed_share(edits) if edits else 0.0
+    def removed_shares(self, edits: Sequence[Edit]) -> dict[str, float]:
+        """Return the share of each cost that goes with edits, once merged; latency is measured."""
+        return {cost: self.session.cost(cost).removed_share(edits) if edits else 0.0 for cost in self.budgeted}
 
     @ordinary_arithmetic()
-    def alone(self, depth: bool, share: float) -> Plan:
-        """Return the plan of depth or of width alone.
+    def alone(self, depth: bool, cost: str, share: float) -> Plan:
+        """Return the plan of depth or of width alone, for one cost.
 
         Args:
             depth: Whether it is depth.
-            share: Of the cost, that has to go.
+            cost: Name of the cost.
+            share: Share of it that has to go.
 
         Raises:
             ValueError: If the network cannot be pruned so.
         """
-        budget = budget_of(self.cost, share)
+        budget = budget_of({cost: share})
         if depth:
             return self._depth_planner.plan(budget)
         if self._width is None:
@@ -250,8 +251,9 @@ class SharedBudgetPlanner:
         )
 
     def depth_share(self, plan: Plan) -> float:
-        """Return the share of a plan's saved cost that goes with units of depth; of a latency by the MACs."""
-        cost = self.session.cost("macs" if self.cost == "latency" else self.cost)
+        """Return the share of a plan's first cost that goes with units of depth; of a latency by the MACs."""
+        (first, *_) = self.budgeted
+        cost = self.session.cost("macs" if first == "latency" else first)
         whole = cost.removed_share(plan.edits)
         width = cost.removed_share([edit for edit in plan.edits if edit.op in WIDTH_EDITS])
         return min(1.0, max(0.0, 1 - width / whole)) if whole > 0 else 0.0
@@ -274,9 +276,9 @@ class SharedBudgetPlanner:
         return found if math.isfinite(found) else None
 
     def _width_planner(self) -> WidthPlanner:
-        if not self._width_config.kinds:
+        if not self.width_config.kinds:
             raise ValueError(f"Expected kinds of width, but got kinds={self.config.kinds}.")
-        return WidthPlanner(self.session, self._width_config)
+        return WidthPlanner(self.session, self.width_config)
 
     def _depth_units(self) -> tuple[Unit, ...]:
         if self.depth_config.kinds == ():
@@ -288,7 +290,7 @@ class SharedBudgetPlanner:
 
     @cached_property
     def _depth_planner(self) -> DepthPlanner:
-        return planner_for(self.session, budget_of(self.cost, 0.0), self.depth_config)
+        return planner_for(self.session, budget_of({self.budgeted[0]: 0.0}), self.depth_config)
 
 
 def _of_unit(library: Library, site: str) -> float:

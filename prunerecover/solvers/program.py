@@ -5,7 +5,7 @@ Scores are added up, as if sites did not interact; `solvers.refine` scores varia
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,9 +67,9 @@ class Program:
         Raises:
             Refusal: If no choice saves as much.
         """
-        found = self._solved({}, need, near, OVER)
-        if found is None:  # units are larger than that
-            found = self._solved({}, need, near)
+        capped = [one for cost in need if (one := self._solved({}, need, near, cost)) is not None]
+        # units may be larger than that
+        found = min(capped, key=self._score) if capped else self._solved({}, need, near)
         if found is None and near is None:
             most = {cost: self.most(cost) for cost in need}
             can = ", ".join(f"{share:.1%} of the {cost}" for cost, share in most.items())
@@ -83,30 +83,41 @@ class Program:
 
     def saved(self, chosen: Chosen, cost: str) -> float:
         """Return the share of a cost that a choice saves, by the options' own shares."""
-        return sum(
-            option.saved.get(cost, 0.0)
-            for site, name in chosen.items()
-            for option in self.options[site]
-            if option.name == name
-        )
+        return sum(option.saved.get(cost, 0.0) for option in self._taken(chosen))
+
+    def _score(self, chosen: Chosen) -> float:
+        return sum(option.score for option in self._taken(chosen))
+
+    def _taken(self, chosen: Chosen) -> Iterator[Option]:
+        return (one for site, name in chosen.items() for one in self.options[site] if one.name == name)
 
     def _solved(
         self,
         prices: Mapping[str, float],
         need: Mapping[str, float],
         near: tuple[Chosen, int] | None,
-        over: float = np.inf,
+        capped: str | None = None,
     ) -> Chosen | None:
-        """Return the choice of least score, or of least price where some are given; None if none saves enough."""
+        """Return the choice of least score, or of least price where some are given; None if none saves enough.
+
+        Args:
+            prices: Price of what is saved, by cost.
+            need: Shares that have to go, by cost.
+            near: See `solve`.
+            capped: Cost of which hardly more than the need may go; others may have to go further.
+        """
         keys = [(site, option) for site, own in self.options.items() for option in own]
         scores = np.array([option.score for _, option in keys])
         able = np.isfinite(scores)
         scores = np.where(able, scores, 0.0)
         if prices:
             scores = np.array([sum(price * o.saved.get(cost, 0.0) for cost, price in prices.items()) for _, o in keys])
-        most = over if len(need) == 1 else np.inf  # one cost may have to go further than another
         rows = [
-            _Row({n: o.saved.get(cost, 0.0) for n, (_, o) in enumerate(keys)}, share, share + most)
+            _Row(
+                {n: o.saved.get(cost, 0.0) for n, (_, o) in enumerate(keys)},
+                share,
+                share + OVER if cost == capped else np.inf,
+            )
             for cost, share in need.items()
         ]
         for site in self.options:

@@ -51,7 +51,7 @@ class Refiner:
         program: Over the library's scores.
         need: Shares that have to go, by cost.
         measure: Returns the shares that really go with variants of these names, by cost; sites save less or more
-            together than each alone. None: the program's own shares are taken.
+            together than each alone. Of costs that it leaves out, the program's own shares are taken.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Refiner:
     def _correct(self, names: Chosen) -> float:
         """Ask for more, or less, by what a choice really saves; return by how much it exceeds the least met need."""
         counted = {cost: self.program.saved(names, cost) for cost in self.need}
-        saved = counted if self.measure is None else self.measure(names)
+        saved = {**counted, **(self.measure(names) if self.measure is not None else {})}
         self._more = {cost: counted[cost] - saved[cost] for cost in self.need}
         return min(saved[cost] - share for cost, share in self.need.items())
 

@@ -6,7 +6,6 @@ No plan is written. `<output>.md` tells what several shares of a cost would take
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import lightning.pytorch as pl
 
@@ -15,6 +14,7 @@ from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.display.markdown import table
 from prunerecover.files.atomic import write_text
 from prunerecover.frontiers.frontier import Frontier, frontier_table
+from prunerecover.plan.evidence import Cost
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, beside
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
@@ -26,7 +26,7 @@ class FrontierTable(AnyNetworkMethod):
     """Tell what several shares of a cost would take in depth and width (`frontier`).
 
     Args:
-        cost: Cost that the shares are of.
+        cost: Cost that the shares are of, or several, of each of which as much goes.
         shares: Shares that would go, in rising order.
         kinds: Kinds of the units that may go; None: all that are usual.
         ignore: Shell patterns of units and groups that stay.
@@ -35,7 +35,7 @@ class FrontierTable(AnyNetworkMethod):
 
     def __init__(
         self,
-        cost: Literal["macs", "params", "latency"] = "macs",
+        cost: Cost | list[Cost] = "macs",
         shares: list[float] | None = None,
         kinds: list[str] | None = None,
         ignore: list[str] | None = None,

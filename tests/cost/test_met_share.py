@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from prunerecover.cost.met_share import TRIES, BudgetMissed, Wanted, met_share
+from prunerecover.cost.met_share import TRIES, BudgetMissed, Shares, Wanted, met_share
 
 LATENCY = {"latency": Wanted(0.3, below=0.01, above=0.01)}
 
@@ -19,21 +19,21 @@ def test_what_is_met_at_once_is_measured_once() -> None:
         measured.append(planned)
         return {"latency": planned}
 
-    assert met_share(LATENCY, lambda times: 0.3 * times, measure) == (0.3, {"latency": 0.3})
+    assert met_share(LATENCY, lambda asked: asked["latency"], measure) == (0.3, {"latency": 0.3})
     assert measured == [0.3]
 
 
 @pytest.mark.parametrize("efficiency", [0.5, 0.8, 1.3])
 def test_the_share_that_is_asked_for_follows_what_was_measured(efficiency: float) -> None:
-    _, saved = met_share(LATENCY, lambda times: 0.3 * times, lambda planned: {"latency": efficiency * planned})
+    _, saved = met_share(LATENCY, lambda asked: asked["latency"], lambda planned: {"latency": efficiency * planned})
     assert saved == {"latency": pytest.approx(0.3)}
 
 
 def test_of_what_saves_enough_the_least_is_taken() -> None:
     """Units are large: shares of 0.1, which save half as much again as they say."""
 
-    def in_units(times: float) -> int:
-        return math.ceil(3 * times - 1e-9)
+    def in_units(asked: Shares) -> int:
+        return math.ceil(10 * asked["macs"] - 1e-9)
 
     planned, saved = met_share({"macs": Wanted(0.3, above=0.0)}, in_units, lambda units: {"macs": 0.15 * units})
     assert (planned, saved) == (2, {"macs": pytest.approx(0.3)})
@@ -44,7 +44,7 @@ def test_the_nearest_wins_whenever_it_was_tried() -> None:
     shown = iter([0.34, 0.36, 0.295, 0.33])
     with pytest.warns(BudgetMissed, match="saves 33.0% of the latency"):
         planned, saved = met_share(
-            {"latency": Wanted(0.3, above=0.01)}, lambda times: object(), lambda _: {"latency": next(shown)}, tries=4
+            {"latency": Wanted(0.3, above=0.01)}, lambda _: object(), lambda _: {"latency": next(shown)}, tries=4
         )
     assert saved == {"latency": 0.33}
     assert next(shown, None) is None
@@ -52,11 +52,11 @@ def test_the_nearest_wins_whenever_it_was_tried() -> None:
 
 
 def test_a_share_that_is_not_met_is_told() -> None:
-    asked: list[float] = []
+    tried: list[float] = []
 
-    def plan(times: float) -> int:
-        asked.append(times)
-        return len(asked)
+    def plan(asked: Shares) -> int:
+        tried.append(asked["latency"])
+        return len(tried)
 
     said = (
         "The plan saves 20.0% of the latency for a budget of 30.0%, and what was planned for more saves no more. "
@@ -65,7 +65,7 @@ def test_a_share_that_is_not_met_is_told() -> None:
     with pytest.warns(BudgetMissed, match=said):
         planned, saved = met_share(LATENCY, plan, lambda _: {"latency": 0.2})
     assert (planned, saved) == (1, {"latency": 0.2})
-    assert len(asked) == TRIES
+    assert len(tried) == TRIES
 
 
 @pytest.mark.parametrize(("saved", "told"), [(0.319, False), (0.321, True), (0.6, True)])
@@ -81,11 +81,11 @@ def test_more_than_two_points_too_much_are_told(saved: float, told: bool) -> Non
 
 
 def test_what_is_refused_at_once_raises_and_later_ends_the_search() -> None:
-    def refused(times: float) -> float:
+    def refused(asked: Shares) -> float:
         raise ValueError("so much cannot go")
 
-    def at_most(times: float) -> float:
-        return 0.3 * times if times <= 1 else refused(times)
+    def at_most(asked: Shares) -> float:
+        return asked["latency"] if asked["latency"] <= 0.3 else refused(asked)
 
     with pytest.raises(ValueError, match="so much cannot go"):
         met_share(LATENCY, refused, lambda planned: {"latency": planned})
@@ -93,19 +93,20 @@ def test_what_is_refused_at_once_raises_and_later_ends_the_search() -> None:
         assert met_share(LATENCY, at_most, lambda planned: {"latency": planned / 2}) == (0.3, {"latency": 0.15})
 
 
-def test_of_several_costs_the_one_that_is_short_says_how_much_more() -> None:
-    """MACs are met at once, at 0.3 of 0.2, and latency at 0.75 times as much."""
-    wanted = {"macs": Wanted(0.2), "latency": Wanted(0.3, below=0.01)}
+def test_of_several_costs_only_the_one_that_is_missed_is_asked_for_again() -> None:
+    """MACs are met at once; latency is saved at 0.75 of what was asked for."""
+    wanted = {"macs": Wanted(0.2, above=0.01), "latency": Wanted(0.3, below=0.01)}
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # more of the MACs than was asked for has to go
+        warnings.simplefilter("error")
         planned, saved = met_share(
-            wanted, lambda times: 0.3 * times, lambda planned: {"macs": planned, "latency": 0.75 * planned}
+            wanted, dict, lambda asked: {"macs": asked["macs"], "latency": 0.75 * asked["latency"]}
         )
-    assert planned == pytest.approx(0.4)
-    assert saved == pytest.approx({"macs": 0.4, "latency": 0.3})
+    assert planned == pytest.approx({"macs": 0.2, "latency": 0.4})
+    assert saved == pytest.approx({"macs": 0.2, "latency": 0.3})
 
 
 def test_less_is_planned_for_where_every_cost_is_exceeded() -> None:
     wanted = {"macs": Wanted(0.2, above=0.01), "params": Wanted(0.1, above=0.01)}
-    _, saved = met_share(wanted, lambda times: times, lambda times: {"macs": 0.3 * times, "params": 0.2 * times})
+    planned, saved = met_share(wanted, dict, lambda asked: {"macs": 1.5 * asked["macs"], "params": 2 * asked["params"]})
     assert saved == pytest.approx({"macs": 0.2, "params": 0.2 * 2 / 3})
+    assert planned == pytest.approx({"macs": 0.2 * 2 / 3, "params": 0.1 * 2 / 3})

@@ -75,7 +75,7 @@ def test_it_is_met_where_few_units_save_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(saved_cost, "latency_ratio", ratio)
     planner = SharedBudgetPlanner(Session(vit(depth=4), images()), "latency", SharedBudgetConfig(kinds=KINDS))
     plan = BudgetSearch(planner, Budget(latency=0.2)).run()
-    assert planner.removed_share(plan.edits) >= 0.19
+    assert planner.removed_shares(plan.edits)["latency"] >= 0.19
 
 
 def _columns(model: nn.Module) -> int:
@@ -117,7 +117,7 @@ def test_variants_are_timed_on_few_samples_and_what_is_planned_on_the_whole_batc
     state = planner.together({"latency": 0.3})
     assert set(timed) == {TIMED}
     variants = len(timed)
-    assert planner.removed_share(planner.edits(state.chosen)) == pytest.approx(0.3, abs=CLOCKS + STEP)
+    assert planner.removed_shares(planner.edits(state.chosen))["latency"] == pytest.approx(0.3, abs=CLOCKS + STEP)
     planner.together({"latency": 0.2})
     assert timed[variants:] == [2 * TIMED], "variants are timed once for all budgets"
 
@@ -133,7 +133,7 @@ def test_more_is_planned_for_if_the_whole_batch_saves_too_little(monkeypatch: py
     batches = images(1, 2 * TIMED)
     planner = SharedBudgetPlanner(Session(vit(depth=2), batches), "latency", SharedBudgetConfig(kinds=KINDS))
     plan = BudgetSearch(planner, Budget(latency=0.3)).run()
-    assert planner.removed_share(plan.edits) >= 0.3 - CLOCKS
+    assert planner.removed_shares(plan.edits)["latency"] >= 0.3 - CLOCKS
 
 
 class Missing(SharedBudgetPlanner):
@@ -142,15 +142,15 @@ class Missing(SharedBudgetPlanner):
     asked: list[float]
     exact = True
 
-    def alone(self, depth: bool, share: float) -> Plan:
+    def alone(self, depth: bool, cost: str, share: float) -> Plan:
         """Remember what was asked for."""
         self.asked = [*getattr(self, "asked", []), share]
-        return super().alone(depth, share)
+        return super().alone(depth, cost, share)
 
-    def removed_share(self, edits: Sequence[Edit]) -> float:
+    def removed_shares(self, edits: Sequence[Edit]) -> dict[str, float]:
         """Measure less than is counted, or always the same."""
         found = self.session.cost("macs").removed_share(edits)
-        return 0.8 * found if self.exact else 0.05
+        return {"latency": 0.8 * found if self.exact else 0.05}
 
 
 @pytest.mark.slow

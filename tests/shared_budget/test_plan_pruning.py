@@ -123,8 +123,8 @@ def test_ends_are_the_plans_of_width_and_of_depth() -> None:
     config = SharedBudgetConfig(kinds=("attention", "activation", "neuron"))
     planner = SharedBudgetPlanner(Session(vit(depth=2), images()), "macs", config)
     depth, width = (make(vit(depth=2), Budget(macs=0.3), batches=images(), **how) for make, how in kinds)
-    assert planner.alone(True, 0.3).edits == depth.edits
-    assert planner.alone(False, 0.3).edits == width.edits
+    assert planner.alone(True, "macs", 0.3).edits == depth.edits
+    assert planner.alone(False, "macs", 0.3).edits == width.edits
 
 
 def test_depth_and_width_are_one_plan(both: Plan) -> None:

@@ -44,13 +44,13 @@ def score(program: Program, chosen: Chosen) -> float:
 
 
 def least(program: Program, need: dict[str, float], near: tuple[Chosen, int] | None = None) -> float:
-    """Return the least score of a choice that saves enough, and little more where that can be."""
+    """Return the least score of a choice that saves enough, and little more of a cost where that can be."""
     found = []
     for chosen in every_choice(program):
         over = [program.saved(chosen, cost) - share for cost, share in need.items()]
         changes = 0 if near is None else sum(near[0][site] != name for site, name in chosen.items())
         if allowed(program, chosen) and min(over) >= -1e-9 and (near is None or changes <= near[1]):
-            beyond = len(need) == 1 and over[0] > OVER + 1e-9
+            beyond = min(over) > OVER + 1e-9
             found.append((beyond, score(program, chosen)))
     return min(found, default=(False, math.inf))[1]
 

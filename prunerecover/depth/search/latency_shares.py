@@ -70,7 +70,7 @@ def searched_for_latency(
     smallest = min((share for unit in goal.units if (share := shares.of([unit])) > 0), default=0.0)
     found, _ = met_share(
         {"latency": Wanted(goal.share, above=smallest + CLOCKS)},
-        lambda times: searched(replace(goal, share=times * goal.share, saved=shares.of, alone=None)),
+        lambda asked: searched(replace(goal, share=asked["latency"], saved=shares.of, alone=None)),
         lambda found: {"latency": shares.store.result("latency", (), partial(measured, found))},
     )
     return found

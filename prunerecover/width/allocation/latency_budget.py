@@ -85,7 +85,7 @@ def met_latency(dense: DenseCost, latency: float, ways: Sequence[Way], choices: 
         with suppress(ValueError), warnings.catch_warnings():
             warnings.simplefilter("ignore", BudgetMissed)  # on the whole batch: that is tried then
             wanted = Wanted(latency, below=CLOCKS, above=CLOCKS + STEP)
-            best, shares = met_share({"latency": wanted}, lambda times: meet(few, times * latency), saved)
+            best, shares = met_share({"latency": wanted}, lambda asked: meet(few, asked["latency"]), saved)
             if shares["latency"] >= latency - CLOCKS:
                 return best
     return meet(dense, latency)

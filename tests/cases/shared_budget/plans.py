@@ -12,7 +12,7 @@ from prunerecover.solvers.refine import State, fitted
 
 def together(planner: SharedBudgetPlanner, share: float) -> Plan:
     """Return the plan for a share of the planner's cost."""
-    return planner.plan(*planner.finished(planner.together({planner.cost: share})))
+    return planner.plan(*planner.finished(planner.together(dict.fromkeys(planner.budgeted, share))))
 
 
 def chosen(planner: SharedBudgetPlanner, names: Mapping[str, str]) -> State:

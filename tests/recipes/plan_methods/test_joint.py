@@ -105,7 +105,6 @@ def test_callback_is_known_by_its_name(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--method=joint"], "Expected exactly one of remove and ratio, or .* but got none"),
-        (["--method=joint", "--method.macs=0.3", "--method.params=0.3"], "Expected a budget in one cost for now"),
         ([*OPTIONS, "--method.ignore=['layer9.*']"], r"'layer9.\*' matches none"),
         ([*OPTIONS, "--method.trials.epochs=2"], "Expected no trials, as splits are compared by their outputs"),
     ],
