@@ -1,1 +1,1 @@
-"""Plans as data: what goes, what is left in its place, and how that is drawn."""
+"""Plans as data: removed units, replacements, and pictures of both."""

@@ -1,8 +1,7 @@
-"""Picture of a pruned model: which units went, and what stands in their place.
+"""Picture of a model pruned in depth: removed units and replacements.
 
-A cell per unit, laid out by `unit_grid`; a unit that went with a larger one around it (the activation inside a removed
-MLP) is drawn as an outline. What the groups of channels, heads, neurons and experts keep is a panel of its own, of
-`figure`.
+A cell per unit, laid out by `unit_grid`; a unit inside a larger removed unit (the activation of a removed MLP) is drawn
+as an outline. The kept channels, heads, neurons and experts of groups have their own panel, in `figure`.
 """
 
 from __future__ import annotations
@@ -66,10 +65,10 @@ class DepthPanel:
 
     Args:
         kinds: Kinds of all units, by name.
-        left: What is in the place of each removed unit, by name.
+        left: Replacement of each removed unit, by name.
         bars: Importances by name.
-        title: Heading; None: how many units of each kind went.
-        whole: Whether all units of the network are among `kinds`, so that the heading can say of how many.
+        title: Heading; None: number of removed units of each kind.
+        whole: Whether `kinds` holds all units of the network, so the heading can give totals.
     """
 
     def __init__(
@@ -90,17 +89,17 @@ class DepthPanel:
 
     @property
     def width(self) -> float:
-        """Room for the blocks of a line, and the labels beside them."""
+        """Room for the blocks of a line, with labels."""
         return max(self.cell * len(self.bands[0]) + LETTER * max(map(len, self.grid.rows)) + 0.6, 4.6)
 
     def height(self, width: float) -> float:
-        """Lines of cells with their labels, heading and legend."""
+        """Lines of cells with labels, heading and legend."""
         names = LETTER * self._longest + 0.1 if self._are_upright else 0.25
         around = heading_height(self.title, width) + 0.25 * legend_lines(self._labels, width)
         return (self.cell * len(self.grid.rows) + names + 0.15) * len(self.bands) + 0.5 + around
 
     def draw(self, figure: FigureBase) -> None:
-        """Draw the cells, and say what they mean."""
+        """Draw the cells and the legend."""
         lines = [styled(axes) for axes in figure.subplots(len(self.bands), squeeze=False).flat]
         for axes, band in zip(lines, self.bands, strict=True):
             self._label(axes, band)
@@ -143,12 +142,12 @@ class DepthPanel:
 
 
 def _row_of(kind: str) -> int:
-    """Return the place of a kind among rows: what others hold comes first, kinds that nobody knows last."""
+    """Return the place of a kind among rows: larger units first, unknown kinds last."""
     return ROWS.index(kind) if kind in ROWS else len(ROWS)
 
 
 def _status(name: str, left: Mapping[str, str]) -> str | None:
-    """What is at a unit's place: what was left there, `GONE` if something around it went, None if it is still there."""
+    """Replacement of a unit; `GONE` inside a larger removed unit, None if the unit is kept."""
     if name in left:
         return left[name]
     return GONE if any(name.startswith(removed + ".") for removed in left) else None

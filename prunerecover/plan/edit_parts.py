@@ -1,4 +1,4 @@
-"""Parts of edits: their base, names of calls, and replacements of a module."""
+"""Parts of edits: the base class, names of calls, and replacements of a module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_valida
 from prunerecover.plan.records import LONGEST_NAME, Items
 
 MOST_RETURNED = 64  # values by one module
-MOST_CHANNELS = 2**14  # of an affine map, which holds their square
+MOST_CHANNELS = 2**14  # of an affine map, whose entries are the square
 
 Bare = Literal["identity", "copy", "zero", "zeros", "one", "empty", "pool"]
 Fitted = Literal["affine", "slope_bias", "constant", "constants"]
@@ -18,16 +18,16 @@ FITTED_STAND_INS = get_args(Fitted)
 
 
 class EditRecord(BaseModel):
-    """Base: frozen, and refuses what it does not know."""
+    """Base of edits: frozen, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, str_max_length=LONGEST_NAME)
 
 
 def split_call(name: str) -> tuple[str, int | None]:
-    """Split the name of a call in a module's forward, or of an operand of one, from the operand's number.
+    """Split the name of a call in the forward of a module, or of an operand, into call and number of the operand.
 
     Raises:
-        ValueError: If this is no such name.
+        ValueError: If the name has another form.
 
     >>> split_call("relu:1"), split_call("add:0[1]")
     (('relu:1', None), ('add:0', 1))
@@ -42,18 +42,18 @@ def split_call(name: str) -> tuple[str, int | None]:
 
 
 class StandIn(BaseModel):
-    """What takes the place of a module, and answers its calls in the same form.
+    """Replacement of a module, with outputs in the same form.
 
     Attributes:
-        leaves: "identity" (the input is passed on), "copy" (a copy of it, where what reads it overwrites it), "zero" (a
-            scalar, for sums), "zeros" (in the input's shape, for sums in place), "one" (for products), "empty" (no
-            entries along a dimension, for concatenations), "pool" (averages, in the place of a strided layer), or
-            something fitted: "affine" (a map of the channels), "slope_bias" (of each channel), "constant" (a number
-            per channel, for sums) or "constants" (in the input's shape, for sums in place).
-        returns: How many values the module returns: 1 is a tensor, 0 a tuple of one.
-        dim: Of "empty": the dimension; of what is fitted: that of the channels, 1 or -1.
-        channels: Of what is fitted: how many there are.
-        window: Of "pool": kernel size, stride and padding along each spatial dimension, one after the other.
+        leaves: Kind of the replacement: "identity" (the input), "copy" (a copy of the input, for readers in place),
+            "zero" (a scalar, for sums), "zeros" (in the shape of the input, for sums in place), "one" (for products),
+            "empty" (no entries along a dimension, for concatenations), "pool" (averages, for a strided layer), or
+            fitted: "affine" (a map of the channels), "slope_bias" (per channel), "constant" (a number per channel, for
+            sums) or "constants" (in the shape of the input, for sums in place).
+        returns: Number of returned values: 1 is a tensor, 0 a tuple with a single tensor.
+        dim: Dimension: for "empty" the empty dimension, for fitted kinds the dimension of the channels, 1 or -1.
+        channels: Number of channels of a fitted kind.
+        window: Window of "pool": kernel size, stride and padding along each spatial dimension.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

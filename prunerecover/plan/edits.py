@@ -1,6 +1,6 @@
-"""The edits a Plan is made of: plain data, validated on reading, applied by `apply_edits`.
+"""Edits, the operations of a Plan: plain data, validated on reading, applied by `apply_edits`.
 
-Edits are sequential: each names things as they are just before it.
+Edits are sequential: names in an edit are valid just before the edit.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from prunerecover.plan.records import Items
 LEAVES = {"activation": ("identity", "slope_bias", "affine"), "branch": ("identity", "affine", "constant")}
 
 PARAMETERS = {"identity": (), "slope_bias": ("slope", "bias"), "affine": ("weight", "bias"), "constant": ("bias",)}
-MOST_UNITS = 2**20  # of one group; lists of the units that go are made before a model is at hand
+MOST_UNITS = 2**20  # of one group; lists of removed units are made before a model is at hand
 
 
 class Remove(EditRecord):
-    """A unit goes and leaves nothing: a branch adds zero, a block is taken out of its container."""
+    """Removal of a unit without a replacement: a branch adds zero, a block leaves the container."""
 
     op: Literal["remove"] = "remove"
     unit: str
@@ -36,11 +36,11 @@ class Remove(EditRecord):
 
 
 class Replace(EditRecord):
-    """A unit goes and leaves something cheap.
+    """Removal of a unit with a cheap replacement.
 
     Attributes:
-        leaves: "identity" (the input is passed on), "slope_bias" (activations), "affine" or "constant".
-        tensors: Keys of the fitted tensors in the plan's sidecar; the part after the last dot names the parameter.
+        leaves: Kind of the replacement: "identity" (the input), "slope_bias" (activations), "affine" or "constant".
+        tensors: Keys of the fitted tensors in the sidecar of the plan; the part after the last dot names the parameter.
     """
 
     op: Literal["replace"] = "replace"
@@ -60,11 +60,11 @@ class Replace(EditRecord):
 
 
 class Bypass(EditRecord):
-    """A unit goes, and so do the modules that serve it alone; stand-ins hand on what they get.
+    """Removal of a unit with the modules around that serve no other unit; replacements pass the input on.
 
     Attributes:
-        modules: What takes the place of each module, by path.
-        tensors: Keys of the fitted tensors, if one of these is fitted.
+        modules: Replacement of each module, by path.
+        tensors: Keys of the fitted tensors of a fitted replacement.
     """
 
     op: Literal["bypass"] = "bypass"
@@ -75,7 +75,7 @@ class Bypass(EditRecord):
 
     @property
     def leaves(self) -> str:
-        """What stands in the unit's place, in one word."""
+        """Kind of the unit's replacement, as a single word."""
         held = {"constant" if one.leaves == "constants" else one.leaves for one in self.modules.values()}
         return next((leaves for leaves in (*FITTED_STAND_INS, "pool", "zero", "zeros") if leaves in held), "identity")
 
@@ -96,10 +96,10 @@ class Bypass(EditRecord):
 
 
 class Patch(EditRecord):
-    """What bypassed units leave of sums, products and concatenations becomes neutral, and emptied modules go.
+    """Neutral replacements in sums, products and concatenations of bypassed units, and removal of emptied modules.
 
     Attributes:
-        modules: What takes the place of each module, by path.
+        modules: Replacement of each module, by path.
     """
 
     op: Literal["patch"] = "patch"
@@ -107,13 +107,13 @@ class Patch(EditRecord):
 
 
 class Merge(EditRecord):
-    """Linears with nothing nonlinear between them become one; norm affine and LayerScale around them fold in.
+    """Merge of linears with no nonlinearity between them; the affine part of a norm and a LayerScale fold in.
 
     Attributes:
-        into: Path of the module that becomes the single linear map.
-        from_: Paths that it replaces; those other than `into` become identities.
-        norm: Path of the norm whose affine part folds in, or None.
-        scale: Path of the LayerScale that folds in, or None.
+        into: Path of the module to hold the merged linear map.
+        from_: Paths of the merged modules; all but `into` become identities.
+        norm: Path of the norm with an affine part to fold in, or None.
+        scale: Path of the LayerScale to fold in, or None.
     """
 
     op: Literal["merge"] = "merge"
@@ -124,11 +124,12 @@ class Merge(EditRecord):
 
 
 class Fold(EditRecord):
-    """The linear before a run of blocks takes in a map that stands for them: W becomes T W, b becomes T b + t.
+    """Fold of a map into the linear before a run of blocks, as a replacement: W becomes T W, b becomes T b + t.
 
     Attributes:
-        unit: The last block of the run, which goes later in the plan; `into` is the path of the linear.
-        tensors: Keys of T, "weight", and of t, "bias", which only a linear with a bias has.
+        unit: Last block of the run, removed later in the plan.
+        into: Path of the linear.
+        tensors: Keys of T, "weight", and, for a linear with a bias, of t, "bias".
     """
 
     op: Literal["fold"] = "fold"
@@ -138,7 +139,7 @@ class Fold(EditRecord):
 
 
 class Refit(EditRecord):
-    """Parameters of a module take other values, of the same shapes.
+    """New values for parameters of a module, of the same shapes.
 
     Attributes:
         unit: Path of the module: a linear, a convolution, an attention.
@@ -165,25 +166,25 @@ class Refit(EditRecord):
 
 
 class Config(EditRecord):
-    """Entries of a transformers config that change so that the pruned model stays a standard one."""
+    """New values for entries of a transformers config, for a pruned model that stays standard."""
 
     op: Literal["config"] = "config"
     set: dict[str, Any]
 
 
 class Narrow(EditRecord):
-    """Some units of a group go: channels, heads, neurons or experts, with their entries in all of its tensors.
+    """Removal of some units of a group (channels, heads, neurons, experts), with all entries in tensors.
 
     Attributes:
         unit: Name of the group.
-        of: How many units there are before.
-        keep: Numbers of those that stay, ascending.
-        group: The tensors that lose entries.
-        settings: Attributes of modules that follow the number of units.
-        tensors: Keys of what weights that read the group take over (see `compensation`); the part after the first dot
+        of: Number of units before.
+        keep: Numbers of the kept units, ascending.
+        group: Tensors with entries to remove.
+        settings: Attributes of modules to adapt to the number of units.
+        tensors: Keys of refitted values of weights behind the group (see `compensation`); the part after the first dot
             is the path of the weight.
-        serves: Path of the layer that is bypassed next, whose widths become one by this; its sections are no units that
-            were chosen themselves. Empty if they were.
+        serves: Path of a layer bypassed next: the edit equalises widths around the layer, and the removed units were
+            not chosen. Empty for chosen units.
     """
 
     op: Literal["narrow"] = "narrow"
@@ -198,12 +199,12 @@ class Narrow(EditRecord):
 
     @property
     def gone(self) -> tuple[int, ...]:
-        """Numbers of the units that go, ascending."""
+        """Numbers of the removed units, ascending."""
         stay = set(self.keep)
         return tuple(number for number in range(self.of) if number not in stay)
 
     def check(self) -> None:
-        """Raise ValueError if `keep` is not what it should be: `model_copy(update=...)` does not look."""
+        """Raise ValueError if `keep` is invalid: `model_copy(update=...)` does not validate."""
         ascending = list(self.keep) == sorted(set(self.keep))
         if not self.keep or not ascending or self.keep[0] < 0 or self.keep[-1] >= self.of:
             raise ValueError(
@@ -232,13 +233,13 @@ class Narrow(EditRecord):
 
 
 class Rewrite(EditRecord):
-    """A shortcut without parameters becomes a `ChannelMap`, whose weight can lose channels like a convolution's.
+    """Rewrite of a shortcut without parameters as a `ChannelMap`: a weight to narrow as in a convolution.
 
-    The shortcut keeps every `stride`-th position of a map and places its channels among zeros (option A of ResNets).
+    The shortcut keeps every `stride`-th position of a map and places the channels among zeros (option A of ResNets).
 
     Attributes:
         unit: Path of the module.
-        first: Channel of the output that the input's first one becomes.
+        first: Output channel of the first input channel.
     """
 
     op: Literal["rewrite"] = "rewrite"
@@ -259,12 +260,12 @@ class Rewrite(EditRecord):
 
 
 class FreeHeads(EditRecord):
-    """An attention that sizes its heads by their number becomes one whose heads can go; it computes the same.
+    """Conversion of an attention with a head size tied to the number of heads: heads can be removed, outputs stay.
 
-    PyTorch's `nn.MultiheadAttention`, and torchvision's attentions of Swin: see `prunerecover.model.narrow`.
+    Covers PyTorch's `nn.MultiheadAttention`, and torchvision's attentions of Swin: see `prunerecover.model.narrow`.
 
     Attributes:
-        unit: Path of the module, which stays the same object.
+        unit: Path of the module; the object stays the same.
     """
 
     op: Literal["free_heads"] = "free_heads"
@@ -272,13 +273,13 @@ class FreeHeads(EditRecord):
 
 
 class Reroute(EditRecord):
-    """A module's own forward goes without some of its calls, which hand their first tensor on.
+    """Forward of a module without some calls: each passes the first tensor on.
 
-    Submodules and parameters that nothing reads any more go with them.
+    Submodules and parameters without a reader afterwards are removed, too.
 
     Attributes:
-        unit: Path of the module; the empty one is the network itself.
-        calls: Names of calls in its forward as it is before, such as "relu:1", or of operands, such as "add:0[1]": see
+        unit: Path of the module; the empty path is the network itself.
+        calls: Names of calls in the forward before the edit, such as "relu:1", or of operands, such as "add:0[1]": see
             `prunerecover.surgery.forward.calls`.
     """
 
@@ -296,4 +297,4 @@ class Reroute(EditRecord):
 _AnyEdit = Remove | Replace | Merge | Config | Narrow | Rewrite | FreeHeads | Bypass | Patch | Reroute | Fold | Refit
 Edit = Annotated[_AnyEdit, Field(discriminator="op")]
 OPS = tuple(edit.model_fields["op"].default for edit in get_args(_AnyEdit))
-FITTED = (Replace, Narrow, Fold, Bypass, Refit)  # what may need tensors
+FITTED = (Replace, Narrow, Fold, Bypass, Refit)  # edits with tensors

@@ -1,9 +1,9 @@
-"""The evidence of a plan: what it was decided by, written by the planners and read by figures, pages and reports.
+"""Evidence of a plan: the grounds of the decisions, written by the planning and read by figures, pages and reports.
 
-In the plan and in its file evidence is one mapping, `Plan.evidence`, to which planning in depth and in width, the
-boundary search and the command line each add entries, and a user may add others. Every record here stands for some of
-these entries: `to_dict` gives those that were set, and `of` reads them from a plan's evidence. Entries that are not
-there, or have another form than here, have their defaults: the evidence of a plan that somebody else wrote is no error.
+In a plan and on disk evidence is a mapping, `Plan.evidence`. Planning in depth and in width, the boundary search and
+the command line each add entries, and a user may add more. Every record here covers some of these entries: `to_dict`
+gives the set entries, and `of` reads the entries from the evidence of a plan. Missing and malformed entries have
+defaults: foreign evidence is no error.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class _Record(BaseModel):
 
 
 class _Evidence(_Record):
-    """Base: entries of a plan's evidence."""
+    """Base: entries of the evidence of a plan."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entries that were set, as JSON primitives."""
+        """Return the set entries, as JSON primitives."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     @classmethod
     def of(cls, evidence: Mapping[str, Any]) -> Self:
-        """Read the entries in a plan's evidence.
+        """Read the entries from the evidence of a plan.
 
         >>> DepthEvidence.of({"importance": {"blocks.0": 0.5}, "samples": "many", "note": "by hand"})
         DepthEvidence(units={}, importance={'blocks.0': 0.5}, samples=None, divergence={}, removed_share=None, order=())
@@ -48,15 +48,14 @@ class _Evidence(_Record):
 
 
 class RemovedShare(_Record):
-    """The share of a model's cost that goes with a plan in depth.
+    """Removed share of the cost of a model, for a plan in depth.
 
     Attributes:
-        cost: "macs" or "params".
-        live: Once the plan is applied: linears with no activation between them still compute as two.
-        merged: Once the model is merged, too, as `pruned/` and `merge` leave it. Budgets are in these terms.
-        asked: By the budget.
-        smallest_unit: What goes with the smallest unit alone; a warning says where more than that goes beyond what is
-            asked.
+        cost: Cost, "macs" or "params".
+        live: Share after the plan is applied: linears without an activation in between still compute as two.
+        merged: Share after the model is merged, too, as in `pruned/` and after `merge`. Budgets count this share.
+        asked: Share in the budget.
+        smallest_unit: Share of the smallest unit alone; a larger excess over the budget gives a warning.
     """
 
     cost: Literal["macs", "params"]
@@ -67,12 +66,12 @@ class RemovedShare(_Record):
 
 
 class RemovalStep(_Record):
-    """A unit that went, and the model without it and those before it.
+    """A removed unit, and the model without this and earlier units.
 
     Attributes:
-        unit: Its name in the dense model.
-        config: Entries of a transformers config that say so; empty if nothing is to be said.
-        result: The model that is left.
+        unit: Name in the dense model.
+        config: Entries of a transformers config for the result; may be empty.
+        result: Remaining model.
     """
 
     unit: str
@@ -81,15 +80,15 @@ class RemovalStep(_Record):
 
 
 class DepthEvidence(_Evidence):
-    """What planning in depth says.
+    """Evidence of planning in depth.
 
     Attributes:
-        units: Kinds of the units that could go, by name, in order of depth.
-        importance: Of every unit that was ranked, by name.
-        samples: How many the plan was calibrated on.
-        divergence: Of the output, once the unit of this name and those before it had gone.
-        removed_share: Of the MACs or parameters, where the budget is a share of them.
-        order: In which the units went, where each could go without the later ones; else empty. See `Plan.first`.
+        units: Kinds of the removable units, by name, in order of depth.
+        importance: Importance of every ranked unit, by name.
+        samples: Number of calibration samples.
+        divergence: Divergence of the output after the removal of this and earlier units, by name.
+        removed_share: Removed share of the MACs or parameters, for a budget in either cost.
+        order: Order of removal, if each unit can be removed without the later units; else empty. See `Plan.first`.
     """
 
     units: dict[str, Kind] = {}
@@ -101,20 +100,23 @@ class DepthEvidence(_Evidence):
 
 
 def joined(first: Mapping[str, Any], second: Mapping[str, Any], dense_name: Callable[[str], str]) -> dict[str, Any]:
-    """Return the evidence of two plans, one after the other: of units of depth what the later one says, if it does.
+    """Return the evidence of two plans in sequence, with units and importance of both in names of the dense model.
+
+    The second plan wins where entries meet. Entries about a single plan are dropped: `saved`, the frontier, and, if the
+    second plan lists units of depth, the removed share and the divergences.
 
     >>> one, two = ({"importance": own} for own in ({"a.0": 1.0, "a.1": 2.0}, {"a.0": 3.0}))
     >>> joined(one, two, lambda name: name.replace("0", "1"))
     {'importance': {'a.0': 1.0, 'a.1': 3.0}}
 
     Args:
-        first: Of the plan that comes first.
-        second: Of the other, whose names are those of what the first one leaves.
-        dense_name: Translates them to names of the dense model.
+        first: Evidence of the first plan.
+        second: Evidence of the second plan, with names in the model after the first plan.
+        dense_name: Translation of names in the second plan to names of the dense model.
     """
     before, after = DepthEvidence.of(first), DepthEvidence.of(second)
     found = {**first, **second}
-    alone = ("saved", *FrontierEvidence.model_fields)  # of one of them
+    alone = ("saved", *FrontierEvidence.model_fields)  # about one plan only
     for entry in (*alone, "removed_share", "divergence") if after.units else alone:
         found.pop(entry, None)
     for entry in ("units", "importance"):
@@ -124,14 +126,14 @@ def joined(first: Mapping[str, Any], second: Mapping[str, Any], dense_name: Call
 
 
 class WidthEvidence(_Evidence):
-    """What planning in width says of every group, and of how kinds of units count for beside each other.
+    """Evidence of planning in width: every group, and the weights of kinds of units against each other.
 
     Attributes:
-        kept: Units that stay, and units that there were, by the name of the group.
-        kinds: Of their units.
-        rates: How many times as much the importance of a kind counts; empty: it was not tried.
-        damping: That was tried best with them.
-        saved: The share of the cost that goes with the plan, as it was counted; None: it was not.
+        kept: Numbers of kept units and of all units, by the name of the group.
+        kinds: Kinds of the units, by the name of the group.
+        rates: Factor on the importance of each kind; empty: not tried.
+        damping: Best damping tried with the rates.
+        saved: Removed share of the cost, as counted; None: not counted.
     """
 
     kept: dict[str, tuple[int, int]] = {}
@@ -142,22 +144,27 @@ class WidthEvidence(_Evidence):
 
 
 class UniformComparison(_Record):
-    """Protection scores of a plan beside uniform pruning: of what only the plan takes, and of what it alone spares."""
+    """Protection scores of a plan beside uniform pruning: sums over units that only a single method removes.
+
+    Attributes:
+        taken: Score of the units that only the plan removes.
+        spared: Score of the units that only uniform pruning removes.
+    """
 
     taken: float
     spared: float
 
 
 class ToleranceEvidence(_Evidence):
-    """What planning in width by Tolerance of Difference says besides.
+    """Evidence of planning in width by Tolerance of Difference.
 
     Attributes:
-        tolerance: That the groups were pruned at; None: the plan is not by tolerance.
-        share: Of the way there that the groups go.
-        protected_mass: Protection score that goes, and the most that could, by the name of the group.
-        exchange: Against uniform pruning; None: it cannot be compared.
-        compared_by: The cost that is the same then.
-        kept_by_tolerance: The share of all units that another tolerance would keep.
+        tolerance: Tolerance of the groups; None: the plan is not by tolerance.
+        share: Progress of the groups towards the tolerance, as a share.
+        protected_mass: Removed protection score and the maximum, by the name of the group.
+        exchange: Comparison with uniform pruning; None: not comparable.
+        compared_by: Cost held equal in the comparison.
+        kept_by_tolerance: Kept share of all units at other tolerances.
     """
 
     tolerance: float | None = None
@@ -169,7 +176,7 @@ class ToleranceEvidence(_Evidence):
 
 
 class TrialResult(_Record):
-    """One short recovery of the boundary search: attentions and activations removed, and the accuracy in percent."""
+    """A short recovery in the boundary search: numbers of removed attentions and activations, accuracy in percent."""
 
     attention: int
     activation: int
@@ -177,7 +184,7 @@ class TrialResult(_Record):
 
 
 class Regret(_Record):
-    """How many points better the truly best split may be: the expectation, and the interval around it."""
+    """Expected gap in points to the truly best split, with an interval."""
 
     value: float
     low: float
@@ -186,7 +193,7 @@ class Regret(_Record):
 
 
 class PredictedSplit(_Record):
-    """The split that the boundary search has picked: attentions and activations to remove, and what to expect."""
+    """Choice of the boundary search: attentions and activations to remove, with expected accuracy and regret."""
 
     attention: int
     activation: int
@@ -195,25 +202,25 @@ class PredictedSplit(_Record):
 
 
 class BoundaryEvidence(_Evidence):
-    """What the boundary search says: its runs in order, and its pick, which a plan may have to go beyond."""
+    """Evidence of the boundary search: trials in order, and the chosen split (a plan may have to exceed the split)."""
 
     trials: Items[TrialResult] = ()
     predicted: PredictedSplit | None = None
 
 
-Saved = float | dict[str, float]  # share of the cost of a budget, or of each cost by its name where there are several
+Saved = float | dict[str, float]  # removed share of the cost of a budget, or of each cost by name
 
 
 class TriedSplit(_Record):
-    """A split of one budget between depth and width, and how the network without both was.
+    """A split of a budget between depth and width, and the quality of the pruned network.
 
     Attributes:
-        depth: Share of the budget that depth was asked to take.
-        divergence: Of the output on held-out samples; None: it cannot be compared, or nothing had to be.
-        accuracy: After a short recovery, in percent; None: splits were not recovered.
-        saved: The share of the cost that went, once merged, or of each of several costs; of latency as it was measured.
-            None: there is no plan.
-        refused: Why there is no such plan; empty if there is one.
+        depth: Share of the budget for depth.
+        divergence: Divergence of the output on held-out samples; None: not comparable, or not needed.
+        accuracy: Accuracy after a short recovery, in percent; None: no recovery.
+        saved: Removed share of the cost, once merged, or of each of several costs by name; for latency, as measured.
+            None: no plan.
+        refused: Reason why there is no plan; empty if there is a plan.
     """
 
     depth: float
@@ -224,13 +231,12 @@ class TriedSplit(_Record):
 
 
 class SplitEvidence(_Evidence):
-    """What planning depth and width for one budget says.
+    """Evidence of planning depth and width for a single budget.
 
     Attributes:
-        splits: That were tried, in order.
-        depth_share: Of the one that is planned.
-        saved: The share of the cost that goes with the plan, once merged, or of each of several costs; of latency as it
-            was measured.
+        splits: Tried splits, in order.
+        depth_share: Share for depth in the chosen split.
+        saved: Removed share of the cost, once merged, or of each of several costs; for latency, as measured.
     """
 
     splits: Items[TriedSplit] = ()
@@ -240,12 +246,12 @@ class SplitEvidence(_Evidence):
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """What a plan for a share of a cost would save, and by how much it would change the output.
+    """Predicted savings and divergence of a plan for a share of a cost.
 
     Attributes:
-        share: Share that is asked for.
-        divergence: Divergence of the output, as it is predicted.
-        costs: Share of every cost that would go, by name: "macs", "params", "latency".
+        share: Requested share.
+        divergence: Predicted divergence of the output.
+        costs: Removed share of every cost, by name: "macs", "params", "latency".
     """
 
     share: float
@@ -262,11 +268,11 @@ class FrontierPoint:
 
 
 class FrontierEvidence(_Evidence):
-    """What plans for other shares would have cost.
+    """Evidence of plans for further shares.
 
     Attributes:
         frontier: Plans, in rising order of their shares.
-        frontier_cost: Cost that the shares are of, or several, of each of which as much goes.
+        frontier_cost: Cost of the shares, or several costs with equal shares.
     """
 
     frontier: Items[FrontierPoint] = ()
@@ -274,14 +280,14 @@ class FrontierEvidence(_Evidence):
 
 
 class PlanningCost(_Record):
-    """What it took to find a plan.
+    """Resources of the planning.
 
     Attributes:
-        asked: The budget, by the names of the command line's arguments.
-        seconds: In all.
-        trial_seconds: Of all trials, those of an interrupted search before included.
-        peak_memory_bytes: Of the process on a CPU, of the allocator on an accelerator.
-        trials: How many there were.
+        asked: Budget, by the names of the command line's arguments.
+        seconds: Seconds in total.
+        trial_seconds: Seconds of all trials, including an interrupted search before.
+        peak_memory_bytes: Peak memory of the process on a CPU, of the allocator on an accelerator.
+        trials: Number of trials.
     """
 
     asked: dict[str, Any] = {}
@@ -292,6 +298,6 @@ class PlanningCost(_Record):
 
 
 class SearchEvidence(_Evidence):
-    """What the command line says of finding the plan."""
+    """Evidence from the command line: resources of the planning."""
 
     search: PlanningCost | None = None

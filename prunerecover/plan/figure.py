@@ -1,7 +1,7 @@
-"""Pictures of a plan: which units went and what stands in their place, and what groups keep.
+"""Pictures of a plan: removed units with replacements, and kept units of groups.
 
-Units of depth are cells, of `depth_panel`. Groups are bars, in order of depth: the share of a group's units that stays;
-the light bar behind it is what was there.
+Units of depth are cells, from `depth_panel`. Groups are bars, in order of depth: the share of kept units, in front of a
+light bar for all units.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ LETTER = 0.068  # inches per letter of a group's name
 
 
 class NamedUnit(Protocol):
-    """What is needed of a unit."""
+    """The attributes of a unit needed in a picture."""
 
     @property
     def name(self) -> str:
-        """Its canonical name."""
+        """Canonical name."""
 
     @property
     def kind(self) -> str:
-        """Its kind."""
+        """Kind of the unit."""
 
 
 def plot_plan(
@@ -58,16 +58,16 @@ def plot_plan(
     importance: Mapping[str, float] | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Draw what a plan removed: units of depth as cells, what groups of channels, heads and so on keep as bars.
+    """Draw the removals of a plan: units of depth as cells, kept channels, heads and so on of groups as bars.
 
     Args:
-        edits: Of a plan for the dense model.
-        evidence: Of the plan.
-        units: All units of the dense model, as `find_units` lists them; by default those that the planner chose from,
-            which the plan's evidence lists. A plan without shows those that it names.
-        importance: By name, shown as a bar in the cell, relative to the largest of its kind; by default
-            the plan's.
-        title: Heading; by default how many units of each kind went.
+        edits: Edits of a plan for the dense model.
+        evidence: Evidence of the plan.
+        units: All units of the dense model, from `find_units`; by default the units in the evidence of the plan. A plan
+            without evidence shows the units of its edits.
+        importance: Importance by name, shown as a bar in the cell, relative to the largest of the kind; by default from
+            the evidence.
+        title: Heading; by default the number of removed units of each kind.
 
     Raises:
         ValueError: If a removed unit is not among `units`, or there is no unit to draw.
@@ -92,11 +92,11 @@ def plot_plan(
 
 
 def _named(gone: Mapping[str, str], ranked: Iterable[str]) -> dict[str, str]:
-    """Return the kinds of units that a plan without a list names: those that go, and what was ranked in their places.
+    """Return the kinds of the units in a plan without a list: removed units, and ranked units in the same places.
 
     Args:
-        gone: Kinds of the units that go, by name.
-        ranked: Names, in order of depth.
+        gone: Kinds of the removed units, by name.
+        ranked: Names of ranked units, in order of depth.
     """
     kinds = {parts_of(name)[1]: kind for name, kind in gone.items()}
     alike = {name: kinds[place] for name in ranked if (place := parts_of(name)[1]) in kinds}
@@ -104,11 +104,11 @@ def _named(gone: Mapping[str, str], ranked: Iterable[str]) -> dict[str, str]:
 
 
 class WidthPanel:
-    """Bars: the share that every group keeps, coloured by kind.
+    """Bars: the kept share of every group, coloured by kind.
 
     Args:
-        groups: In order.
-        title: Heading; None: how many units of each kind went.
+        groups: Groups, in order.
+        title: Heading; None: number of removed units of each kind.
     """
 
     def __init__(self, groups: Sequence[KeptGroup], title: str | None = None) -> None:
@@ -125,7 +125,7 @@ class WidthPanel:
         return max(STEP * len(self.bands[0]) + 1.0, 4.6)
 
     def height(self, width: float) -> float:
-        """Lines of bars with their names, heading and legend."""
+        """Lines of bars with names, heading and legend."""
         names = LETTER * max(map(len, self.names))
         around = heading_height(self.title, width) + 0.25 * legend_lines(self._labels, width)
         return (1.9 + names) * len(self.bands) + 0.3 + around
@@ -147,11 +147,11 @@ class WidthPanel:
 
 
 def plot_kept(groups: Sequence[KeptGroup], title: str | None = None) -> Figure:
-    """Draw what every group keeps.
+    """Draw the kept share of every group.
 
     Args:
-        groups: As `Plan.kept_groups` lists them, in order of depth.
-        title: Heading; by default how many units of each kind went.
+        groups: Groups from `Plan.kept_groups`, in order of depth.
+        title: Heading; by default the number of removed units of each kind.
 
     Raises:
         ValueError: If there are none.
@@ -176,7 +176,7 @@ def _draw_bars(axes: Axes, groups: Sequence[KeptGroup]) -> None:
 
 
 def _count_on(axes: Axes, x: int, group: KeptGroup) -> None:
-    """Write how many units stay into the bar, or above it where it is too low."""
+    """Write the number of kept units into the bar, or above a low bar."""
     inside = group.share > 0.3
     axes.text(
         x,
@@ -191,7 +191,7 @@ def _count_on(axes: Axes, x: int, group: KeptGroup) -> None:
 
 
 def _count(groups: Sequence[KeptGroup]) -> str:
-    """Say how many units of each kind go, apart from those that only follow layers."""
+    """Return a line with the number of removed units of each kind, apart from units that only follow layers."""
     chosen, followed = list[str](), list[str]()
     for kind in dict.fromkeys(group.kind for group in groups):
         alike = [group for group in groups if group.kind == kind]

@@ -1,8 +1,8 @@
-"""Groups: dimensions of tensors that must stay equal, such as all channels that a residual sum adds up.
+"""Groups: dimensions of tensors that must stay equal, such as all channels in a residual sum.
 
-A group has `size` units (channels, heads, neurons or experts), which are removed alone; a unit's entries in all of the
-group's tensors go together. Groups are data: found by `discovery` and `experts`, read by the scores, the costs and the
-allocations, and narrowed by the `narrow` edit.
+A group has `size` units (channels, heads, neurons or experts). Each unit is removed alone, with the entries of the unit
+in all tensors of the group. Groups are data: found by `discovery` and `experts`, read by scores, costs and solvers, and
+narrowed by the `narrow` edit.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from prunerecover.plan.units import Site
 
 
 class Slice(BaseModel):
-    """The entries of a group in one tensor: along `dim`, unit `u` has `span` indices from `offset + u * span` on.
+    """Entries of a group in a tensor: along `dim`, unit `u` has `span` indices from `offset + u * span` on.
 
     Attributes:
         tensor: Path of the parameter or buffer.
-        dim: Along which the units lie.
-        offsets: One per part of the tensor: a fused query-key-value weight has three, most others one.
-        span: Indices per unit: the head dimension, or the positions that a flattened map has per channel.
-        makes: Whether the entries make the unit (the weights that write it, their bias, its normalisation), rather than
-            read it.
+        dim: Dimension of the units.
+        offsets: Offset of each part of the tensor: three in a fused query-key-value weight, else usually a single
+            offset.
+        span: Indices per unit: the head dimension, or the positions per channel of a flattened map.
+        makes: Whether the entries make the unit (weights into the unit, bias, normalisation), rather than read the
+            unit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=LONGEST_NAME)
@@ -41,7 +42,7 @@ class Slice(BaseModel):
     makes: bool = True
 
     def indices(self, units: Tensor) -> Tensor:
-        """Return the indices along `dim` that belong to `units`, a 1-D integer tensor, in ascending order.
+        """Return the indices along `dim` of `units`, a 1-D integer tensor, in ascending order.
 
         >>> Slice(tensor="qkv.weight", dim=0, offsets=(0, 4), span=2).indices(torch.tensor([1]))
         tensor([2, 3, 6, 7])
@@ -51,13 +52,13 @@ class Slice(BaseModel):
 
 
 class Setting(BaseModel):
-    """An attribute of a module that follows the number of units: `per_unit` times it, or a power of that.
+    """Attribute of a module to adapt to the number of units: a power of `per_unit` times the number.
 
     Attributes:
-        module: Path of the module; with `config.` in front of the attribute, an entry of its config.
-        attribute: Its name, such as `num_heads`.
-        per_unit: What one unit adds.
-        power: Of the product: 1 for a whole number, -0.5 for a scale by which attention divides its logits.
+        module: Path of the module; with `config.` in front of the attribute, an entry of the config.
+        attribute: Name of the attribute, such as `num_heads`.
+        per_unit: Amount per unit.
+        power: Power of the product: 1 for a whole number, -0.5 for a divisor of attention logits.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=LONGEST_NAME)
@@ -68,7 +69,7 @@ class Setting(BaseModel):
     power: float = Field(default=1.0, ge=-2, le=2)
 
     def value(self, units: int) -> int | float:
-        """Return the attribute's value with so many units.
+        """Return the value of the attribute for a number of units.
 
         >>> Setting(module="attn", attribute="scale", power=-0.5).value(64)
         0.125
@@ -77,22 +78,23 @@ class Setting(BaseModel):
         return size if self.power == 1 else float(size**self.power)
 
 
-Place = tuple[str, Literal["input", "output"]]  # path of a module, and which of its tensors
+Place = tuple[str, Literal["input", "output"]]  # path of a module, and side of the tensor
 
 
 @dataclass(frozen=True)
 class Tap:
-    """Where the activations of a group's units are seen.
+    """Place in the network to read the activations of the units of a group.
 
     Attributes:
-        module: Path.
-        of: Its "output" or its (first) "input"; "routing" for fused experts, which are seen where the router's choice
-            enters their module (`dim`, `offset` and `span` say nothing then).
-        dim: Where the units lie: 1 in maps `(N, C, H, W)`, -1 in tokens `(N, T, C)` and features `(N, C)`.
-        offset: Where the units begin along `dim`.
+        module: Path of the module.
+        of: Tensor of the module: "output" or (first) "input"; "routing" for fused experts, read from the router's
+            choice at the input of the module (without `dim`, `offset` and `span`).
+        dim: Dimension of the units: 1 in maps `(N, C, H, W)`, -1 in tokens `(N, T, C)` and features `(N, C)`.
+        offset: Offset of the first unit along `dim`.
         span: Entries per unit.
-        samples: Dimension along which samples lie: 1 in tokens `(T, N, C)`.
-        apart: Whether rows of one sample lie apart along it, as in `(T * N, C)`; in `(N * T, C)` they are together.
+        samples: Dimension of the samples: 1 in tokens `(T, N, C)`.
+        apart: Whether rows of a sample lie apart along this dimension, as in `(T * N, C)`; in `(N * T, C)` rows of a
+            sample are adjacent.
     """
 
     module: str
@@ -106,26 +108,26 @@ class Tap:
 
 @dataclass(frozen=True)
 class Group(Site, Summarised):
-    """Units that can be removed alone, with everything that goes with them.
+    """Units to remove one by one, with all coupled entries.
 
     Attributes:
-        name: Path of the first module that makes the units, with more where it makes several groups (`fc:64`, `fc.b`,
-            `qkv:head_dim`); unique among a model's groups of one kind.
-        kind: What a unit is.
-        size: How many units there are.
-        slices: All tensors that lose entries.
-        taps: Where the units' activations are seen, one per sum or concatenation that they enter.
-        settings: Attributes that follow the number of units.
-        at_least: How many units must stay.
-        multiple: The number that stays is divisible by it.
-        strata: The units lie in so many stretches of one length, which must keep equally many units each: experts among
-            which the router chooses group by group. `multiple` is divisible by it.
-        products: MACs per sample and unit in products without weights, such as attention's scores and values.
-        scaled_by: Power of the number of units by which the network multiplies what units make: -0.5 where attention
-            divides its logits by the root of the size of a head, 0 where its scale stays.
-        params: Parameters that all units hold together; 0 until `find_sites` has counted them.
-        macs: MACs of all units together on the example batch; likewise.
-        block: See `Site`; likewise.
+        name: Path of the first module that makes the units, with a suffix if the module makes several groups (`fc:64`,
+            `fc.b`, `qkv:head_dim`); unique among the groups of a kind in a model.
+        kind: Kind of the units.
+        size: Number of units.
+        slices: Tensors with entries of the units.
+        taps: Places of the activations of the units, one per sum or concatenation behind the units.
+        settings: Attributes to adapt to the number of units.
+        at_least: Minimum number of kept units.
+        multiple: Divisor of the number of kept units.
+        strata: Number of equally long stretches of units with equally many kept units each: experts under a router that
+            chooses group by group. A divisor of `multiple`.
+        products: MACs per sample and unit in products without weights, such as scores and values of attention.
+        scaled_by: Power of the number of units in a factor on outputs of units: -0.5 if attention divides the logits by
+            the root of the head size, 0 if the scale is fixed.
+        params: Parameters of all units together; 0 until counted by `find_sites`.
+        macs: MACs of all units together on the example batch; 0 until counted by `find_sites`.
+        block: Path of the block, see `Site`; empty until set by `find_sites`.
     """
 
     name: str
@@ -145,11 +147,11 @@ class Group(Site, Summarised):
 
     @property
     def touches(self) -> tuple[str, ...]:
-        """Paths of the tensors that lose entries."""
+        """Paths of the tensors with entries of the units."""
         return tuple(dict.fromkeys(part.tensor for part in self.slices))
 
     def summary(self) -> Summary:
-        """Return its size, and the tensors that lose entries with its units."""
+        """Return the size of the group, and the tensors with entries of the units."""
         title = f"Group {self.name} of {self.size} {plural(self.kind)}"
         rows = [(s.tensor, s.dim, s.span, "makes" if s.makes else "reads") for s in self.slices]
         return Summary.of_list(title, ("tensor", "dim", "per unit", "the unit"), rows, tuple)

@@ -1,7 +1,6 @@
-"""Widths that a plan leaves: units kept per group, in the names and sizes of the dense model.
+"""Widths after a plan: kept units per group, in the names and sizes of the dense model.
 
-A plan may narrow a group several times, take out blocks before and after, and say in its evidence which groups there
-are that lose nothing.
+A plan may narrow a group several times, remove blocks before and after, and list untouched groups in the evidence.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ GroupKey = tuple[str, str]  # name in the dense model, and kind
 
 @dataclass(frozen=True)
 class KeptGroup:
-    """A group before and after.
+    """A group before and after a plan.
 
     Attributes:
-        name: Its name in the dense model.
-        kind: What its units are.
-        kept: Units that stay.
-        size: Units of the dense model.
-        followed: Units that went because widths around a layer that goes must match.
+        name: Name in the dense model.
+        kind: Kind of the units.
+        kept: Number of kept units.
+        size: Number of units in the dense model.
+        followed: Number of units removed only to match the widths around a removed layer.
     """
 
     name: str
@@ -38,18 +37,18 @@ class KeptGroup:
 
     @property
     def share(self) -> float:
-        """The share of the units that stays."""
+        """Share of kept units."""
         return self.kept / self.size
 
 
 def kept_groups(edits: Iterable[Edit], evidence: Mapping[str, Any]) -> tuple[KeptGroup, ...]:
-    """List the groups of a plan: in order of depth, or at least of the edits if its evidence does not list them.
+    """List the groups of a plan: in order of depth, or at least of the edits if the evidence has no list.
 
-    Groups inside something that the plan removes as a whole are left out.
+    Groups inside removed units are left out.
 
     Args:
-        edits: Of the plan.
-        evidence: Of the plan; `WidthEvidence` lists the groups that there are.
+        edits: Edits of the plan.
+        evidence: Evidence of the plan; `WidthEvidence` lists the groups.
 
     >>> narrow = {"unit": "fc1", "kind": "neuron", "group": ()}
     >>> edits = [Narrow(of=of, keep=tuple(range(of - 1)), **narrow) for of in (4, 3)]
@@ -64,7 +63,7 @@ def kept_groups(edits: Iterable[Edit], evidence: Mapping[str, Any]) -> tuple[Kep
         if isinstance(edit, Narrow):
             name = names.dense_name(edit.unit)
             found[name, edit.kind] = _narrowed(found.get((name, edit.kind)), name, edit)
-            listed = _listed(found_by, names)  # as they were named when the plan's last part was made
+            listed = _listed(found_by, names)  # with names from the planning of the last part of the plan
         elif isinstance(edit, Remove):
             gone.append(names.dense_name(edit.unit))
             if edit.kind == "block":
@@ -74,24 +73,24 @@ def kept_groups(edits: Iterable[Edit], evidence: Mapping[str, Any]) -> tuple[Kep
 
 
 def _narrowed(before: KeptGroup | None, name: str, edit: Narrow) -> KeptGroup:
-    """Return what is left of a group after an edit.
+    """Return a group after an edit.
 
     Args:
-        before: What was left of the group before; None: all of it.
-        name: In the dense model.
-        edit: That narrows it.
+        before: Group before the edit; None: the dense group.
+        name: Name in the dense model.
+        edit: Edit to narrow the group.
     """
     kept, size, followed = len(edit.keep), edit.of, len(edit.gone) if edit.serves else 0
     if before is None:
         return KeptGroup(name, edit.kind, kept, size, followed)
     if before.kept == edit.of:
         return KeptGroup(name, edit.kind, kept, before.size, before.followed + followed)
-    # Other channels of the same module: a module that makes two groups, of which each has its name in turn.
+    # Other channels of the same module: it makes two groups, and each in turn has the name of the module.
     return KeptGroup(name, edit.kind, before.kept + kept, before.size + size, before.followed + followed)
 
 
 def _in_order(listed: list[GroupKey], narrowed: list[GroupKey]) -> list[GroupKey]:
-    """Return the groups as listed, and the others, of which no unit can go any more, behind those narrowed before."""
+    """Return the listed groups in order, with unlisted (exhausted) groups behind the predecessor in the edits."""
     place = 0
     for key in narrowed:
         if key not in listed:
@@ -101,7 +100,7 @@ def _in_order(listed: list[GroupKey], narrowed: list[GroupKey]) -> list[GroupKey
 
 
 def _listed(evidence: WidthEvidence, names: DenseNames) -> dict[GroupKey, KeptGroup]:
-    """Return the groups of the evidence, as they are when nothing narrows them."""
+    """Return the groups in the evidence, at full size."""
     kinds = evidence.kinds
     sizes = {name: size for name, (_, size) in evidence.kept.items() if name in kinds}
     groups = [KeptGroup(names.dense_name(name), kinds[name], size, size) for name, size in sizes.items()]

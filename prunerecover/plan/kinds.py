@@ -1,4 +1,4 @@
-"""Kinds of units and everything that is ever asked of a kind, wherever kinds are ordered, nested or drawn."""
+"""Kinds of units with properties, for ordering, nesting and drawing."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ WidthKind = Literal["channel", "head", "head_dim", "neuron", "expert", "hidden"]
 
 @dataclass(frozen=True)
 class KindTraits:
-    """What is true of all units of a kind.
+    """Properties of all units of a kind.
 
     Attributes:
-        dimension: Of the network in which they are pruned.
-        edits: Operations of plans that take them out; none for a kind that nothing removes yet.
-        holds: Kinds of units inside, which go along.
-        fitted: Whether something can be fitted in their place, or, for blocks, before it.
+        dimension: Dimension of the pruning, "depth" or "width".
+        edits: Operations of plans to remove units of the kind; empty if units cannot be removed yet.
+        holds: Kinds of units inside, removed with the unit.
+        fitted: Whether a replacement, or, for blocks, a map before the unit, can be fitted.
         composite: Whether a unit is several features at once.
-        weighed: Whether its scores do not compare with those of other kinds, so that what it counts for is tried.
-        ranked: Whether its units are ranked. Dimensions of heads are not: the best ones are sums of those there are.
-        color: Of bars of the kind in figures.
-        ink: Of text on that colour.
+        weighed: Whether scores do not compare with scores of other kinds, so a weight is tried.
+        ranked: Whether units are ranked. Dimensions of heads are not: the best dimensions are sums of present
+            dimensions.
+        color: Colour of bars of the kind in figures.
+        ink: Colour of text on a bar.
     """
 
     dimension: Literal["depth", "width"]
@@ -41,7 +42,7 @@ class KindTraits:
     ink: str = "white"
 
 
-# In the order in which the units of one block are removed.
+# In the order of removal within a block.
 TRAITS: dict[str, KindTraits] = {
     "block": KindTraits(
         "depth", edits=("remove", "bypass"), holds=("attention", "mlp", "activation", "layer"), fitted=True
@@ -68,16 +69,16 @@ RANKED_WIDTH_KINDS = tuple(kind for kind in RANKED_KINDS if kind in WIDTH_KINDS)
 def kinds_among(
     kinds: str | Sequence[str], among: Sequence[str], where: str = "", *, some: bool = True
 ) -> tuple[str, ...]:
-    """Return kinds as a tuple, of one where there is one alone.
+    """Return kinds as a tuple, also for a single kind.
 
     Args:
-        kinds: Kinds that were asked for.
-        among: Kinds that there are.
+        kinds: Requested kinds.
+        among: Valid kinds.
         where: Purpose, for the message.
         some: Switch for refusing an empty list, which a part of a plan may have.
 
     Raises:
-        ValueError: If one is none of those that there are, or the list is empty.
+        ValueError: If a kind is invalid, or the list is empty.
 
     >>> kinds_among("head", WIDTH_KINDS)
     ('head',)
@@ -90,7 +91,7 @@ def kinds_among(
 
 
 def plural(kind: str) -> str:
-    """Return what several units of a kind are called.
+    """Return the plural of the name of a kind.
 
     >>> plural("head"), plural("hidden"), plural("head_dim")
     ('heads', 'hidden features', 'head dimensions')
@@ -99,7 +100,7 @@ def plural(kind: str) -> str:
 
 
 def holders_first(kind: str) -> tuple[int, int]:
-    """Return a sort key by which kinds that hold others come before what they hold.
+    """Return a sort key that puts larger kinds before the kinds inside.
 
     >>> sorted(("activation", "attention", "mlp", "block"), key=holders_first)
     ['block', 'mlp', 'attention', 'activation']

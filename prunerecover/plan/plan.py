@@ -1,7 +1,7 @@
-"""The Plan: what is removed and what is left in its place, as data that can be read, diffed, composed and replayed.
+"""The Plan: removed units and replacements, as data to read, compare, compose and replay.
 
-On disk a plan is a JSON file; tensors that its edits need (fitted slopes, affine maps) lie in a safetensors file
-beside it, whose sha256 the JSON holds. Nothing from either file is executed.
+On disk a plan is a JSON file; tensors of edits (fitted slopes, affine maps) lie in a safetensors file beside the JSON
+file, with the sha256 in the JSON file. No content of either file is executed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCHEMA = "prunerecover.plan/1"
 
 
 class Plan(Summarised, Record):
-    """An ordered list of edits to one model; `Plan()` is the identity.
+    """Ordered list of edits to a model; `Plan()` is the identity.
 
     >>> Plan() + Plan() == Plan()
     True
@@ -47,26 +47,26 @@ class Plan(Summarised, Record):
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """Fitted tensors by the keys that edits name."""
+        """Fitted tensors, by the keys in the edits."""
         return self._tensors
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Plan:
-        """Return the same plan holding these fitted tensors."""
+        """Return the same plan with the given fitted tensors."""
         plan = self.model_copy()
         plan._tensors = dict(tensors)
         return plan
 
     @property
     def needed_tensors(self) -> tuple[str, ...]:
-        """Keys of all tensors that the edits refer to."""
+        """Keys of all tensors in the edits."""
         return tuple(key for edit in self.edits if isinstance(edit, FITTED) for key in edit.tensors)
 
     @property
     def removed(self) -> dict[str, tuple[str, ...]]:
         """Names of the removed units by kind, in order of removal; channels, heads, ... are `group[number]`.
 
-        Names and numbers are those of the model that the plan starts from. An edit has them as they are just before it:
-        here, the second one takes the first of two heads that are left.
+        Names and numbers are from the model at the start of the plan, although edits count in the model just before
+        them: here, the second edit removes the first of the two remaining heads.
 
         >>> from prunerecover.plan.edits import Narrow
         >>> edits = [Narrow(unit="attn", kind="head", of=n, keep=k, group=()) for n, k in ((3, (1, 2)), (2, (1,)))]
@@ -80,7 +80,7 @@ class Plan(Summarised, Record):
 
     @property
     def kept_groups(self) -> tuple[KeptGroup, ...]:
-        """How many channels, heads, neurons or experts every group keeps; see `kept_groups`."""
+        """Numbers of kept channels, heads, neurons or experts of every group; see `kept_groups`."""
         return kept_groups(self.edits, self.evidence)
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,8 +91,12 @@ class Plan(Summarised, Record):
     def from_dict(cls, data: Any, tensors: Mapping[str, Tensor] | None = None) -> Plan:
         """Validate primitives read from JSON.
 
+        Args:
+            data: Primitives of a plan.
+            tensors: Fitted tensors by key.
+
         Raises:
-            ValueError: If this is no plan, comes from a newer schema, or has an operation this version does not know.
+            ValueError: If the data is no plan, comes from a newer schema, or has an unknown operation.
         """
         if not isinstance(data, Mapping) or not str(data.get("schema", "")).startswith("prunerecover.plan/"):
             raise ValueError(f'Expected a plan ("schema": "{SCHEMA}"), but got something else. Is it a plan file?')
@@ -110,10 +114,13 @@ class Plan(Summarised, Record):
             ) from None
 
     def save(self, path: str | Path) -> Path:
-        """Write the JSON file and, beside it, one with the fitted tensors; return the JSON's path.
+        """Write the JSON file and a file with the fitted tensors; return the path of the JSON file.
 
-        A process that is killed meanwhile leaves the plan that was there before, or this one.
-        `plan.json` gets `plan.safetensors`; any other name keeps all of itself: `plan_0.3` gets `plan_0.3.safetensors`.
+        A process killed meanwhile leaves the plan from before, or the new plan, intact. `plan.json` gets
+        `plan.safetensors`; any other name is kept in full: `plan_0.3` gets `plan_0.3.safetensors`.
+
+        Args:
+            path: Path of the JSON file.
 
         Raises:
             OSError: If the folder is full or read-only.
@@ -125,13 +132,17 @@ class Plan(Summarised, Record):
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a plan and its sidecar.
+        """Read a plan and the sidecar.
 
-        A missing sidecar is no error here: checkpoints replay structure without it. `apply_plan` refuses.
+        A missing sidecar is no error here: checkpoints replay structure without tensors. `apply_plan` refuses such a
+        plan.
+
+        Args:
+            path: Path of the JSON file.
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: If the file is not a plan, or the sidecar is not the one the plan was saved with.
+            ValueError: If the file is not a plan, or the sidecar is from another plan.
         """
         path = Path(path)
         plan = cls.from_dict(read_data(path))
@@ -140,7 +151,7 @@ class Plan(Summarised, Record):
         return plan.with_tensors(tensors)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both say the same and hold equal tensors; where a plan was saved does not count."""
+        """Whether both plans have equal data and equal tensors; the sidecar on disk does not count."""
         if not isinstance(other, Plan):
             return NotImplemented
         if self.model_copy(update={"sidecar": None}).to_dict() != other.model_copy(update={"sidecar": None}).to_dict():
@@ -151,17 +162,17 @@ class Plan(Summarised, Record):
     __hash__ = None  # type: ignore[assignment]
 
     def first(self, count: int) -> Plan:
-        """Return the plan that removes only the units that went first: one search gives every depth.
+        """Return the plan with only the first `count` removed units: a single search gives every depth.
 
-        Maps folded for runs of blocks stay where the whole run goes, as they were fitted beside all that goes; those of
-        runs that go in part are left out. Plan anew to have maps for these, too.
+        Maps folded for runs of blocks stay if the whole run is removed, as fitted beside all removals; maps of partly
+        removed runs are left out. Plan anew to have maps for partly removed runs, too.
 
         Args:
-            count: How many units it removes; 0 gives the plan of nothing.
+            count: Number of units to remove; 0 gives the empty plan.
 
         Raises:
-            TypeError: If this is no whole number.
-            ValueError: If there are fewer, or what the units leave was made for all of them together.
+            TypeError: If `count` is no whole number.
+            ValueError: If there are fewer units, or the replacements were fitted for all units together.
         """
         if isinstance(count, bool) or not isinstance(count, int):
             raise TypeError(f"Expected a whole number of units, but got {count!r}.")
@@ -175,11 +186,12 @@ class Plan(Summarised, Record):
         return self.model_copy(update={**found, "made_by": made_by, "sidecar": None}).with_tensors(tensors)
 
     def plot(self, path: str | Path | None = None, **how: Any) -> Any:
-        """Draw which units went; write a PNG if `path` is given. Returns a matplotlib Figure.
+        """Draw the removed units; write a PNG if `path` is given. Returns a matplotlib Figure.
 
         Args:
-            path: Of the PNG.
-            how: `units`, `importance` and `title` of `plot_plan`: all units of the dense model make the picture whole.
+            path: Path of the PNG.
+            how: Arguments `units`, `importance` and `title` of `plot_plan`: all units of the dense model complete the
+                picture.
         """
         from prunerecover.display.style import save_figure
         from prunerecover.plan.figure import plot_plan
@@ -190,7 +202,7 @@ class Plan(Summarised, Record):
         return figure
 
     def summary(self) -> Summary:
-        """Return what goes, which share was asked for and got, and how far the output is off."""
+        """Return the removed units, the requested and actual share, and the divergence of the output."""
         from prunerecover.plan.summary import summarised
 
         return summarised(self)
@@ -198,11 +210,11 @@ class Plan(Summarised, Record):
     def __add__(self, other: Plan) -> Plan:
         """Compose: first self, then other.
 
-        The edits of other go on naming things as self leaves them: a channel that it calls 3 is the fourth of those
-        that self has kept. `removed`, figures and reports translate to the model that self starts from.
+        The edits of `other` go on using names of the model after self: channel 3 is the fourth channel kept by self.
+        `removed`, figures and reports translate to the model before self.
 
         Raises:
-            ValueError: If `other` was not made for the model that self leaves behind.
+            ValueError: If `other` was made for a different model than the result of self.
         """
         if not self.edits:
             return other
@@ -220,7 +232,7 @@ class Plan(Summarised, Record):
 
 
 def check_plan(plan: object) -> None:
-    """Raise TypeError if something else stands in the place of a plan."""
+    """Raise TypeError if the object is no plan."""
     if not isinstance(plan, Plan):
         raise TypeError(
             f"Expected a Plan, but got {type(plan).__name__}. Pass what plan_depth or plan_width returned, or "
@@ -229,7 +241,7 @@ def check_plan(plan: object) -> None:
 
 
 def _shift(plan: Plan, offset: int) -> tuple[tuple[Edit, ...], dict[str, Tensor]]:
-    """Rename tensor keys `eN.x` to `e(N+offset).x` so that two plans' keys do not meet."""
+    """Rename tensor keys `eN.x` to `e(N+offset).x` so that keys of two plans stay distinct."""
 
     def new_key(key: str) -> str:
         number, _, name = key.partition(".")
@@ -247,7 +259,7 @@ def _shift(plan: Plan, offset: int) -> tuple[tuple[Edit, ...], dict[str, Tensor]
 
 
 def _renumbered(edits: tuple[Edit, ...], tensors: Mapping[str, Tensor]) -> tuple[tuple[Edit, ...], dict[str, Tensor]]:
-    """Rename tensor keys `eN.x` by the places of their edits, and leave out the tensors of others."""
+    """Rename tensor keys `eN.x` by the places of their edits, and drop tensors without an edit."""
     found, kept = list[Edit](), dict[str, Tensor]()
     for number, edit in enumerate(edits):
         if isinstance(edit, FITTED):

@@ -1,4 +1,4 @@
-"""Records beside a plan's edits: its start, its end, and its maker."""
+"""Records beside the edits of a plan: start, end, and maker."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 T = TypeVar("T")
-Items: TypeAlias = Annotated[tuple[T, ...], Field(fail_fast=True)]  # a file may hold a million that are wrong
+Items: TypeAlias = Annotated[tuple[T, ...], Field(fail_fast=True)]  # a file may hold a million wrong entries
 
 LONGEST_NAME = 1000  # letters of a path or call in an edit: messages repeat it
 
-# Fields that plans made before they were known are written without, as they were read.
+# Fields that older plans lack: such plans are written without them, as they were read.
 LATER = ("settings", "constructed", "not_constructed")
 
 
@@ -26,16 +26,16 @@ class Record(BaseModel):
 
 
 class Source(Record):
-    """The model a plan starts from.
+    """Model at the start of a plan.
 
     Attributes:
-        class_: Import path of its class, for messages and for transformers' classes.
-        constructor: How to build it again, or None if only its owner can: see `constructors`.
-        tensors: Hash of its class, parameter names and shapes.
-        weights: Hash of its values; None if they were not there (meta device).
-        settings: What does not show in shapes, such as the number of heads: see `settings_of`.
-        constructed: Hash of the constructor, by which an edited one is known; None if there is none.
-        not_constructed: Why there is none.
+        class_: Import path of the class, for messages and for classes of transformers.
+        constructor: Recipe to build the model again, or None if only the owner can: see `constructors`.
+        tensors: Hash of the class, parameter names and shapes.
+        weights: Hash of the values; None without values (meta device).
+        settings: Settings that shapes do not show, such as the number of heads: see `settings_of`.
+        constructed: Hash of the constructor, to detect edits; None without a constructor.
+        not_constructed: Reason for a missing constructor.
     """
 
     class_: str = Field(default="", validation_alias="class", serialization_alias="class")
@@ -48,7 +48,7 @@ class Source(Record):
 
 
 class Result(Record):
-    """The model a plan ends in: hash of names and shapes, parameters, MACs per sample (0: not counted), settings."""
+    """Model at the end of a plan: hash of names and shapes, parameters, MACs per sample (0: not counted), settings."""
 
     tensors: str = ""
     params: int = 0
@@ -57,7 +57,7 @@ class Result(Record):
 
 
 class MadeBy(Record):
-    """Provenance: which method, with which arguments, version and seed."""
+    """Provenance: method, arguments, version and seed."""
 
     method: str = ""
     arguments: dict[str, Any] = {}

@@ -1,8 +1,7 @@
-"""Removed units: their names in the dense model, and what a plan is that removes only those which went first.
+"""Removed units: names in the dense model, and the plan of the first removals alone.
 
-The edits of a plan are sequential: once a whole block is taken out, the blocks behind it move up, and later edits name
-them by their new numbers; so do the units of a group that is narrowed twice. People read the numbers of the model they
-started from.
+The edits of a plan are sequential: after the removal of a block, the blocks behind move up, and later edits use the new
+numbers; the same holds for the units of a group narrowed twice. Readers expect numbers of the dense model.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ LISTED = 8  # units of one group; beyond, they are counted
 
 @dataclass(frozen=True)
 class RemovedUnit:
-    """One removed unit.
+    """A removed unit.
 
     Args:
-        name: Its name in the dense model.
-        kind: Its kind.
-        leaves: What stands in its place; `"nothing"` for a block, which is taken out, and for what is narrowed; `"map"`
-            for the last block of a run that a linear elsewhere makes up for.
+        name: Name in the dense model.
+        kind: Kind of the unit.
+        leaves: Kind of the replacement; `"nothing"` for a removed block and for units of width; `"map"` for the last
+            block of a run replaced by a map in an earlier linear.
     """
 
     name: str
@@ -35,7 +34,7 @@ class RemovedUnit:
 
 
 def removed_units(edits: Iterable[Edit]) -> tuple[RemovedUnit, ...]:
-    """List the units that edits remove or replace, in their order.
+    """List the units that edits remove or replace, in order.
 
     >>> first, second = (Remove(unit="blocks.3", kind="block") for _ in range(2))
     >>> [unit.name for unit in removed_units([first, second])]
@@ -61,7 +60,7 @@ def removed_units(edits: Iterable[Edit]) -> tuple[RemovedUnit, ...]:
 
 
 def shortened(names: Iterable[str]) -> list[str]:
-    """Join the units of one group, for messages: a list of hundreds of channels tells nobody anything.
+    """Join the names of units of a group, for readable messages.
 
     >>> shortened(["blocks.0.attn", "conv1[0]", "conv1[2]"])
     ['blocks.0.attn', 'conv1[0, 2]']
@@ -79,18 +78,18 @@ def _listed(numbers: list[str]) -> str:
 
 @dataclass
 class DenseNames:
-    """Translates names as edits give them, one edit after the other, to those of the dense model.
+    """Translation of names in edits, edit after edit, to names of the dense model.
 
     Attributes:
-        taken: Numbers of the blocks that are gone, ascending, by container.
-        left: Numbers of the units that are left, ascending, by group and kind.
+        taken: Numbers of the removed blocks, ascending, by container.
+        left: Numbers of the kept units, ascending, by group and kind.
     """
 
     taken: dict[str, list[int]] = field(default_factory=dict)
     left: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
     def dense_name(self, name: str) -> str:
-        """Return the dense model's name of what is now called `name`."""
+        """Return the name in the dense model for a present name."""
         for container, numbers in self.taken.items():
             if name.startswith(container + "."):
                 number, *rest = name.removeprefix(container + ".").split(".")
@@ -103,13 +102,13 @@ class DenseNames:
         return name
 
     def remove_block(self, block: str) -> None:
-        """Note that a block of the dense model is gone: those behind it move up."""
+        """Record the removal of a block of the dense model: the blocks behind move up."""
         container, number = block.rpartition(".")[0], number_of_block(block)
         if number is not None:  # else surgery will refuse
             self.taken[container] = sorted([*self.taken.get(container, []), number])
 
     def narrowed(self, edit: Narrow) -> Iterator[str]:
-        """Yield the dense model's names of the units that an edit takes out, and note that they are gone."""
+        """Yield the names in the dense model of the units that an edit removes, and record the removal."""
         group = self.dense_name(edit.unit)
         units = self.left.get((group, edit.kind), [])
         if len(units) != edit.of:  # the first time; or a plan edited by hand, which surgery will refuse
@@ -120,7 +119,7 @@ class DenseNames:
 
 
 def names_after(edits: Iterable[Edit]) -> DenseNames:
-    """Return what translates names after some edits to those before them.
+    """Return a translation of names after some edits to names before them.
 
     >>> names_after([Remove(unit="blocks.3", kind="block")]).dense_name("blocks.3.attn")
     'blocks.4.attn'
@@ -133,12 +132,15 @@ def names_after(edits: Iterable[Edit]) -> DenseNames:
 
 
 def first_units(edits: Sequence[Edit], evidence: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """Return edits, result and evidence of the plan that removes the units which went first; see `Plan.first`.
+    """Return edits, result and evidence of the plan with only the first removals; see `Plan.first`.
 
     Args:
-        edits: Of the whole plan.
-        evidence: Of the whole plan.
-        count: Of units, at least one.
+        edits: Edits of the whole plan.
+        evidence: Evidence of the whole plan.
+        count: Number of units, at least one.
+
+    Raises:
+        ValueError: If the order of removal is unknown, or `count` is out of range.
     """
     order = DepthEvidence.of(evidence).order
     if not order or {step.unit for step in order} != {unit.name for unit in removed_units(edits)}:
@@ -160,20 +162,21 @@ def first_units(edits: Sequence[Edit], evidence: Mapping[str, Any], count: int) 
 
 
 def leave_nothing(edits: Sequence[Edit]) -> bool:
-    """Whether units leave nothing in their place, so that each stays removable without the others.
+    """Whether units are removed without replacements, so each stays removable without the rest.
 
-    Maps that are folded before runs of blocks go with their runs.
+    Maps folded before runs of blocks are allowed: a map is dropped with the run.
     """
     return all(isinstance(edit, Remove | Config | Fold) for edit in edits)
 
 
 def edits_without_others(edits: Sequence[Edit], units: Sequence[str], config: dict[str, Any]) -> tuple[Edit, ...]:
-    """Return the edits that remove some units alone, with the maps folded for runs of which every block goes.
+    """Return the edits that remove some units alone, with the maps of completely removed runs.
 
     Args:
-        edits: Of `Remove`, `Config` and `Fold`; blocks go from the end, so that each is named as in the dense model.
-        units: Names of those that go.
-        config: What a transformers config says then; empty for none.
+        edits: Edits of the kinds `Remove`, `Config` and `Fold`; blocks are removed from the end, so names are dense
+            names.
+        units: Names of the units to remove.
+        config: Entries of a transformers config for the result; may be empty.
     """
     folds = [edit for edit in edits if isinstance(edit, Fold) and set(_run_of(edit)) <= set(units)]
     removed = [edit for edit in edits if isinstance(edit, Remove) and edit.unit in units]
@@ -181,7 +184,7 @@ def edits_without_others(edits: Sequence[Edit], units: Sequence[str], config: di
 
 
 def _run_of(fold: Fold) -> list[str]:
-    """Return the blocks that a map stands for: those between the block of its linear and its unit, which is the last.
+    """Return the blocks that a map replaces: behind the block of the linear, up to and including the unit.
 
     >>> _run_of(Fold(unit="layers.4", into="layers.2.mlp.down"))
     ['layers.3', 'layers.4']

@@ -1,4 +1,4 @@
-"""A plan in a few lines: what goes, which share was asked for and got, and how far the output is off."""
+"""A plan in a few lines: removed units, requested and actual share, and divergence of the output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Row = tuple[str, str, str, str]
 
 
 class Planned(Protocol):
-    """What is needed of a plan."""
+    """The attributes of a plan needed in a summary."""
 
     @property
     def removed(self) -> Mapping[str, Sequence[str]]:
@@ -34,15 +34,15 @@ class Planned(Protocol):
 
     @property
     def kept_groups(self) -> Sequence[KeptGroup]:
-        """What groups keep."""
+        """Kept units of groups."""
 
     @property
     def edits(self) -> Sequence[Edit]:
-        """What it does, in order."""
+        """Edits, in order."""
 
     @property
     def result(self) -> Result:
-        """The model that is left."""
+        """Model after the plan."""
 
     @property
     def made_by(self) -> MadeBy:
@@ -50,7 +50,7 @@ class Planned(Protocol):
 
     @property
     def evidence(self) -> Mapping[str, Any]:
-        """What it was decided by."""
+        """Evidence of the decisions."""
 
 
 def named(costs: str | Sequence[str]) -> str:
@@ -92,20 +92,20 @@ def _units(plan: Planned) -> Iterator[Row]:
 
 
 def _refitted(plan: Planned) -> Iterator[Row]:
-    """Yield the modules whose weights take other values."""
+    """Yield the modules with refitted weights."""
     paths = dict.fromkeys(edit.unit for edit in plan.edits if isinstance(edit, Refit))
     if paths:
         yield "refitted", "", f"{len(paths):,}", listed(paths)
 
 
 def _shares(plan: Planned) -> Iterator[Row]:
-    """Yield the share of each cost that goes, beside the one that was asked for; of a plan of several, nothing."""
+    """Yield the removed share of each cost, beside the requested share; no row for a plan of several."""
     for cost, saved in saved_shares(plan).items():
         yield COSTS[cost], f"{saved:.1%}", "", f"asked for: {plan.made_by.arguments['budget'][cost]:.1%}"
 
 
 def saved_shares(plan: Planned) -> dict[str, float]:
-    """Return the share that goes of each cost of a plan's budget, once merged, as far as it is known."""
+    """Return the removed share of each cost in the budget of a plan, once merged; empty if unknown."""
     budget, got = plan.made_by.arguments.get("budget"), _got(plan)
     if not isinstance(budget, dict) or "first" in plan.made_by.arguments or got is None:
         return {}
@@ -116,7 +116,9 @@ def saved_shares(plan: Planned) -> dict[str, float]:
 
 
 def _got(plan: Planned) -> Saved | None:
-    """Return the share of the cost that goes once merged, as far as the evidence is about the whole plan."""
+    """Return the removed share once merged, by cost if there are several; None if the evidence is not about the whole
+    plan.
+    """
     method, depth = plan.made_by.method, DepthEvidence.of(plan.evidence)
     if method == "joint":
         return SplitEvidence.of(plan.evidence).saved
@@ -127,7 +129,7 @@ def _got(plan: Planned) -> Saved | None:
 
 
 def _scores(plan: Planned) -> Iterator[Row]:
-    """Yield what the plan was decided by."""
+    """Yield the scores behind the plan."""
     split = SplitEvidence.of(plan.evidence)
     divergences: Sequence[float | None] = [s.divergence for s in split.splits if s.depth == split.depth_share]
     if plan.made_by.method.startswith("depth/"):

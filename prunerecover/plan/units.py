@@ -1,4 +1,4 @@
-"""Sites, the places in a network that may be smaller; units of depth, the smallest things that can be removed alone."""
+"""Sites, the places in a network that may be smaller; units of depth, the smallest parts to remove alone."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from prunerecover.plan.kinds import Kind
 
 
 class Site:
-    """A place in a network that may be smaller: a unit of depth, which goes as a whole, or a group of units of width.
+    """A place in a network that may be smaller: a unit of depth, removed as a whole, or a group of units of width.
 
     Attributes:
-        name: Canonical path; what plans and `ignore` name it by.
-        kind: What goes there: blocks, attentions, channels, heads and so on.
-        size: Units in it: 1 of a unit of depth.
-        params: Parameters that go with all of it.
-        macs: MACs per example batch that go with all of it; 0 if it was found without an example.
-        block: Path of the block that it is or is in; empty if it is in none, or reaches across several.
+        name: Canonical path, used in plans and `ignore`.
+        kind: Kind of the units: block, attention, channel, head and so on.
+        size: Number of units; 1 for a unit of depth.
+        params: Parameters of all units together.
+        macs: MACs of all units together per example batch; 0 if found without an example.
+        block: Path of the block at or around the site; empty outside blocks and across several.
     """
 
     name: str
@@ -36,16 +36,16 @@ class Site:
 
 @dataclass(frozen=True)
 class Unit(Site):
-    """A unit of depth: what can be removed alone.
+    """A unit of depth, removable alone.
 
     Attributes:
-        name: See `Site`.
-        kind: "block", "attention", "mlp", "activation" or "layer".
-        targets: Paths of the modules that change; of an activation its own, and those of the linears around it.
-        params: Parameters that go (activations: once the two linears have merged).
-        macs: MACs per example batch that go (activations: once merged); 0 if it was found without an example.
-        block: See `Site`.
-        size: 1.
+        name: Canonical path, see `Site`.
+        kind: Kind: "block", "attention", "mlp", "activation" or "layer".
+        targets: Paths of the changed modules; for an activation, the activation and the linears around it.
+        params: Parameters saved by the removal (activations: once the two linears have merged).
+        macs: MACs per example batch saved by the removal (activations: once merged); 0 if found without an example.
+        block: Path of the block, see `Site`.
+        size: Number of units, 1.
     """
 
     name: str
@@ -63,12 +63,12 @@ class Unit(Site):
 
 
 def names_of(units: Iterable[Unit]) -> frozenset[str]:
-    """Return the names of some units, whatever their order."""
+    """Return the names of some units, as a set."""
     return frozenset(unit.name for unit in units)
 
 
 def number_of_block(path: str) -> int | None:
-    """Return the number at the end of a path, if modules are named so: without zeros before it.
+    """Return the number at the end of a path; None without a number, or with leading zeros.
 
     >>> number_of_block("blocks.3"), number_of_block("blocks.x"), number_of_block("blocks.03")
     (3, None, None)
