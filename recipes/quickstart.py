@@ -1,8 +1,8 @@
-"""`prunerecover quickstart`: the whole flow on a real task that needs no download.
+"""`prunerecover quickstart`: the whole flow on a real task without a download.
 
-Trains a small vision transformer on scikit-learn's digits, takes out activations and attentions with `DepthPrune`,
-recovers with `DistillRecover` inside an ordinary Trainer, merges, and compares with the dense model on test digits that
-nothing before has seen. The numbers of `RECIPE` were chosen on the validation digits.
+Trains a small vision transformer on scikit-learn's digits, removes activations and attentions with `DepthPrune`,
+recovers with `DistillRecover` inside an ordinary Trainer, merges, and compares with the dense model on unseen test
+digits. The numbers of `RECIPE` were chosen on the validation digits.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Curve = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the quickstart trains, prunes and recovers.
+    """Settings of the quickstart's training, pruning and recovery.
 
     Args:
-        epochs: Of the dense training.
-        learning_rate: Of the dense training.
-        recovery_epochs: After the surgery.
+        epochs: Epochs of the dense training.
+        learning_rate: Learning rate of the dense training.
+        recovery_epochs: Epochs after the surgery.
         recovery_rate: Learning rate after the surgery.
-        remove: Units per kind.
+        remove: Number of units to remove per kind.
     """
 
     epochs: int = 25
@@ -61,7 +61,7 @@ RECIPE = Recipe()
 
 @dataclass(frozen=True)
 class Run:
-    """One seed's models, plan and accuracies on the test digits."""
+    """Models, plan and accuracies on the test digits for a seed."""
 
     dense: nn.Module
     pruned: nn.Module
@@ -72,7 +72,7 @@ class Run:
 
 
 class ValidationCurve(pl.Callback):
-    """Keeps the validation accuracy of every epoch and moves the progress bar."""
+    """Validation accuracy of every epoch; also moves the progress bar."""
 
     def __init__(self, progress: Progress, label: str, epochs: int, first_epoch: int = 0) -> None:
         self.points: Curve = []
@@ -80,7 +80,7 @@ class ValidationCurve(pl.Callback):
         self.task = progress.add_task(label, total=epochs)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note the accuracy after each epoch, epochs counted from 1."""
+        """Keep the accuracy after each epoch, epochs counted from 1."""
         epoch = self.first_epoch + trainer.current_epoch + 1
         self.points.append((epoch, float(trainer.callback_metrics["val_top1"])))
         self.progress.advance(self.task)
@@ -90,9 +90,9 @@ def run_quickstart(seeds: int = 3, output: str = "report", recipe: Recipe = RECI
     """Run the quickstart, print the tables and write the report; returns the first seed's report.
 
     Args:
-        seeds: How many runs to average; the report shows the first.
+        seeds: Number of runs to average; the report shows the first.
         output: Folder to write.
-        recipe: How to train, prune and recover.
+        recipe: Settings of training, pruning and recovery.
 
     Raises:
         ValueError: If `seeds` is below 1.
@@ -114,13 +114,13 @@ def run_quickstart(seeds: int = 3, output: str = "report", recipe: Recipe = RECI
 
 
 def run_once(seed: int, data: DigitsData, recipe: Recipe, progress: Progress) -> Run:
-    """Train, prune, recover and merge with one seed.
+    """Train, prune, recover and merge with a seed.
 
     Args:
-        seed: Of everything random.
-        data: Set up.
-        recipe: How to train, prune and recover.
-        progress: Gets a bar for the dense training and one for the recovery.
+        seed: Seed of all random draws.
+        data: DataModule after `setup`.
+        recipe: Settings of training, pruning and recovery.
+        progress: Progress display for the dense training and the recovery.
     """
     pl.seed_everything(seed, verbose=False)
     module = DigitsClassifier(learning_rate=recipe.learning_rate)
@@ -158,13 +158,13 @@ def _accuracy(models: tuple[nn.Module, ...], batches: Iterable[Any]) -> list[flo
 
 
 def report_on(runs: list[Run], data: DigitsData, recipe: Recipe, seconds: float) -> Report:
-    """Compare the first run's models, and keep all runs' accuracies beside them.
+    """Compare the first run's models, with all runs' accuracies beside them.
 
     Args:
-        runs: At least one.
-        data: Holds the test digits.
-        recipe: How the runs were made.
-        seconds: That all runs took.
+        runs: Runs, at least one.
+        data: DataModule with the test digits.
+        recipe: Settings of the runs.
+        seconds: Time of all runs.
     """
     images = data.datasets["test"].images[:64]
     details = {
@@ -198,9 +198,9 @@ def write(report: Report, run: Run, folder: Path) -> Path:
     """Write the report, its figures, the plan and the pruned model; returns the folder.
 
     Args:
-        report: Of all runs.
-        run: Whose curves, plan and pruned model are written.
-        folder: Where to; made if it is not there.
+        report: Report of all runs.
+        run: Run with the curves, plan and pruned model to write.
+        folder: Folder to write; made if missing.
     """
     surgery = float(run.curves["dense"][-1][0])
     label = ", ".join(f"-{len(units)} {kind}" for kind, units in run.plan.removed.items())
@@ -229,7 +229,7 @@ def _trainer(epochs: int, *callbacks: pl.Callback) -> pl.Trainer:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """One thread (such a small model is fastest so) and none of Lightning's hints about hardware and workers."""
+    """Use a single thread (the fastest for small models) and silence Lightning's hints about hardware and workers."""
     threads, logger = torch.get_num_threads(), logging.getLogger("lightning.pytorch")
     level = logger.level
     torch.set_num_threads(1)

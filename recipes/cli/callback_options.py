@@ -1,7 +1,7 @@
 """Options of a recipe's callbacks by name: `--trainer.callbacks.DepthPrune.remove '{"attention": 1}'`.
 
-LightningCLI itself reaches the callback that was added last, and no other. Here such options become a list of callbacks
-right after the recipe that has them: the recipe's own, with the values changed.
+LightningCLI reaches only the callback added last. Options by name become a list of callbacks right after their recipe:
+the recipe's callbacks with changed values.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def with_callback_options(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with options of callbacks by name replaced by the whole list of callbacks.
 
     Args:
-        arguments: Of one command; recipes are given by path. A callback is named by its class, or by class and number
-            where there are several, as in `DepthPrune.1.remove`.
+        arguments: Arguments of a command; recipes are given by path. A callback is named by its class, or by class and
+            number among several, as in `DepthPrune.1.remove`.
 
     Raises:
-        ValueError: If no recipe has such a callback, or several and no number says which.
+        ValueError: If no recipe has the callback, or several match and no number is given.
     """
     kept, options = _split(arguments)
     if not options:
@@ -37,7 +37,7 @@ def with_callback_options(arguments: Sequence[str]) -> list[str]:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, Any]]]:
-    """Separate options of callbacks by name, without their prefix and with their values, from all others."""
+    """Separate options of callbacks by name, without prefix and with values, from the remaining arguments."""
     kept: list[str] = []
     options: list[tuple[str, Any]] = []
     left = list(arguments)
@@ -56,7 +56,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, Any]]]:
 
 
 def _last_callbacks(arguments: Sequence[str]) -> tuple[int, list[dict[str, Any]]]:
-    """Return the callbacks of the last recipe that has some, and the place right after it."""
+    """Return the index after the last recipe with callbacks, and a copy of the callbacks."""
     found: tuple[int, list[dict[str, Any]]] = (len(arguments), [])
     for index, argument in enumerate(arguments):
         option, equals, value = argument.partition("=")

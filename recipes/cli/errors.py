@@ -1,4 +1,4 @@
-"""Errors on the command line: one line for what a user can mend; everything else keeps its traceback."""
+"""Errors on the command line: one line for errors that a user can mend, a traceback for bugs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PACKAGE = str(Path(prunerecover.__file__).parent)
 OURS = (ValueError, TypeError, RuntimeError)
 FILES = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 LIGHTNING = "MisconfigurationException"
-# Lines of jsonargparse about types that nobody asked for.
+# Lines of jsonargparse about types that do not matter to the user.
 NOISE = (
     "Does not validate against",
     "Subtypes:",
@@ -26,11 +26,11 @@ NOISE = (
     "a class path (str)",
     "a dict with",
 )
-LISTED = ("Given value: [", "Given value: {", "Given value: Namespace(")  # all that one entry of was wrong in
+LISTED = ("Given value: [", "Given value: {", "Given value: Namespace(")  # whole collections around a wrong entry
 
 
 def told_to_user(error: BaseException) -> BaseException | None:
-    """Return what a user can mend: the error, or the one behind it that a library has wrapped; None: it is a bug."""
+    """Return the first error that a user can mend, among an error and its causes; None for a bug."""
     found: BaseException | None = error
     while found is not None and not can_be_mended(found):
         found = found.__cause__
@@ -38,7 +38,7 @@ def told_to_user(error: BaseException) -> BaseException | None:
 
 
 def can_be_mended(error: BaseException) -> bool:
-    """Whether a user can mend what went wrong: this package refused it in its own words, or a file is not there."""
+    """Whether a user can mend an error: a refusal of this package in its own words, or a missing file."""
     if isinstance(error, FILES) or any(cls.__name__ == LIGHTNING for cls in type(error).__mro__):
         return True
     frames = traceback.extract_tb(error.__traceback__)

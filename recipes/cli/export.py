@@ -1,8 +1,8 @@
-"""The plain command `export`, without a trainer: a pruned model as ONNX, a program, or a folder for `load_pruned`.
+"""Command `export`, without a trainer: a pruned model as ONNX, a program, or a folder for `load_pruned`.
 
-What is exported is what the LightningModule computes. That is the pruned network where a checkpoint holds no other
-weights; where it does (a segmenter's decoder on a pruned backbone), it is the smallest module that holds them all, and
-the LightningModule's class must be known to build it.
+The export computes the output of the LightningModule. A checkpoint without further weights exports the pruned network;
+a checkpoint with further weights (a segmenter's decoder on a pruned backbone) exports the smallest module with all
+weights, and needs the LightningModule's class.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from prunerecover.recipes.networks.detectors.detector import Detector
 from prunerecover.surgery.merging import merge
 
 OTHER_FILES = {".pt", ".pth", ".bin", ".ckpt", ".safetensors"}
-TOKENS = 8  # of an example; a text of any length goes
-OWN_CLASSES = "prunerecover.recipes."  # what a file may name to be imported
+TOKENS = 8  # length of an example; texts of any length are valid
+OWN_CLASSES = "prunerecover.recipes."  # prefix of classes that a file may name for import
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What is about to be written.
+    """A network to write.
 
     Attributes:
-        network: In evaluation mode.
-        plan: All edits of the one pruned network in it; None if there are several.
-        example: Shape of its inputs without the batch, `(C, H, W)`; None if neither it nor the user says.
-        target: Path of the pruned network in it; empty: it is that network.
+        network: Network in evaluation mode.
+        plan: All edits of the only pruned network inside; None for several.
+        example: Shape of an input without the batch, `(C, H, W)`; None if unknown.
+        target: Path of the pruned network inside; empty for the network itself.
     """
 
     network: nn.Module
@@ -61,22 +61,23 @@ def export(
     input_size: Sequence[int] | None = None,
     dynamic: bool = True,
 ) -> None:
-    """Write a pruned model as ONNX, as a program of `torch.export`, or as a folder that `load_pruned` opens.
+    """Write a pruned model as ONNX, as a program of `torch.export`, or as a folder for `load_pruned`.
 
     Args:
-        path: A Lightning `.ckpt` or a `save_pruned` folder.
-        output: A file ending in `.onnx` or `.pt2`, or a folder.
-        merged: Fold together what pruning left mergeable, first.
-        batch_size: Of the example input.
-        model: Class path of the LightningModule (for a checkpoint), or of what builds the dense network when it is
-            called without arguments.
-        target: Path in the LightningModule of what is exported; None: what holds all weights of the checkpoint.
-        input_size: Shape of one input, such as `(3, 224, 224)`, or the length of a text; None: what the network says.
-        dynamic: Whether batches and texts may be of other sizes than the example input.
+        path: Lightning `.ckpt` or `save_pruned` folder.
+        output: File ending in `.onnx` or `.pt2`, or a folder.
+        merged: Whether to merge the linears made mergeable by pruning first.
+        batch_size: Batch size of the example input.
+        model: Class path of the LightningModule (for a checkpoint), or of a callable without arguments that builds the
+            dense network.
+        target: Path of the module to export in the LightningModule; None: the smallest module with all weights of the
+            checkpoint.
+        input_size: Shape of an input, such as `(3, 224, 224)`, or the length of a text; None: the network's.
+        dynamic: Whether batches and texts may differ in size from the example input.
 
     Raises:
-        FileNotFoundError: If there is nothing at `path`.
-        ValueError: If the output is a file of another format, or what is asked for cannot be built or written so.
+        FileNotFoundError: If `path` does not exist.
+        ValueError: If the output is a file of another format, or the network cannot be built or written in the format.
     """
     folder = Path(output)
     if folder.suffix in OTHER_FILES:
@@ -99,17 +100,17 @@ def export(
 
 
 def open_for_export(path: Path, model: str | None = None, target: str | None = None, merged: bool = True) -> Exported:
-    """Return the network that a checkpoint or a folder holds, as its module calls it.
+    """Return the network in a checkpoint or a folder, as its module calls it.
 
     Args:
-        path: A Lightning `.ckpt` or a `save_pruned` folder.
-        model: See `export`.
-        target: See `export`.
-        merged: See `export`.
+        path: Lightning `.ckpt` or `save_pruned` folder.
+        model: Class path; see `export`.
+        target: Path of the module to export; see `export`.
+        merged: Whether to merge first; see `export`.
 
     Raises:
-        FileNotFoundError: If there is nothing at `path`.
-        ValueError: If the class is needed and not given, or there is none by this name.
+        FileNotFoundError: If `path` does not exist.
+        ValueError: If a class is needed but not given, or does not exist.
     """
     cls = None if model is None else named_class(model)
     if not path.is_file() and not is_distributed(path):
@@ -127,7 +128,7 @@ def open_for_export(path: Path, model: str | None = None, target: str | None = N
 
 
 def held_together(file: LightningFile) -> str:
-    """Return the path of the smallest module that holds all weights of a checkpoint and a pruned network whole."""
+    """Return the path of the smallest module around all weights of a checkpoint and a whole pruned network."""
     paths = [canonical(target).split(".") for target in file.networks] or [[""]]
     common = paths[0]
     for other in paths[1:]:
@@ -138,10 +139,10 @@ def held_together(file: LightningFile) -> str:
 
 
 def named_class(name: str) -> Any:
-    """Import what a class path names; the recipes' classes also go by their own name.
+    """Import the class or function at a class path; the recipes' classes also by short name.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If the import fails.
     """
     from prunerecover.recipes.cli.names import ADDRESSABLE
 
@@ -161,7 +162,7 @@ def built(make: Any) -> nn.Module:
     """Build a dense network from its class or function.
 
     Raises:
-        ValueError: If it needs arguments, or what it returns is no network.
+        ValueError: If arguments are needed, or the result is no network.
     """
     name = getattr(make, "__qualname__", type(make).__name__)
     try:
@@ -178,15 +179,15 @@ def built(make: Any) -> nn.Module:
 
 
 def example_of(exported: Exported, batch_size: int, input_size: Sequence[int] | None) -> Any:
-    """Return what the network may be called with: images, or tokens where it is a language model.
+    """Return an example input of the network: images, or tokens for a language model.
 
     Args:
-        exported: Says the network, and the shape of its inputs if it is known.
-        batch_size: Of the example.
-        input_size: Of one input; None: what the network says.
+        exported: Network, with the shape of an input if known.
+        batch_size: Batch size of the example.
+        input_size: Shape of an input; None: the network's.
 
     Raises:
-        ValueError: If neither the user nor the network says its size.
+        ValueError: If neither the user nor the network gives the size.
     """
     if getattr(exported.network, "main_input_name", None) == "input_ids":
         tokens = torch.ones(batch_size, *(input_size or [TOKENS]), dtype=torch.long)
@@ -196,10 +197,10 @@ def example_of(exported: Exported, batch_size: int, input_size: Sequence[int] | 
 
 
 def image_shape(model: Any) -> tuple[int, ...]:
-    """Return `(C, H, W)` of the images that a timm model takes.
+    """Return `(C, H, W)` of the images for a timm model.
 
     Raises:
-        ValueError: If the model does not say.
+        ValueError: If the size is unknown.
     """
     shape = _shape_or_none(model)
     if shape is None:
@@ -222,14 +223,14 @@ def _shape_or_none(model: Any) -> tuple[int, ...] | None:
 
 
 def _network_alone(file: LightningFile, dense: nn.Module | None, merged: bool) -> Exported:
-    """Open the one pruned network without its LightningModule."""
+    """Open the only pruned network without its LightningModule."""
     network = load_network(file, dense)
     (plan,) = file.networks.values()
     return Exported(network, plan + merge(network) if merged else plan, _shape_or_none(network))
 
 
 def _of_module(file: LightningFile, wanted: str, module: Any, merged: bool) -> Exported:
-    """Take what is wanted out of a LightningModule, all of whose networks are merged."""
+    """Return the wanted module of a LightningModule, with all pruned networks merged."""
     plans = {}
     for target, plan in file.networks.items():
         plans[target] = plan + merge(get_module(module, target)) if merged else plan
@@ -244,13 +245,13 @@ def _of_module(file: LightningFile, wanted: str, module: Any, merged: bool) -> E
 
 
 def _only_its_class_builds(file: LightningFile, target: str) -> bool:
-    """Whether the file does not say how its network is built, but names a class of the recipes that does."""
+    """Whether the file lacks the constructor of the network, but names a class of the recipes."""
     noted = (file.class_path or "").startswith(OWN_CLASSES)
     return noted and file.networks[target].source.constructor is None
 
 
 def _noted_class(file: LightningFile) -> Any:
-    """Return the class that LightningCLI noted in the file, if it is one of the recipes'."""
+    """Return the class noted in the file by LightningCLI, if the class belongs to the recipes."""
     noted = file.class_path or ""
     if noted.startswith(OWN_CLASSES):
         return named_class(noted)

@@ -1,6 +1,6 @@
-"""Help of the commands that run a recipe: what is ours comes first, and Lightning's options only when asked for.
+"""Help of the commands that run a recipe: our options first, Lightning's options on request.
 
-`prunerecover COMMAND --help` is a page; `prunerecover COMMAND --trainer.help` adds the options that Lightning brings.
+`prunerecover COMMAND --help` fills a page; `prunerecover COMMAND --trainer.help` adds Lightning's options.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prunerecover.recipes.cli.trainer_commands import CALLBACK_HELP, TRAINER_COM
 
 TRAINER_HELP = "--trainer.help"
 LIGHTNING = ("trainer", "optimizer", "lr_scheduler")
-# Groups of options in their order, by the names that LightningCLI gives them.
+# Titles of the groups of options in their order, by LightningCLI's names.
 TITLES = {
     "plan": "what goes, by which weights and samples, and where the plan is written",
     "model": "the LightningModule",
@@ -29,11 +29,11 @@ TITLES = {
     "optimizer": "an optimizer in the place of the module's own",
     "lr_scheduler": "a schedule of its learning rate",
 }
-WIDTH = 100  # of lines of the list of methods
+WIDTH = 100  # characters per line of the list of methods
 
 
 def _named(key: str, names: Iterable[str], example: str) -> str:
-    """Return the help of an option that takes a class."""
+    """Return the help of an option with a class as value."""
     listed = ", ".join(names)
     return f"{listed}, or a class path. `--{key}.help NAME` lists its options, such as --{key}.{example}."
 
@@ -47,14 +47,14 @@ SAID = {
 
 
 class FullHelp(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Lists all options; of those that take a class, how it is named, not where it is defined."""
+    """Formatter that lists all options; an option with a class shows names of classes, not where they are defined."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         return SAID.get(action.dest) or super()._get_help_string(action)
 
 
 class ShortHelp(FullHelp):
-    """Leaves out the options that Lightning brings."""
+    """Formatter without Lightning's options."""
 
     def add_arguments(self, actions: Iterable[argparse.Action]) -> None:
         """Add the options of a group."""
@@ -62,11 +62,11 @@ class ShortHelp(FullHelp):
 
 
 def help_of(command: str, whole: bool) -> dict[str, Any]:
-    """Return arguments of LightningCLI's parsers that make the help of a command.
+    """Return arguments of LightningCLI's parsers for the help of a command.
 
     Args:
-        command: Its name.
-        whole: Whether the options that Lightning brings are listed, too.
+        command: Name of the command.
+        whole: Whether Lightning's options are listed, too.
     """
     plans = command == "plan"
     said = [f"{TRAINER_COMMANDS[command].capitalize()}.", *([_methods()] if plans else [])]
@@ -82,11 +82,11 @@ def help_of(command: str, whole: bool) -> dict[str, Any]:
 
 
 def ours_first(named: Mapping[str, Any], groups: Sequence[Any]) -> list[Any]:
-    """Return groups of options in the order of their help, with titles that say what they are of.
+    """Return groups of options in the order of the help, with titles for their subjects.
 
     Args:
-        named: Groups by the names that LightningCLI gives them.
-        groups: All, in the order in which they were made.
+        named: Groups by LightningCLI's names.
+        groups: All groups in the order of creation.
     """
     for name, title in TITLES.items():
         if name in named:
@@ -100,7 +100,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _methods() -> str:
-    """Return the methods of `plan`, each with what it does."""
+    """Return the methods of `plan`, each with a description."""
     lines = ["methods:"]
     for name, method in CLASSES.items():
         does = (inspect.getdoc(method) or "").partition("\n")[0]

@@ -1,9 +1,8 @@
-"""`fit | validate | test | predict | plan` on LightningCLI.
+"""Commands `fit | validate | test | predict | plan` on LightningCLI.
 
-Classes are addressed by their short names (`ImageClassifier`, `DepthPrune`), because they are imported here. The user's
-own classes work by class path. What LightningCLI makes easy to get wrong is settled here: no callback is forced (it
-would double one in the recipe), `plan`'s arguments belong to that command alone, and a run never fails because an
-earlier one left a config.yaml.
+Imported classes are addressed by short names (`ImageClassifier`, `DepthPrune`), a user's classes by class path.
+Pitfalls of LightningCLI are settled here: no callback is forced (a forced callback would double one in the recipe), the
+arguments of `plan` belong to that command alone, and a config.yaml of an earlier run never stops a run.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from prunerecover.recipes.plan_methods.run import method_of, plan_with
 
 
 class PlanTrainer(pl.Trainer):
-    """A Trainer with one more entry point, `plan`."""
+    """Trainer with a further entry point, `plan`."""
 
     def plan(
         self,
@@ -48,19 +47,20 @@ class PlanTrainer(pl.Trainer):
         target: str | None = None,
         ckpt_path: str | None = None,
     ) -> None:
-        """Decide what to remove and write the plan; the model is not changed.
+        """Choose the units to remove and write the plan; the model stays unchanged.
 
         Args:
-            model: The module that holds the network.
-            method: How to decide, and how much to remove (`--method depth`, `graph`, `boundary`, `boundary_published`,
-                `per_cost`, `fair`, `joint`, `pudding`, `sensitivity`, `sites`, `frontier`, or the class path of your
-                own); as the recipe's pruning callback does otherwise.
-            datamodule: Where calibration batches come from; the module's own training loader otherwise.
-            output: The plan's file.
-            callback: The pruning callback that decides, such as `DepthPrune`; needed only where the recipe has several.
-            calibration: How many training samples to calibrate on; as many as the callback says otherwise, or 192.
-            target: Path of the network in the module; not needed when there is one that the method can decide about.
-            ckpt_path: Weights to plan for; the module's own otherwise.
+            model: Module with the network.
+            method: Method and budget of the plan (`--method depth`, `graph`, `boundary`, `boundary_published`,
+                `per_cost`, `fair`, `joint`, `pudding`, `sensitivity`, `sites`, `frontier`, or a class path); default:
+                the recipe's pruning callback.
+            datamodule: Source of calibration batches; default: the module's training loader.
+            output: File of the plan.
+            callback: Name of the pruning callback to plan by, such as `DepthPrune`; needed only for a recipe with
+                several.
+            calibration: Number of training samples to calibrate on; default: the callback's number, or 192.
+            target: Path of the network in the module; needed only if several networks suit the method.
+            ckpt_path: Checkpoint with the weights to plan for; default: the module's weights.
         """
         if method is None:
             method = method_of(self.callbacks, callback)  # type: ignore[attr-defined]
@@ -72,9 +72,9 @@ class PlanTrainer(pl.Trainer):
             launcher.launch(self._plan, Path(output), method, make, trainer=self)
 
     def _plan(self, output: Path, method: PlanMethod, make: Callable[..., Plan]) -> None:
-        """Plan on every rank, which share the trials of a search; the first one writes."""
+        """Plan on every rank, with the trials of a search shared among ranks; the first rank writes."""
         self.strategy.setup_environment()
-        reset_seed()  # as several ranks do while they set up: one rank draws the same calibration samples
+        reset_seed()  # as in the setup of several ranks: a single rank draws the same calibration samples
         device = self.strategy.root_device
         with planning_progress(self, "planning"):
             plan = make(device, output)
@@ -85,10 +85,10 @@ class PlanTrainer(pl.Trainer):
 
 
 class RecipeParser(LightningArgumentParser):
-    """LightningCLI's parser, whose errors are one line each, and whose help begins with what is ours."""
+    """LightningCLI's parser with errors in one line, and our options first in the help."""
 
     def format_help(self, *formatter: Any) -> str:
-        """Return the help; that of a class, whose options belong to no command of their own, without a usage line."""
+        """Return the help; for a class outside any command, without a usage line."""
         self.usage = self.usage or argparse.SUPPRESS
         self._action_groups = ours_first(self.groups or {}, self._action_groups)
         return super().format_help(*formatter)
@@ -97,7 +97,7 @@ class RecipeParser(LightningArgumentParser):
         """Print the message and exit with 2."""
         if not self.exit_on_error:
             super().error(message, ex)
-        of_method = message.startswith('Parser key "method"')  # perhaps from a parser that knows no command
+        of_method = message.startswith('Parser key "method"')  # the parser may know no command
         named = (c for c in TRAINER_COMMANDS if self.prog.endswith(f" {c}") or f" {c}." in message)
         command = "plan" if of_method else next(named, None)
         hint = ""
@@ -113,18 +113,18 @@ class RecipeCLI(LightningCLI):
     """LightningCLI with the `plan` command."""
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse, and see that the checkpoint is one before anything is built.
+        """Parse, and check the checkpoint before anything is built.
 
         Raises:
-            FileNotFoundError: If it is not there.
-            ValueError: If it is no file that a Trainer can have saved.
+            FileNotFoundError: If the checkpoint does not exist.
+            ValueError: If the file is no checkpoint of a Trainer.
         """
         super().parse_arguments(parser, args)
         _check_checkpoint(self.config[self.config["subcommand"]].get("ckpt_path"))
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Lightning's commands but `tune`, and `plan`."""
+        """Return Lightning's commands but `tune`, and `plan`."""
         return {**LightningCLI.subcommands(), "plan": {"model", "datamodule"}}
 
 
@@ -141,10 +141,10 @@ def _check_checkpoint(path: str | None) -> None:
 
 
 def run(arguments: Sequence[str], **options: Any) -> RecipeCLI:
-    """Run one command; the options of the others, which take most of the time of a start, are not looked up.
+    """Run a command without looking up the options of the other commands, which take most of the start.
 
     Args:
-        arguments: The command and its options, recipe names already replaced by paths.
+        arguments: Command and options, with recipe names already replaced by paths.
         options: Further arguments of LightningCLI.
     """
     command, whole = arguments[0], TRAINER_HELP in arguments
@@ -155,7 +155,7 @@ def run(arguments: Sequence[str], **options: Any) -> RecipeCLI:
         def subcommands() -> dict[str, set[str]]:
             return {command: RecipeCLI.subcommands()[command]}
 
-    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # of calls inside LightningCLI
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # for calls inside LightningCLI
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # names are resolved in the arguments
     make_leaves_quietly()
     return CommandCLI(

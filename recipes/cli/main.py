@@ -1,7 +1,7 @@
-"""The command line's front door: help and dispatch, without importing torch.
+"""Entry point of the command line: help and dispatch, without importing torch.
 
 `fit`, `validate`, `test`, `predict` and `plan` run a recipe on LightningCLI; `quickstart`, `report` and `export` are
-plain commands. Each command's module is imported only once it is chosen, so that `prunerecover --help` is quick.
+plain commands. The module of a command is imported only when chosen, for a quick `prunerecover --help`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def recipe_names() -> list[str]:
 
 
 def recipe_path(name: str) -> str:
-    """Return the path of a shipped recipe given by name; an existing path is returned as it is.
+    """Return the path of a shipped recipe by name; an existing path is returned unchanged.
 
     Raises:
         ValueError: If `name` is neither.
@@ -62,10 +62,10 @@ def recipe_path(name: str) -> str:
 
 
 def with_recipe_paths(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with recipe names after `--config` (or `-c`) replaced by their paths.
+    """Return the arguments with recipe names after `--config` (or `-c`) replaced by paths.
 
     Raises:
-        ValueError: If one is neither a file nor the name of a recipe.
+        ValueError: If a value is neither a file nor the name of a recipe.
     """
     replaced: list[str] = []
     for argument in arguments:
@@ -160,13 +160,13 @@ def _runner(command: str) -> Callable[[argparse.Namespace], object]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status.
+    """Run the command line and return the exit status.
 
     Args:
-        arguments: Without the program's name; None takes them from `sys.argv`.
+        arguments: Arguments without the program's name; None takes them from `sys.argv`.
 
     Returns:
-        0, or 2 after an error that the user can mend, which is printed in one line; others keep their traceback.
+        0, or 2 after an error that the user can mend, printed in one line; bugs keep their traceback.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -195,7 +195,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
 
 
 def _let_import_from_here() -> None:
-    """Put the working directory on the import path: last, so that a file there never hides a library."""
+    """Put the working directory last on the import path, so that no file there hides a library."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)

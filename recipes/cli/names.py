@@ -1,6 +1,6 @@
-"""The classes that the command line calls by short names: modules, data, and methods of `plan`.
+"""Classes with short names on the command line: modules, data, and methods of `plan`.
 
-They are imported here, which is what LightningCLI needs to find them by their names. A user's own go by class path.
+LightningCLI finds imported classes by name; a user's classes go by class path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from prunerecover.recipes.tasks.image_classifier import ImageClassifier
 from prunerecover.recipes.tasks.object_detector import ObjectDetector
 from prunerecover.recipes.tasks.segmenter import ImageSegmenter
 
-# Imported so that recipes can name them without their module.
+# Classes that recipes can name without a module.
 ADDRESSABLE = (
     ImageClassifier,
     ImageData,
@@ -67,7 +67,7 @@ def with_method_class(arguments: Sequence[str]) -> list[str]:
     ['--method.help=prunerecover.recipes.plan_methods.depth.DepthPlan', '--seed', 'depth']
 
     Raises:
-        ValueError: If one is neither a short name nor a class path.
+        ValueError: If a value is neither a short name nor a class path.
     """
     replaced: list[str] = []
     for argument in arguments:

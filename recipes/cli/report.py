@@ -1,4 +1,4 @@
-"""The plain command `report`: it reads what a run has written and needs no trainer."""
+"""Command `report`: a saved report on the terminal, without a trainer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ def show_report(path: str) -> None:
     """Print a saved report as Markdown, rendered for the terminal.
 
     Args:
-        path: A `report.json`, or the folder that holds one.
+        path: File `report.json`, or its folder.
 
     Raises:
-        ValueError: If there is no such file, or it is no report.
+        ValueError: If the file does not exist, or is no report.
     """
     from rich.console import Console
     from rich.markdown import Markdown

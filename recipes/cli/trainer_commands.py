@@ -1,4 +1,4 @@
-"""The commands that run a recipe on a trainer, and what their help says beside the options."""
+"""Commands that run a recipe on a trainer, and their help beside the options."""
 
 from __future__ import annotations
 

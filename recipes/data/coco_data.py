@@ -1,9 +1,9 @@
-"""Images with boxes: COCO's own layout, or tables in COCO's schema from the hub or parquet files, as a DataModule.
+"""Images with boxes as a DataModule: COCO's own layout, or tables in COCO's schema from the hub or parquet files.
 
 Batches are lists, since images differ in size and objects in number: images `(3, H, W)` in [0, 1] and, for each, a
 mapping of `boxes` `(K, 4)` as x1 y1 x2 y2 in pixels, `labels` `(K,)`, `area` and `iscrowd`. Labels count the categories
-from 0 on in the order of their ids, which COCO numbers with gaps from 1 to 90; `categories` keeps ids and names.
-Does not cover masks and keypoints.
+from 0 on in the order of their ids, which COCO numbers with gaps from 1 to 90; `categories` keeps ids and names. Does
+not cover masks and keypoints.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Scenes(Dataset[Scene]):
     """Rows of a `datasets` table as (image, objects).
 
     Args:
-        rows: Of the table.
-        image: Its column of images.
-        objects: Its column of objects.
-        target_of: Makes boxes and labels of a row's objects.
-        transform: Of both.
+        rows: Rows of the table.
+        image: Column of images.
+        objects: Column of objects.
+        target_of: Function from a row's objects to boxes and labels.
+        transform: Transform of image and objects.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Scenes(Dataset[Scene]):
         return self.transform(row[self.image].convert("RGB"), self.target_of(row[self.objects]))
 
     def collate(self, scenes: Sequence[Scene]) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-        """Return images and objects, a list of each."""
+        """Return a list of images and a list of objects."""
         images, targets = zip(*scenes, strict=True)
         return list(images), list(targets)
 
@@ -72,16 +72,16 @@ class CocoData(TableData):
     """Train, validation and test scenes.
 
     Args:
-        path: A folder in COCO's layout (`annotations/instances_<split>.json` beside `<split>/` or `images/<split>/`), a
-            hub id, a parquet file, or a folder of parquet files.
-        name: The hub data set's configuration.
-        image_size: Longest side that images are brought to, in pixels, to save memory; None leaves them as they are, as
-            the network resizes them anyway, and scores are those of COCO's protocol.
-        bbox_format: What a table's boxes are: `xywh` as COCO has them, or `xyxy`. COCO's own layout is always xywh.
-        augment: Flip, crop and colour training scenes at random.
+        path: Folder in COCO's layout (`annotations/instances_<split>.json` beside `<split>/` or `images/<split>/`), hub
+            id, parquet file, or folder of parquet files.
+        name: Configuration of the hub data set.
+        image_size: Longest side of the resized images, in pixels, to save memory; None leaves images unchanged, as the
+            network resizes them anyway, and scores follow COCO's protocol.
+        bbox_format: Format of a table's boxes: `xywh` as in COCO, or `xyxy`. COCO's own layout is always xywh.
+        augment: Whether to flip, crop and colour training scenes at random.
         image_column: Name of the image column; None guesses.
         objects_column: Name of the column of objects; None guesses.
-        batch_size: Per device.
+        batch_size: Scenes per device.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class CocoData(TableData):
         self._opened: Any = None
 
     def open_splits(self) -> Any:
-        """Return the `datasets.DatasetDict` at `path`, and learn its categories."""
+        """Return the `datasets.DatasetDict` at `path`, and read its categories."""
         if self._opened is None:
             folder = Path(expand(self.path))
             if folder.is_dir() and is_coco_layout(folder):
@@ -118,7 +118,7 @@ class CocoData(TableData):
         """Return (image, objects) of each row.
 
         Raises:
-            ValueError: If there are no rows, no such column, or no boxes and categories in it.
+            ValueError: If there are no rows, the column is missing, or the column has no boxes and categories.
         """
         if not len(rows):
             raise ValueError(f"Expected images in the {role} split of {self.path}, but it is empty. Name another.")
@@ -133,12 +133,12 @@ class CocoData(TableData):
 
 
 class Targets:
-    """Makes boxes and labels of the objects in a row.
+    """Function from the objects in a row to boxes and labels.
 
     Args:
-        fields: What the table calls bounding boxes, categories, areas and crowds.
-        labels: By the id of the category.
-        bbox_format: Of the boxes.
+        fields: Names of bounding boxes, categories, areas and crowds in the table.
+        labels: Labels by the id of the category.
+        bbox_format: Format of the boxes.
     """
 
     def __init__(self, fields: Mapping[str, str], labels: Mapping[int, int], bbox_format: str) -> None:
@@ -148,7 +148,7 @@ class Targets:
         """Return the tensors of a row.
 
         Raises:
-            ValueError: If it names a category that the data set does not have.
+            ValueError: If the row names an unknown category.
         """
         from torchvision.ops import box_area, box_convert
 
@@ -168,11 +168,11 @@ class Targets:
 
 
 class SceneTransform:
-    """Makes tensors of images, and moves boxes with them.
+    """Transform of images to tensors, with their boxes.
 
     Args:
-        image_size: Longest side; None leaves images as they are.
-        training: Flip, crop and colour at random.
+        image_size: Longest side; None leaves images unchanged.
+        training: Whether to flip, crop and colour at random.
     """
 
     def __init__(self, image_size: int | None, training: bool) -> None:
@@ -188,7 +188,7 @@ class SceneTransform:
         self.steps = v2.Compose([v2.ToImage(), *resize, *(random if training else []), v2.ToDtype(torch.float32, True)])
 
     def __call__(self, image: Any, target: dict[str, Tensor]) -> Scene:
-        """Return the image `(3, H, W)` in [0, 1] and its objects, areas in the pixels of that image."""
+        """Return the image `(3, H, W)` in [0, 1] and its objects, areas in pixels of the returned image."""
         from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
 
         boxes = BoundingBoxes(
@@ -205,15 +205,15 @@ class SceneTransform:
 
 
 def _per_object(scene: tuple[Any, dict[str, Tensor]]) -> tuple[Tensor, ...]:
-    """Return what goes with a box."""
+    """Return the entries per box."""
     return scene[1]["labels"], scene[1]["area"], scene[1]["iscrowd"]
 
 
 def _fields(feature: Any, column: str) -> dict[str, str]:
-    """Return what a table calls the fields of its objects.
+    """Return the names of the fields of a table's objects.
 
     Raises:
-        ValueError: If they have no boxes or no categories.
+        ValueError: If the objects have no boxes or no categories.
     """
     inside = _inside(feature)
     known = list(inside) if isinstance(inside, Mapping) else []
@@ -228,7 +228,7 @@ def _fields(feature: Any, column: str) -> dict[str, str]:
 
 
 def _inside(feature: Any) -> Any:
-    """Return what a feature is a list of, or itself."""
+    """Return the element type of a list feature, or the feature itself."""
     if isinstance(feature, list):
         return feature[0]
     inside = getattr(feature, "feature", None)
@@ -236,12 +236,12 @@ def _inside(feature: Any) -> Any:
 
 
 def _values(objects: Any, name: str) -> list[Any]:
-    """Return one field of all objects, from a mapping of lists or a list of mappings."""
+    """Return a field of all objects, from a mapping of lists or a list of mappings."""
     return list(objects[name]) if isinstance(objects, Mapping) else [entry[name] for entry in objects]
 
 
 def _categories(splits: Any, column: str, field: str) -> dict[int, str]:
-    """Return the names of categories by id: of a `ClassLabel`, else the numbers that occur."""
+    """Return the names of categories by id: of a `ClassLabel`, else the numbers in the data."""
     first = next(iter(splits.values()))
     names = getattr(_inside(_inside(first.features[column])[field]), "names", None)
     if names:

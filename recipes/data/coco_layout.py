@@ -1,7 +1,7 @@
 """COCO's own layout as tables of the `datasets` library: `annotations/instances_<split>.json` beside `<split>/`.
 
-Images without annotations stay: a detector learns from them what is nothing. Ids of categories are kept as they are;
-COCO's leave out eleven numbers.
+Images without annotations stay, as examples of background for a detector. Ids of categories stay unchanged; COCO's
+leave out eleven numbers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ def is_coco_layout(folder: Path) -> bool:
 
 
 def open_coco_layout(folder: Path) -> tuple[Any, dict[int, str]]:
-    """Return the splits as a `datasets.DatasetDict`, and the names of the categories by their ids.
+    """Return the splits as a `datasets.DatasetDict`, and the names of the categories by id.
 
-    `instances_train2017.json` is the split "train", `instances_val2017.json` "validation"; others keep their names.
+    `instances_train2017.json` is the split "train", `instances_val2017.json` "validation"; further splits keep their
+    names.
 
     Raises:
-        ValueError: If an annotation file is not of COCO's form, or an image is not there.
+        ValueError: If an annotation file is not of COCO's form, or an image is missing.
     """
     from datasets import Dataset, DatasetDict, Features, Image, Value
 

@@ -1,7 +1,7 @@
-"""scikit-learn's handwritten digits and a small vision transformer for them: real data that needs no download.
+"""scikit-learn's handwritten digits as a DataModule: real data without a download.
 
-1,797 grey images of 8 x 8 pixels. The split is stratified and seeded: 809 images are never touched until the test, 149
-choose recipes and checkpoints, 839 train.
+1,797 grey images of 8 x 8 pixels. The split is stratified and seeded: 809 images are kept for the test, 149 choose
+recipes and checkpoints, 839 train.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-TEST_SHARE, VAL_SHARE = 0.45, 0.15  # of everything; of what is not test
+TEST_SHARE, VAL_SHARE = 0.45, 0.15  # of all images; of all but the test images
 
 
 class Digits(Dataset[tuple[Tensor, int]]):
@@ -34,12 +34,12 @@ class Digits(Dataset[tuple[Tensor, int]]):
 
 
 class DigitsData(pl.LightningDataModule):
-    """The digits, split into train, validation and test.
+    """Digits, split into train, validation and test.
 
     Args:
-        batch_size: Per device.
-        shift: Largest random shift of a training image, in pixels; 0, the default, turns it off.
-        seed: Of the split.
+        batch_size: Samples per device.
+        shift: Largest random shift of a training image, in pixels; 0, the default, turns shifts off.
+        seed: Seed of the split.
     """
 
     def __init__(self, batch_size: int = 32, shift: int = 0, seed: int = 0) -> None:
@@ -50,7 +50,7 @@ class DigitsData(pl.LightningDataModule):
         self.datasets: dict[str, Digits] = {}
 
     def setup(self, stage: str | None = None) -> None:
-        """Make the three splits; the same ones whatever the stage."""
+        """Make the three splits, the same for every stage."""
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
 
@@ -70,17 +70,17 @@ class DigitsData(pl.LightningDataModule):
             self.datasets[role] = Digits(tensor, torch.as_tensor(y), self.shift if role == "train" else 0)
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
-        """Shuffled."""
+        """Return a shuffled loader."""
         return DataLoader(self.datasets["train"], self.batch_size, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
-        """In order."""
+        """Return a loader in order."""
         return DataLoader(self.datasets["val"], batch_size=256)
 
     def test_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
-        """In order."""
+        """Return a loader in order."""
         return DataLoader(self.datasets["test"], batch_size=256)
 
     def predict_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
-        """The test images, in order."""
+        """Return the test images, in order."""
         return self.test_dataloader()

@@ -1,9 +1,9 @@
 """Labelled images from the hub, parquet files or class folders, as a DataModule with timm's transforms.
 
-Everything is opened by the `datasets` library, so the same recipe runs on a local sample and on the full hub data set:
-only `path` changes. Column and split names are guessed from the usual ones and can be set. Images are resized, cropped
-and normalised as the model expects (`model=`, or each value by name).
-Does not cover streaming or detection; segmentation is in `segmentation_data`.
+The `datasets` library opens all data: the same recipe runs on a local sample and on the full hub data set, with another
+`path` alone. Column and split names are guessed from the usual ones and can be set. Images are resized, cropped and
+normalised for the model (`model=`, or each value by name). Does not cover streaming or detection; segmentation is in
+`segmentation_data`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LABEL_COLUMNS = ("label", "fine_label", "labels", "cls", "class")
 
 @dataclass(frozen=True)
 class Transform:
-    """Turns an image of any mode into the tensor that a model of 1 or 3 channels takes."""
+    """Transform of an image of any mode to the tensor for a model of 1 or 3 channels."""
 
     mode: str
     tensor_of: Callable[[Any], Tensor]
@@ -54,19 +54,19 @@ class ImageData(TableData):
     """Train, validation and test images.
 
     Args:
-        path: A hub id, a parquet file, a folder of parquet files, or a folder of class folders.
-        name: The hub data set's configuration.
-        model: The timm model whose preprocessing is used; a timm name, `local-dir:/path` or hub id.
+        path: Hub id, parquet file, folder of parquet files, or folder of class folders.
+        name: Configuration of the hub data set.
+        model: Name of the timm model with the preprocessing to use: a timm name, `local-dir:/path` or hub id.
         image_size: Height and width after the crop, in pixels; None takes the model's.
         mean: Channel means; None takes the model's.
         std: Channel standard deviations; None takes the model's.
-        interpolation: `bicubic` or `bilinear`; None takes the model's.
-        crop_pct: Share of the resized image that the centre crop keeps; None takes the model's.
+        interpolation: Interpolation, `bicubic` or `bilinear`; None takes the model's.
+        crop_pct: Share of the resized image inside the centre crop; None takes the model's.
         image_column: Name of the image column; None guesses.
         label_column: Name of the label column; None guesses.
-        augment: Random crops, flips and colour jitter on training images; False uses the evaluation transform.
+        augment: Whether to crop, flip and jitter training images at random; False uses the evaluation transform.
         augment_kwargs: Further arguments of timm's `create_transform` for training, e.g. `{"auto_augment": "rand-m9"}`.
-        batch_size: Per device.
+        batch_size: Images per device.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ImageData(TableData):
         channels = config["input_size"][0]
         if self.image_size is not None:
             config["input_size"] = (channels, self.image_size, self.image_size)
-        for name in ("mean", "std"):  # timm gives those of colour images where a model does not name its own
+        for name in ("mean", "std"):  # timm's defaults are of colour images
             if len(config[name]) != channels:
                 config[name] = (sum(config[name]) / len(config[name]),) * channels
         config.update(self.given)

@@ -1,7 +1,7 @@
-"""Opening tables of images: hub ids and local files through one call, splits and columns by guess or by name.
+"""Tables of images: hub ids and local files opened through a single call, splits and columns by guess or by name.
 
-Local data is one parquet file, a folder with parquet files (named or foldered by split, as the hub stores them), or a
-folder with one folder per class. Everything else is taken for a hub id.
+Local data is a parquet file, a folder with parquet files (named or foldered by split, as on the hub), or a folder with
+a folder per class. Any other path is taken for a hub id.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ def open_source(path: str, name: str | None = None) -> Any:
     """Return the `datasets.DatasetDict` at `path`: a hub id, a parquet file, or a folder of parquet or images.
 
     Raises:
-        ValueError: If a local path does not exist, a folder has nothing to read or files that cannot be, or the hub
-            cannot be reached.
+        ValueError: If a local path does not exist, a folder has no readable files, or the hub cannot be reached.
     """
     local = Path(expand(path))
     if local.is_file():
@@ -54,15 +53,15 @@ def _has_rows(path: Path) -> bool:
 
     try:
         return bool(pq.read_metadata(path).num_rows)
-    except pyarrow.ArrowInvalid:  # no parquet file: what datasets says of it is right
+    except pyarrow.ArrowInvalid:  # no parquet file: the message of datasets is right
         return True
 
 
 def open_hub(path: str, name: str | None = None) -> Any:
-    """Return the `datasets.DatasetDict` of a hub id; `path` is nothing that exists here.
+    """Return the `datasets.DatasetDict` of a hub id; `path` must not exist locally.
 
     Raises:
-        ValueError: If it can only be a local path, or the hub cannot be reached.
+        ValueError: If the path can only be local, or the hub cannot be reached.
     """
     from datasets import load_dataset
 
@@ -77,7 +76,7 @@ def open_hub(path: str, name: str | None = None) -> Any:
             "Check the spelling and the network, and HF_TOKEN for gated data; without a network give the path of a "
             f"copy (`hf download {path} --repo-type dataset --local-dir FOLDER` makes one)."
         ) from error
-    except RuntimeError as error:  # data sets of old, which are code
+    except RuntimeError as error:  # old data sets made of code
         raise ValueError(
             f"Expected {path!r} to be a data set that can be opened, but got: {error}. If it has a parquet version, "
             f"copy that, and give its path: `hf download {path} --repo-type dataset --revision refs/convert/parquet "
@@ -86,17 +85,17 @@ def open_hub(path: str, name: str | None = None) -> Any:
 
 
 def find_split(splits: Any, name: str | None, usual: Sequence[str], role: str, path: str) -> Any:
-    """Return one split of a data set.
+    """Return a split of a data set.
 
     Args:
-        splits: A `datasets.DatasetDict`.
-        name: Of the split; None: the first of the usual names that exists.
+        splits: All splits, a `datasets.DatasetDict`.
+        name: Name of the split; None: the first of the usual names in the data.
         usual: Names to try, in order.
-        role: "train", "val" or "test", for the message.
-        path: Of the data, for the message.
+        role: Role, "train", "val" or "test", for the message.
+        path: Path of the data, for the message.
 
     Raises:
-        ValueError: If there is none; the message lists the splits there are.
+        ValueError: If no split is found; the message lists the splits.
     """
     for candidate in usual if name is None else (name,):
         if candidate in splits:
@@ -109,16 +108,16 @@ def find_split(splits: Any, name: str | None, usual: Sequence[str], role: str, p
 
 
 def find_column(rows: Any, name: str | None, usual: Sequence[str], role: str) -> str:
-    """Return the name of one column.
+    """Return the name of a column.
 
     Args:
-        rows: A `datasets.Dataset`.
-        name: Of the column; None: the first of the usual names that exists.
+        rows: Table, a `datasets.Dataset`.
+        name: Name of the column; None: the first of the usual names in the data.
         usual: Names to try, in order.
-        role: Such as "image" or "label", for the message.
+        role: Role, such as "image" or "label", for the message.
 
     Raises:
-        ValueError: If there is none; the message lists the columns there are.
+        ValueError: If no column is found; the message lists the columns.
     """
     for candidate in usual if name is None else (name,):
         if candidate in rows.column_names:
@@ -137,23 +136,23 @@ def type_of(rows: Any, column: str) -> str:
 
 
 def as_images(rows: Any, column: str) -> Any:
-    """Return rows whose `column` is decoded to PIL images, also when the file stores bare bytes."""
+    """Return rows with `column` decoded to PIL images, also for files of bare bytes."""
     from datasets import Image
 
     return rows if isinstance(rows.features[column], Image) else rows.cast_column(column, Image())
 
 
 def subset(rows: Any, role: str, limit: int | None, seed: int) -> Any:
-    """Return some rows, drawn at random, or all of them.
+    """Return some rows, drawn at random, or all rows.
 
     Args:
-        rows: A `datasets.Dataset`.
-        role: "train", "val" or "test", for the message.
-        limit: How many; None: all, in their order.
-        seed: Of the draw.
+        rows: Table, a `datasets.Dataset`.
+        role: Role, "train", "val" or "test", for the message.
+        limit: Number of rows; None: all, in order.
+        seed: Seed of the draw.
 
     Raises:
-        ValueError: If there are fewer rows than that.
+        ValueError: If there are fewer rows than `limit`.
     """
     if limit is None:
         return rows

@@ -1,6 +1,6 @@
 """Folders of images and annotations, as MIT publishes ADE20K (ADEChallengeData2016), read as a `datasets` table.
 
-`images/training/a.jpg` belongs to `annotations/training/a.png`; the folders in them are the splits.
+`images/training/a.jpg` belongs to `annotations/training/a.png`; the inner folders are the splits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SHOWN = 3  # names in an error
 
 
 def is_scene_folder(path: Path) -> bool:
-    """Whether there are images and annotations, and nothing in parquet."""
+    """Whether a folder has images and annotations, and no parquet files."""
     return (path / IMAGES).is_dir() and (path / ANNOTATIONS).is_dir() and not any(path.glob("*.parquet"))
 
 
@@ -22,7 +22,7 @@ def open_scene_folder(path: Path) -> Any:
     """Return the `datasets.DatasetDict` with the columns image and annotation.
 
     Raises:
-        ValueError: If there is no split, or an image or an annotation is without the other.
+        ValueError: If there is no split, an image has no annotation, or an annotation no image.
     """
     from datasets import Dataset, DatasetDict, Image
 

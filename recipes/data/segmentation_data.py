@@ -1,9 +1,9 @@
-"""Images with one class per pixel, from the hub, parquet files or MIT's folder of ADE20K, as a DataModule.
+"""Images with a class per pixel, from the hub, parquet files or MIT's folder of ADE20K, as a DataModule.
 
 Both columns are images; the annotation holds a class index per pixel. Scenes are rescaled and cropped at random for
-training, as Segmenter (arXiv 2105.05633) and mmsegmentation do on ADE20K; for evaluation image and annotation are
-resized to the crop's size, so scores are of that resolution (the published protocol slides a window over the full
-image, which gives slightly higher ones).
+training, as in Segmenter (arXiv 2105.05633) and mmsegmentation on ADE20K. For evaluation image and annotation are
+resized to the crop's size, and scores are of that resolution; the published protocol slides a window over the full
+image, with slightly higher scores.
 """
 
 from __future__ import annotations
@@ -53,18 +53,19 @@ class SegmentationData(TableData):
     """Train, validation and test scenes.
 
     Args:
-        path: A hub id, a parquet file, a folder of parquet files, or one with images/ and annotations/ by split, as
-            MIT publishes ADE20K (ADEChallengeData2016).
-        name: The hub data set's configuration.
-        model: The timm model whose mean and standard deviation normalise the images; None: those of ImageNet.
-        image_size: Of what the network sees, in pixels: one number, or height and width.
+        path: Hub id, parquet file, folder of parquet files, or folder with images/ and annotations/ by split, as MIT
+            publishes ADE20K (ADEChallengeData2016).
+        name: Configuration of the hub data set.
+        model: Name of the timm model with the mean and standard deviation for normalisation; None: ImageNet's.
+        image_size: Size of the network's input, in pixels: a number, or height and width.
         first_class: Annotation value of class 0; lower values are not scored. 1 for ADE20K, where 0 is "other".
-        ignore: Annotation value that is not scored, such as a void class; None: there is none.
-        scale: Range of the random rescaling before the crop; 1.0 is the size at which the short side fits the crop.
-        augment: Rescale, crop, flip and jitter training scenes at random; False uses the evaluation transform.
+        ignore: Annotation value left out of the score, such as a void class; None: no value.
+        scale: Range of the random rescaling before the crop; at 1.0 the short side fits the crop.
+        augment: Whether to rescale, crop, flip and jitter training scenes at random; False uses the evaluation
+            transform.
         image_column: Name of the image column; None guesses.
         annotation_column: Name of the annotation column; None guesses.
-        batch_size: Per device.
+        batch_size: Scenes per device.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class SegmentationData(TableData):
         return Scenes(rows, image, annotation, self.transform(training=role == "train" and self.augment))
 
     def transform(self, training: bool) -> Callable[[Any, Any], tuple[Tensor, Tensor]]:
-        """Return what turns a PIL image and an annotation `(H, W)` into tensors of `image_size`."""
+        """Return the transform of a PIL image and an annotation `(H, W)` to tensors of `image_size`."""
         import torchvision.transforms.v2 as v2
         from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
         from torchvision.tv_tensors import Image, Mask
@@ -131,7 +132,7 @@ class SegmentationData(TableData):
         return apply
 
     def _classes(self, annotation: Tensor) -> Tensor:
-        """Return class indices from 0 on, with `IGNORED` where nothing is scored.
+        """Return class indices from 0 on, with `IGNORED` for unscored pixels.
 
         Raises:
             ValueError: If the annotation is a picture in colours.

@@ -1,4 +1,4 @@
-"""A DataModule over the splits of one `datasets` table: the part that images and text share."""
+"""DataModule over the splits of a `datasets` table: the shared part of images and text."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SPLITS = {"train": ("train", "training"), "val": ("validation", "valid", "val", 
 
 
 class TableArguments(TypedDict, total=False):
-    """Types of the arguments that data of all kinds take.
+    """Types of the arguments for data of all kinds.
 
     Args:
         train_split: Name of the training split; None guesses.
         val_split: Name of the validation split; None guesses.
         test_split: Name of the test split; None guesses, and falls back to the validation split.
-        val_fraction: Share of the training split to set aside for validation (seeded), instead of a split of its own.
+        val_fraction: Share of the training split to set aside for validation (seeded), instead of a separate split.
         limit_train: Number of training samples to use, drawn with `seed`; None: all.
         limit_val: Number of validation samples to use, drawn with `seed`; None: all.
         limit_test: Number of test samples to use, drawn with `seed`; None: all.
@@ -42,11 +42,11 @@ class TableArguments(TypedDict, total=False):
 
 
 class TableData(pl.LightningDataModule):
-    """Train, validation and test rows of one source; see also `TableArguments`.
+    """Train, validation and test rows of a source; see also `TableArguments`.
 
     Args:
-        path: A hub id, or local files that `open_splits` takes.
-        name: The hub data set's configuration.
+        path: Hub id, or local files for `open_splits`.
+        name: Configuration of the hub data set.
         batch_size: Samples per device.
     """
 
@@ -78,11 +78,11 @@ class TableData(pl.LightningDataModule):
 
     @abstractmethod
     def samples(self, rows: Any, role: str) -> Dataset[Any]:
-        """Return what the loaders of a role iterate over; a method `collate(samples) -> batch` of it makes the batches.
+        """Return the data set of a role's loaders; its optional method `collate(samples) -> batch` makes the batches.
 
         Args:
-            rows: Its `datasets.Dataset`.
-            role: "train", "val" or "test".
+            rows: Rows of the role, a `datasets.Dataset`.
+            role: Role, "train", "val" or "test".
         """
 
     def open_splits(self) -> Any:
@@ -94,7 +94,7 @@ class TableData(pl.LightningDataModule):
         self.open_splits()
 
     def setup(self, stage: str) -> None:
-        """Open the splits that `stage` needs.
+        """Open the splits for `stage`.
 
         Raises:
             ValueError: If a needed split or column does not exist.
@@ -108,7 +108,7 @@ class TableData(pl.LightningDataModule):
                     self.datasets[role] = self.samples(rows, role)
 
     def _rows(self, splits: Any, role: str, required: bool) -> Any:
-        """Return the table of one role, or None for an optional one that does not exist."""
+        """Return the table of a role, or None for a missing optional role."""
         if self.val_fraction and (role == "train" or (role == "val" and self.split_names["val"] is None)):
             train = find_split(splits, self.split_names["train"], SPLITS["train"], "train", self.path)
             if len(train) < 2:
@@ -132,20 +132,20 @@ class TableData(pl.LightningDataModule):
         return subset(rows, role, self.limits[role], self.seed)
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Shuffled; an incomplete last batch is dropped when there is more than one."""
+        """Return a shuffled loader; an incomplete last batch is dropped if there is a complete batch."""
         rows: Any = self.datasets["train"]
         return self._loader(rows, shuffle=True, drop_last=len(rows) >= self.batch_size)
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
-        """In order; an empty list when the data has no validation split."""
+        """Return a loader in order; an empty list without a validation split."""
         return self._loader(self.datasets["val"]) if "val" in self.datasets else []
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """In order."""
+        """Return a loader in order."""
         return self._loader(self.datasets["test"])
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        """The test rows, in order."""
+        """Return the test rows, in order."""
         return self._loader(self.datasets["test"])
 
     def _loader(self, rows: Dataset[Any], shuffle: bool = False, drop_last: bool = False) -> DataLoader[Any]:

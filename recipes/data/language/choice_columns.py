@@ -1,10 +1,10 @@
-"""Columns of multiple-choice data in the forms that the hub stores them, read as questions.
+"""Columns of multiple-choice data in the hub's various forms, read as questions.
 
-Choices are a list of texts, texts with labels (ARC, OpenBookQA, CommonsenseQA: `{"text": [...], "label": [...]}`), one
-column each (PIQA's sol1 and sol2, WinoGrande's option1 and option2, Social IQa's answerA to answerC), or no and yes,
-where there is a yes-or-no answer alone (BoolQ). The answer is a number counted from 0, the label of a choice, its
-letter, or its text; the name of a column counts as its label, so that WinoGrande's "1" is option1.
-Does not cover free answers, several right ones, or choices that go into the middle of a sentence.
+Choices are a list of texts, texts with labels (ARC, OpenBookQA, CommonsenseQA: `{"text": [...], "label": [...]}`), a
+column each (PIQA's sol1 and sol2, WinoGrande's option1 and option2, Social IQa's answerA to answerC), or no and yes for
+yes-or-no answers (BoolQ). The answer is a number counted from 0, the label of a choice, its letter, or its text; the
+suffix of a column counts as its label: WinoGrande's "1" is option1. Does not cover free answers, several right answers,
+or choices in the middle of a sentence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QUESTIONS = ("question", "question_stem", "goal", "ctx", "sentence", "query", "s
 CHOICES = ("choices", "options", "endings")
 ANSWERS = ("answer", "answerKey", "answer_key", "label", "gold")
 PASSAGES = ("passage", "context", "article", "support")
-TOPIC = "activity_label"  # HellaSwag's contexts stand behind it
+TOPIC = "activity_label"  # prefix of HellaSwag's contexts
 NUMBERED = re.compile(r"(option|sol|answer|choice|ending)_?([0-9]|[A-Z])")
 NO_YES = ("no", "yes")
 
@@ -32,14 +32,14 @@ Labelled = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 @dataclass(frozen=True)
 class ChoiceColumns:
-    """Where a table has its questions.
+    """Columns of a table of questions.
 
     Attributes:
-        question: Column of what is asked.
-        choices: Columns of the choices: one of lists, one for each choice, or none, for yes-or-no answers.
-        answer: Column of the right one.
-        passage: Column of what is read before the question, if there is one.
-        topic: Column of what stands before the question and a colon, if there is one.
+        question: Column of the question.
+        choices: Columns of the choices: one column of lists, a column per choice, or none for yes-or-no answers.
+        answer: Column of the right answer.
+        passage: Column of the text before the question, or None.
+        topic: Column of the prefix of the question, followed by a colon, or None.
     """
 
     question: str
@@ -52,7 +52,7 @@ class ChoiceColumns:
         """Return the question of a row.
 
         Raises:
-            ValueError: If there is none: see `question_of`.
+            ValueError: If the row has no valid question: see `question_of`.
         """
         question, answer = row[self.question], row[self.answer]
         if not self.choices and not isinstance(answer, bool | int):
@@ -70,7 +70,7 @@ class ChoiceColumns:
         return question_of(canonical)
 
     def _choices(self, row: Mapping[str, Any]) -> Labelled:
-        """Return the texts of the choices, and what else the answer may call them, the likelier names first."""
+        """Return the texts of the choices, and further names for the answer, the likelier names first."""
         if not self.choices:
             return NO_YES, [("false", "true")]
         if len(self.choices) > 1:
@@ -92,17 +92,17 @@ def find_choice_columns(
     answer: str | None = None,
     passage: str | None = None,
 ) -> ChoiceColumns:
-    """Return the columns of a table: those of these names, or the usual ones.
+    """Return the columns of a table by the given or the usual names.
 
     Args:
-        rows: A `datasets.Dataset`.
-        question: Name of the column of questions; None guesses, as the others.
+        rows: Table, a `datasets.Dataset`.
+        question: Name of the column of questions; None guesses, as for all columns.
         choices: Name of the column of lists of choices.
         answer: Name of the column of right answers.
-        passage: Name of the column of what is read before the question.
+        passage: Name of the column of texts before the question.
 
     Raises:
-        ValueError: If one is missing; the message lists the columns there are.
+        ValueError: If a column is missing; the message lists the columns.
     """
     names = rows.column_names
     found = find_column(rows, question, QUESTIONS, "question")
@@ -119,7 +119,7 @@ def find_choice_columns(
 
 
 def _one_per_choice(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the first two or more columns that are named alike but for a number or letter, in its order."""
+    """Return the first two or more columns with equal names but for a number or letter, sorted by name."""
     alike: dict[str, list[str]] = defaultdict(list)
     for name in names:
         match = NUMBERED.fullmatch(name)
@@ -129,12 +129,12 @@ def _one_per_choice(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _counted(suffixes: Sequence[str]) -> list[str]:
-    """Return the numbers from 1 for columns with letters, as Social IQa's answers have them."""
+    """Return the numbers from 1 for columns with letters, as in Social IQa's answers."""
     return [str(1 + number) for number in range(len(suffixes))] if suffixes[0].isalpha() else []
 
 
 def _number(answer: Any, texts: Sequence[str], labels: Sequence[Sequence[str]]) -> Any:
-    """Return the number of the right choice; what is the name of none is handed on."""
+    """Return the number of the right choice; an unknown name is returned unchanged."""
     if not isinstance(answer, str):
         return answer
     for names in (*labels, texts):

@@ -1,9 +1,9 @@
 """Multiple-choice questions from the hub or local files, as a DataModule for causal language models.
 
-Training batches hold each question with its right answer, and the answer alone is scored; evaluation batches hold it
-with every answer, for accuracy by log-likelihood: see `prunerecover.language.accuracy`. A prompt is "Question: ...",
-behind a passage where there is one, and "Answer:"; forms of columns are those of `choice_columns`.
-Does not cover examples in the prompt or streaming: all tokens of a split are held in memory.
+Training batches hold each question with its right answer, and only the answer is scored; evaluation batches hold each
+question with every answer, for accuracy by log-likelihood: see `prunerecover.language.accuracy`. A prompt is an
+optional passage, "Question: ..." and "Answer:"; see `choice_columns` for the forms of columns. Does not cover examples
+in the prompt or streaming: all tokens of a split are held in memory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from prunerecover.recipes.data.table_data import TableArguments, TableData
 
 
 class ChoiceQuestions(Dataset[EncodedQuestion]):
-    """Questions as tokens, and how batches are made of them.
+    """Questions as tokens, with a method for batches.
 
     Args:
-        questions: In their order.
-        tokenizer: Whose padding fills batches.
+        questions: Questions in order.
+        tokenizer: Tokenizer with the padding of batches.
         training: Whether batches hold right answers alone.
     """
 
@@ -42,7 +42,7 @@ class ChoiceQuestions(Dataset[EncodedQuestion]):
         return self.questions[index]
 
     def collate(self, questions: Sequence[EncodedQuestion]) -> dict[str, Tensor]:
-        """Return a batch: right answers with labels in training, else that of `choice_batch`."""
+        """Return a batch: right answers with labels in training, else the batch of `choice_batch`."""
         if self.training:
             rights = [scored_behind(*question.rows[question.answer]) for question in questions]
             return labelled(rights, self.tokenizer)
@@ -54,16 +54,16 @@ class ChoiceData(LanguageData):
     """Train, validation and test questions.
 
     Args:
-        path: A hub id, or a local file or folder: parquet, jsonl or json, a question per row.
-        name: The hub data set's configuration; in a local folder of several data sets, what one is called.
+        path: Hub id, or local file or folder: parquet, jsonl or json, a question per row.
+        name: Configuration of the hub data set; in a local folder of several data sets, the name of one.
         chat: Whether the prompt is the message of a user, in the tokenizer's chat template.
         question_column: Name of the column of questions; None guesses.
-        choices_column: Name of the column of choices; None guesses, also one column per choice.
+        choices_column: Name of the column of choices; None guesses, also a column per choice.
         answer_column: Name of the column of right answers; None guesses.
-        passage_column: Name of the column of what is read before the question; None guesses.
+        passage_column: Name of the column of texts before the question; None guesses.
         test_split: Name of the test split; None guesses, and falls back to the validation split. Where the hub hides
             the answers of the test split (HellaSwag, PIQA, WinoGrande), "validation".
-        batch_size: Questions per device; an evaluation batch has as many rows as they have answers.
+        batch_size: Questions per device; an evaluation batch has a row per answer of each question.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -90,7 +90,7 @@ class ChoiceData(LanguageData):
 
         Raises:
             ValueError: If a column is missing, a row has no question or no right answer, a question is longer than the
-                model's context, or chat is asked for and the tokenizer has no template.
+                model's context, or `chat` is set and the tokenizer has no template.
         """
         tokenizer = open_tokenizer(self.model, self.tokenizer)
         encoding = Encoding(tokenizer, context_of(self.model, tokenizer), self.chat)

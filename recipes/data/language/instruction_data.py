@@ -1,8 +1,8 @@
 """Instructions and chats from the hub or local files, as a DataModule for causal language models.
 
-The responses alone are scored: see `prunerecover.language.responses`. Samples are padded to the longest of their
-batch. Longer ones are cut at their end; those whose response is cut away altogether are left out; a warning counts
-both. Does not cover packing or streaming: all tokens of a split are held in memory.
+Only the responses are scored: see `prunerecover.language.responses`. Samples are padded to the longest of the batch.
+Longer samples are cut at the end, and left out if the whole response is cut away; a warning counts both. Does not cover
+packing or streaming: all tokens of a split are held in memory.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ OUTPUTS = ("output", "response", "completion", "answer")
 
 
 class LabelledRows(Dataset[TokenRow]):
-    """Tokens with labels, and how padded batches are made of them.
+    """Tokens with labels, with a method for padded batches.
 
     Args:
-        rows: In their order.
-        tokenizer: Whose padding fills batches.
+        rows: Token rows in order.
+        tokenizer: Tokenizer with the padding of batches.
     """
 
     def __init__(self, rows: Sequence[TokenRow], tokenizer: Any) -> None:
@@ -56,14 +56,14 @@ class InstructionData(LanguageData):
     """Train, validation and test instructions, or chats.
 
     Args:
-        path: A hub id, or a local file or folder: parquet, jsonl or json, a sample per row.
-        name: The hub data set's configuration; in a local folder of several data sets, what one is called.
+        path: Hub id, or local file or folder: parquet, jsonl or json, a sample per row.
+        name: Configuration of the hub data set; in a local folder of several data sets, the name of one.
         length: Most tokens of a sample.
-        chat: Whether instructions are messages in the tokenizer's chat template, as chats always are; None: where it
-            has one, and else under headings, as Alpaca's.
+        chat: Whether instructions are messages in the tokenizer's chat template, as chats always are, or under headings
+            as in Alpaca; None: True for a tokenizer with a template.
         messages_column: Name of the column of chats; None guesses.
-        instruction_column: Name of the column of instructions, where there are no chats; None guesses.
-        input_column: Name of the column of what instructions are about; None guesses.
+        instruction_column: Name of the column of instructions, for data without chats; None guesses.
+        input_column: Name of the column of inputs to the instructions; None guesses.
         output_column: Name of the column of responses; None guesses.
         batch_size: Samples per device.
 
@@ -93,8 +93,8 @@ class InstructionData(LanguageData):
         """Return the tokens and labels of the rows.
 
         Raises:
-            ValueError: If a column is missing, a row has no instruction or response, the tokenizer has no chat template
-                or end-of-text token that is needed, `length` is beyond the model's context, or cuts all responses away.
+            ValueError: If a column is missing, a row has no instruction or response, the tokenizer lacks a needed chat
+                template or end-of-text token, `length` is beyond the model's context, or cuts all responses away.
         """
         tokenizer = open_tokenizer(self.model, self.tokenizer)
         check_length(self.length, self.model, tokenizer)
@@ -103,7 +103,7 @@ class InstructionData(LanguageData):
         return LabelledRows(self._cut(encoded, role), tokenizer)
 
     def _columns(self, rows: Any) -> tuple[str, ...]:
-        """Return the column of chats, or those of instructions and outputs and perhaps of inputs."""
+        """Return the column of chats, or the columns of instructions, outputs and, if present, inputs."""
         names = set(rows.column_names)
         by_name = self.instruction_column or self.output_column
         if self.messages_column or (not by_name and names & set(MESSAGES)):
@@ -126,7 +126,7 @@ class InstructionData(LanguageData):
             return instruction_row(instruction, given, output, tokenizer)
 
     def _cut(self, rows: Sequence[TokenRow], role: str) -> list[TokenRow]:
-        """Return the rows of at most `length` tokens, without those of which nothing is scored then."""
+        """Return the rows cut to `length` tokens, without rows that have no scored token left."""
         short = [(ids[: self.length], labels[: self.length]) for ids, labels in rows]
         kept = [row for row in short if any(label != IGNORED for label in row[1][1:])]
         longer, out = sum(len(ids) > self.length for ids, _ in rows), len(rows) - len(kept)

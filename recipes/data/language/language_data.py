@@ -1,4 +1,4 @@
-"""A DataModule over one table of text, questions or instructions: the part that they share."""
+"""DataModule over a table of text, questions or instructions: the shared part of data for language models."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from prunerecover.recipes.data.table_data import TableArguments, TableData
 
 
 class LanguageArguments(TableArguments, total=False):
-    """Types of the arguments that data of language models take.
+    """Types of the arguments for data of language models.
 
     Args:
-        model: The language model whose tokenizer is used and whose context is kept to, a path or hub id; None: the one
-            that is trained.
+        model: Path or hub id of the language model with the tokenizer and the context length; None: the trained model.
         tokenizer: Path or hub id of another tokenizer; None takes the model's.
     """
 
@@ -25,13 +24,13 @@ class LanguageArguments(TableArguments, total=False):
 
 
 class LanguageData(TableData):
-    """Train, validation and test rows of one source, for a language model.
+    """Train, validation and test rows of a source, for a language model.
 
     Args:
-        path: A hub id, or local files that `open_text` takes.
-        name: The hub data set's configuration; in a local folder of several data sets, what one is called.
+        path: Hub id, or local files for `open_text`.
+        name: Configuration of the hub data set; in a local folder of several data sets, the name of one.
         batch_size: Samples per device.
-        table: Other arguments of `TableData`.
+        table: Further arguments of `TableData`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -52,7 +51,7 @@ class LanguageData(TableData):
         self.model, self.tokenizer = model, tokenizer
 
     def setup(self, stage: str) -> None:
-        """Open the splits that `stage` needs.
+        """Open the splits for `stage`.
 
         Raises:
             ValueError: If a needed split, column or tokenizer does not exist.
@@ -67,7 +66,7 @@ class LanguageData(TableData):
 
     @contextmanager
     def naming_row(self, number: int, role: str) -> Iterator[None]:
-        """Add to what is wrong with a row which row that is."""
+        """Add the number of the row to an error about a row."""
         try:
             yield
         except ValueError as error:

@@ -1,10 +1,10 @@
 """Text from the hub or local files, packed into sequences of tokens, as a DataModule for causal language models.
 
-Documents are tokenized with the special tokens that the tokenizer adds, joined by its end-of-text token, and cut into
-sequences of one length (as GPT-3 was trained, arXiv 2005.14165, section 2.3); the tokens after the last whole sequence
-are left out. Attention does not stop at the end of a document. Everything is opened by the `datasets` library, so the
-same recipe runs on local files and on the hub.
-Does not cover streaming, chats or padded batches: all tokens of a split are held in memory, four bytes each.
+Documents are tokenized with the tokenizer's special tokens, joined by its end-of-text token, and cut into sequences of
+equal length (as in the training of GPT-3, arXiv 2005.14165, section 2.3); the tokens after the last whole sequence are
+left out. Attention does not stop at the end of a document. The `datasets` library opens all data: the same recipe runs
+on local files and on the hub. Does not cover streaming, chats or padded batches: all tokens of a split are held in
+memory, four bytes each.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ JOINED_ROWS = 10_000  # tokenized as one string; the WikiText-2 test split has 4
 
 
 class PackedTokens(Dataset[dict[str, Tensor]]):
-    """Sequences of one length, as inputs and as labels: a causal language model shifts the labels itself.
+    """Sequences of equal length, as inputs and as labels: a causal language model shifts the labels.
 
     Args:
-        tokens: All token ids in their order, `(n,)`; what makes no whole sequence is left out.
+        tokens: All token ids in order, `(n,)`; an incomplete last sequence is left out.
         length: Tokens per sequence.
     """
 
@@ -52,11 +52,11 @@ class TextData(LanguageData):
     r"""Train, validation and test sequences.
 
     Args:
-        path: A hub id, or a local file or folder: parquet, jsonl or json (a document per row), txt (one per file).
-        name: The hub data set's configuration; in a local folder of several data sets, what one is called.
+        path: Hub id, or local file or folder: parquet, jsonl or json (a document per row), txt (a document per file).
+        name: Configuration of the hub data set; in a local folder of several data sets, the name of one.
         length: Tokens per sequence.
-        separator: What stands between rows that are pieces of one text, such as "\n\n" for WikiText, whose perplexity
-            is usually reported so; None: rows are documents, joined by the end-of-text token.
+        separator: Text between rows as pieces of a single text, such as "\n\n" for WikiText, the usual way to report
+            its perplexity; None: rows are documents, joined by the end-of-text token.
         text_column: Name of the column with the text; None guesses.
         batch_size: Sequences per device.
 
@@ -81,7 +81,7 @@ class TextData(LanguageData):
         self.separator, self.text_column = separator, text_column
 
     def samples(self, rows: Any, role: str) -> PackedTokens:
-        """Return the sequences of the rows, packed in their order.
+        """Return the sequences of the rows, packed in order.
 
         Raises:
             ValueError: If there is no column of text, the text makes less than one sequence, the tokenizer has no
@@ -106,7 +106,7 @@ class TextData(LanguageData):
 
 
 def _documents(rows: Any, column: str, tokenizer: Any) -> Iterator[np.ndarray]:
-    """Yield the tokens of each document that is not blank, with the end-of-text token behind them."""
+    """Yield the tokens of each non-blank document, followed by the end-of-text token."""
     end = tokenizer.eos_token_id
     if end is None:
         raise ValueError(
@@ -120,7 +120,7 @@ def _documents(rows: Any, column: str, tokenizer: Any) -> Iterator[np.ndarray]:
 
 
 def _joined(rows: Any, column: str, tokenizer: Any, separator: str) -> Iterator[np.ndarray]:
-    """Yield the tokens of many rows at a time, read as one text."""
+    """Yield the tokens of many rows at a time, read as a single text."""
     for number, batch in enumerate(rows.iter(JOINED_ROWS)):
         text = separator.join(text or "" for text in batch[column])
         ids = tokenizer(separator + text if number else text, add_special_tokens=not number, verbose=False)

@@ -1,8 +1,8 @@
-"""Opening tables of documents: hub ids and local files through one call.
+"""Tables of documents: hub ids and local files opened through a single call.
 
-Local data is one file, or a folder of files of one kind (named or foldered by split, as the hub stores them): parquet,
-jsonl or json with one document per row, or txt with one document per file. Of a folder with several data sets, a name
-picks one: a subfolder, or the files `NAME.SPLIT...`. Everything else is taken for a hub id.
+Local data is a file, or a folder of files of the same kind (named or foldered by split, as on the hub): parquet, jsonl
+or json with a document per row, or txt with a document per file. In a folder with several data sets, a name picks a
+subfolder, or the files `NAME.SPLIT...`. Any other path is taken for a hub id.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ def open_text(path: str, name: str | None = None) -> Any:
     """Return the `datasets.DatasetDict` at `path`: a hub id, a file, or a folder of files.
 
     Args:
-        path: As a user writes it.
-        name: The hub data set's configuration, or what one in a local folder is called; other folders are read whole.
+        path: Path or hub id as a user writes it.
+        name: Configuration of the hub data set, or name of a data set in a local folder; a folder without the name is
+            read whole.
 
     Raises:
         ValueError: If a local path does not exist or holds no text or text of several kinds, or the hub cannot be
@@ -62,7 +63,7 @@ def _splits_called(folder: Path, name: str | None) -> dict[str, list[str]]:
 
 
 def _kind_in(folder: Path) -> str:
-    """Return what the files of a folder are opened as."""
+    """Return the loader for the files of a folder."""
     kinds = {KINDS[file.suffix] for file in folder.rglob("*") if file.suffix in KINDS}
     if len(kinds) != 1:
         found = f"files of several kinds ({', '.join(sorted(kinds))})" if kinds else "none"

@@ -1,4 +1,4 @@
-"""The tokenizer of a language model, and how many tokens the model takes."""
+"""Tokenizer of a language model, and the model's context length."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from prunerecover.recipes.networks.model_names import from_pretrained
 
 
 def name_of(module: nn.Module) -> str | None:
-    """Return the path or hub id that transformers has loaded the first of its models in a module from; None: none."""
+    """Return the path or hub id of the first transformers model loaded in a module; None without such a model."""
     names = (getattr(getattr(part, "config", None), "_name_or_path", None) for part in module.modules())
     return next((str(name) for name in names if name), None)
 
 
 def open_tokenizer(model: str | None, tokenizer: str | None) -> Any:
-    """Return the tokenizer at a path or hub id; the model's where it has no name of its own.
+    """Return the tokenizer at a path or hub id; by default the model's.
 
     Raises:
-        ValueError: If neither has a name, or there is no tokenizer.
+        ValueError: If both names are None, or there is no tokenizer.
     """
     from transformers import AutoTokenizer
 
@@ -33,11 +33,11 @@ def open_tokenizer(model: str | None, tokenizer: str | None) -> Any:
 
 
 def context_of(model: str | None, tokenizer: Any) -> int:
-    """Return how many tokens a model takes; where nobody says, a number beyond any length.
+    """Return the context length of a model in tokens; a huge number if unknown.
 
     Args:
-        model: Its path or hub id; None: as many as the tokenizer says.
-        tokenizer: Of transformers.
+        model: Path or hub id of the model; None: the tokenizer's length.
+        tokenizer: Tokenizer of transformers.
     """
     from transformers import AutoConfig
 
@@ -47,12 +47,12 @@ def context_of(model: str | None, tokenizer: Any) -> int:
 
 
 def context_in(config: Any, tokenizer: Any) -> int:
-    """Return how many tokens the model of a configuration takes: see `context_of`."""
+    """Return the context length of a configuration's model: see `context_of`."""
     return int(getattr(config.get_text_config(), "max_position_embeddings", None) or tokenizer.model_max_length)
 
 
 def check_length(length: int, model: str | None, tokenizer: Any) -> None:
-    """Raise ValueError if sequences of this length are longer than what the model takes."""
+    """Raise ValueError if `length` exceeds the context of the model."""
     context = context_of(model, tokenizer)
     if length > context:
         raise ValueError(
