@@ -116,9 +116,7 @@ def saved_shares(plan: Planned) -> dict[str, float]:
 
 
 def _got(plan: Planned) -> Saved | None:
-    """Return the removed share once merged, by cost if there are several; None if the evidence is not about the whole
-    plan.
-    """
+    """Return the removed share once merged, by cost if several; None without evidence about the whole plan."""
     method, depth = plan.made_by.method, DepthEvidence.of(plan.evidence)
     if method == "joint":
         return SplitEvidence.of(plan.evidence).saved

@@ -1,1 +1,1 @@
-"""Prompt-routed depth: several sets of removed blocks over one set of weights, and what picks one for a prompt."""
+"""Prompt-routed depth: several sets of removed blocks over shared weights, and routers to choose a set for a prompt."""

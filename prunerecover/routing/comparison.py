@@ -1,4 +1,4 @@
-"""Is routing worth it? The routed model beside the dense one, the best static set, and the route of an oracle."""
+"""Comparison of routing with the dense model, the best static set, and the route of an oracle."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from prunerecover.display.markdown import table
 
 @dataclass(frozen=True)
 class RouteComparison:
-    """What routing gains on questions that neither sets nor router were made on.
+    """Gain of routing on questions unknown to sets and router.
 
     Attributes:
-        metric: What the scores are, higher being better.
-        dense: Mean score of the dense model; None: it was not asked.
+        metric: Name of the score, higher is better.
+        dense: Mean score of the dense model; None: not given.
         static: Mean score of the static set.
-        routed: Mean score of the sets that the router picked.
-        oracle: Mean score of the best set of each question: no router can do better.
-        gain: Of routing over the static set, with the paired interval.
-        possible: Of the oracle over the static set.
-        picked: How often each set was picked.
+        routed: Mean score of the routed sets.
+        oracle: Mean score of the best set of each question, an upper bound for routers.
+        gain: Gain of routing over the static set, with the paired interval.
+        possible: Gain of the oracle over the static set.
+        picked: Number of questions of each set, by name.
     """
 
     metric: str
@@ -38,16 +38,16 @@ class RouteComparison:
 
     @property
     def worth_it(self) -> bool:
-        """Whether routing is ahead of the static set with its whole interval; not if questions are too few for one."""
+        """Whether the whole interval of the gain is above zero; False with too few questions for an interval."""
         return self.gain.low > 0 and self.gain.confidence is not None
 
     @property
     def gap_closed(self) -> float:
-        """The part of the way from the static set to the oracle that routing goes."""
+        """Gain of routing as a share of the gain of the oracle."""
         return self.gain.value / self.possible.value if self.possible.value > 0 else 0.0
 
     def __str__(self) -> str:
-        """Return a table and one sentence, Markdown."""
+        """Return a table and a sentence, in Markdown."""
         rows = [("dense", self.dense), ("static set", self.static)]
         rows += [("routed", self.routed), ("oracle", self.oracle)] if len(self.picked) > 1 else []
         cells = [(name, _written(found)) for name, found in rows if found is not None]
@@ -68,7 +68,7 @@ class RouteComparison:
 
 
 def _written(found: Interval, sign: str = "") -> str:
-    """Return an estimate and its interval; a sign of "+" is written for what is above zero, too."""
+    """Return an estimate and its interval; a sign of "+" is written for positive numbers, too."""
     digits = f"{{:{sign}.4f}}".format
     return f"{digits(found.value)} {found.ends(digits)}"
 
@@ -86,16 +86,16 @@ def compare_routes(
     """Compare routes question by question.
 
     Args:
-        scores: Of each question under each set, `(questions, sets)`, higher being better: see `route_table`.
-        routes: The set that was picked for each question, from its prompt alone.
-        names: Of the sets.
-        static: Number of the set that serves every prompt without a router.
+        scores: Score of each question under each set, `(questions, sets)`, higher is better: see `route_table`.
+        routes: Number of the routed set of each question, chosen from the prompt alone.
+        names: Names of the sets.
+        static: Number of the set for all prompts without a router.
         dense: Scores of the dense model, `(questions,)`.
-        metric: What the scores are.
-        seed: Of the bootstrap.
+        metric: Name of the score.
+        seed: Seed of the bootstrap.
 
     Raises:
-        ValueError: If the shapes do not fit together, there are no questions, or a number is of no set.
+        ValueError: If shapes do not fit together, there are no questions, or a set number is out of range.
     """
     found: NDArray[np.float64] = np.asarray(scores, dtype=np.float64)
     picked = np.asarray(routes)
@@ -129,10 +129,10 @@ def compare_routes(
 
 
 def should_route(likelihood: RouteComparison, accuracy: RouteComparison) -> bool:
-    """Return whether a saved model routes unless it is told not to, on the same questions.
+    """Return whether a saved model routes by default.
 
     Args:
-        likelihood: Of right answers: routing has to be ahead with the whole interval.
-        accuracy: Routing must not be behind with the whole interval.
+        likelihood: Comparison by the likelihood of right answers: the whole interval of the gain has to be above zero.
+        accuracy: Comparison by accuracy on the same questions: the interval of the gain must not lie below zero.
     """
     return likelihood.worth_it and accuracy.gain.high >= 0

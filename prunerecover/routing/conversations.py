@@ -1,4 +1,4 @@
-"""Conversations that stay with the set of blocks that their first prompt was routed to."""
+"""Conversations: each keeps the set of blocks of the first prompt."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 
 class Conversations:
-    """The set of each conversation, by its name."""
+    """Set numbers of conversations, by name."""
 
     def __init__(self) -> None:
         self._sets: dict[str, int] = {}
@@ -15,13 +15,13 @@ class Conversations:
         """Return the set of each conversation.
 
         Args:
-            names: Of the conversation of each prompt.
-            prompts: How many there are.
-            route: Returns the sets of prompts by their numbers; it is asked for those of new conversations alone.
+            names: Name of the conversation of each prompt.
+            prompts: Number of prompts.
+            route: Function from numbers of prompts to sets, called with prompts of new conversations only.
 
         Raises:
-            TypeError: If the names are one text.
-            ValueError: If there is not one for each prompt.
+            TypeError: If `names` is a single text.
+            ValueError: If the number of names differs from the number of prompts.
         """
         if isinstance(names, str):
             raise TypeError(
@@ -36,5 +36,5 @@ class Conversations:
         return [self._sets[name] for name in names]
 
     def forget(self, name: str) -> None:
-        """Let a conversation be routed anew."""
+        """Have a conversation routed anew."""
         self._sets.pop(name, None)

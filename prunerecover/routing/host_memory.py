@@ -1,4 +1,4 @@
-"""Weights that wait in host memory while a device has no use for them."""
+"""Host memory for weights not needed on a device at the moment."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class _Moved:
-    """A tensor on the device, what it was made of, and by what a change is noticed.
+    """A tensor on the device with host values, and marks to detect changes.
 
     Attributes:
-        tensor: Held, so that no other one gets its id.
-        host: Its values in host memory.
-        version: Counts changes in place.
-        pointer: Where its values lie on the device.
+        tensor: Tensor on the device, held so the id stays taken.
+        host: Values in host memory.
+        version: Autograd's count of changes in place.
+        pointer: Address of the values on the device.
     """
 
     tensor: Tensor
@@ -27,19 +27,19 @@ class _Moved:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the values in host memory are still those on the device."""
+        """Whether the values in host memory equal the values on the device."""
         return (self.tensor._version, self.tensor.data_ptr()) == (self.version, self.pointer)
 
 
 class HostMemory:
-    """Moves tensors to a device and back.
+    """Transfer of tensors to a device and back.
 
-    The values in host memory stay there, page-locked for a CUDA device, so that they travel at the speed of the bus and
-    need not travel back. A tensor that was changed in place on the device, or given other values, is copied back; what
-    is written past autograd's count of changes (`weight.data.mul_(2)`) is not noticed, and is lost.
+    Host values stay in host memory, page-locked for a CUDA device: transfers run at the speed of the bus, and unchanged
+    tensors need no transfer back. A tensor changed in place on the device, or given new values, is copied back; a
+    change past autograd's count (`weight.data.mul_(2)`) is not detected, and lost.
 
     Args:
-        device: Where tensors go.
+        device: Target device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -47,7 +47,7 @@ class HostMemory:
         self._moved: dict[int, _Moved] = {}
 
     def to_device(self, tensor: Tensor) -> None:
-        """Put a tensor on the device, unless it is there."""
+        """Move a tensor to the device, unless already there."""
         if self.holds(tensor):
             return
         host = tensor.data.pin_memory() if self.device.type == "cuda" else tensor.data
@@ -55,7 +55,7 @@ class HostMemory:
         self._moved[id(tensor)] = _Moved(tensor, host, tensor._version, tensor.data_ptr())
 
     def back(self, tensor: Tensor) -> None:
-        """Put a tensor back into host memory, if it was moved from there."""
+        """Move a tensor back to host memory, if it came from there."""
         moved = self._moved.pop(id(tensor), None)
         if moved is not None:
             tensor.data = moved.host if moved.is_unchanged else tensor.data.to(moved.host.device)
@@ -65,9 +65,9 @@ class HostMemory:
         return tensor.device.type == self.device.type and self.device.index in (None, tensor.device.index)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made of: its tensors are others, and so are their ids."""
+        """Return state without ids: a copy has new tensors with new ids."""
         return {"device": self.device, "moved": list(self._moved.values())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over tensors under their own ids."""
+        """Register tensors under their present ids."""
         self.device, self._moved = state["device"], {id(moved.tensor): moved for moved in state["moved"]}

@@ -1,8 +1,8 @@
-"""Omission sets: for each task and each loss, the blocks that a language model misses least.
+"""Omission sets: the least needed blocks of a language model, for each task and each loss.
 
-PuDDing (Wee et al., arXiv 2502.04348, section 4.1) removes blocks greedily, one set per task and loss, by the negative
-likelihood of right answers, and by its contrastive form. Here one search gives every depth (`Plan.first`), and one more
-set is made on the questions of all tasks together. A router has to beat the best of them all that serves every prompt.
+PuDDing (Wee et al., arXiv 2502.04348, section 4.1) removes blocks greedily, a set per task and loss, by the negative
+likelihood of right answers, and by its contrastive form. Here a search gives every depth (`Plan.first`), and the static
+set is made on the questions of all tasks together. A router has to beat the best single set for all prompts.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ def plan_omission_sets(
     seed: int = 0,
     store: str | Path | None = None,
 ) -> PlanSet:
-    """Plan one set of blocks per task and loss, and a static one for all tasks; the model stays as it is.
+    """Plan a set of blocks per task and loss, and a static set for all tasks; the model is not changed.
 
     Args:
-        model: A causal language model of a supported family.
-        tasks: Questions by the name of the task: of training splits, none that anything is reported on.
-        encoding: How text becomes tokens.
-        blocks: How many blocks each set removes.
-        losses: "likelihood" of right answers, "contrastive" against the wrong ones, or both.
-        shared_prefix: How many blocks at the beginning stay in every set: on their output a router may read the prompt.
-        search: "greedy", "exact" or "joint"; see `plan_depth`.
-        batch_size: Answers at a time.
-        seed: Of planning.
-        store: Folder of what is found: see `plan_depth`. Searches that are interrupted go on; None: nothing is kept.
+        model: Causal language model of a supported family.
+        tasks: Questions by the name of the task, from training splits without reported questions.
+        encoding: Encoding of texts as tokens.
+        blocks: Number of blocks to remove in each set.
+        losses: Losses: "likelihood" of right answers, "contrastive" against wrong answers, or both.
+        shared_prefix: Number of first blocks to keep in every set: a router may read the prompt from their output.
+        search: Search, "greedy", "exact" or "joint"; see `plan_depth`.
+        batch_size: Answers per batch.
+        seed: Seed of the planning.
+        store: Folder for intermediate results, see `plan_depth`, to resume an interrupted search; None: no folder.
 
     Returns:
-        Sets named `task/loss`, and first "static", by the first loss on all questions; equal ones are kept once.
+        Sets named `task/loss` behind "static" (all questions, the first loss); duplicates are dropped.
 
     Raises:
-        TypeError: If a task holds no questions, such as rows of a data set.
-        ValueError: If there is no task or question, a loss is unknown, or so many blocks cannot go, or cannot be taken
-            out of this model.
+        TypeError: If the items of a task are no questions, for example rows of a data set.
+        ValueError: If there is no task or question, a loss is unknown, too many blocks are to be removed, or blocks
+            cannot leave this model.
     """
     unknown = [loss for loss in losses if loss not in LOSSES]
     if unknown or not losses:
@@ -102,7 +102,7 @@ def plan_omission_sets(
 
 
 def _check_taken_out(model: nn.Module, batches: Sequence[AnswerBatch], config: DepthConfig) -> None:
-    """Raise ValueError if a block of which a set may consist would leave an identity in its place."""
+    """Raise ValueError if a removed block would leave an identity in the model."""
     if planned_by_parts(model, ("block",), config):
         return
     left = GraphPlanner(Session(model, batches), ("block",), config).blocks_left_as_identity()

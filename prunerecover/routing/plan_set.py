@@ -1,4 +1,4 @@
-"""Sets of whole blocks that may go from one language model, as data: a plan each, by name."""
+"""Sets of removable blocks of a language model, as data: a plan each, by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA = "prunerecover.plan_set/1"
 
 
 def check_routable(name: str, plan: Plan) -> None:
-    """Raise ValueError unless a plan removes whole blocks, and changes nothing that other plans' networks share."""
+    """Raise ValueError unless a plan removes whole blocks only, without changes to shared weights."""
     folded = [edit.into for edit in plan.edits if isinstance(edit, Fold)]
     if folded:
         raise ValueError(
@@ -44,14 +44,14 @@ def check_routable(name: str, plan: Plan) -> None:
 
 
 class PlanSet(Summarised, Record):
-    """Several plans over one set of weights: the routes that a router picks from.
+    """Several plans over shared weights: the routes of a router.
 
-    Maps that `plan_depth` folds for runs of blocks are refused: they change a weight that the other routes read, and
-    what routers learn from knows blocks alone.
+    Maps folded by `plan_depth` for runs of blocks are refused: a folded map changes a weight of the other routes, and
+    training data of routers cover blocks alone.
 
     Attributes:
-        names: Of the plans, each different.
-        plans: Each removes whole blocks of the same dense model, or nothing.
+        names: Names of the plans, without duplicates.
+        plans: Plans, each to remove whole blocks of the same dense model, or nothing.
     """
 
     schema_: str = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
@@ -81,20 +81,20 @@ class PlanSet(Summarised, Record):
         return self
 
     def summary(self) -> Summary:
-        """Return which blocks go by each plan."""
+        """Return the removed blocks of each plan."""
         pairs = zip(self.names, self.blocks, strict=True)
         rows = [(name, len(gone), ", ".join(map(str, sorted(gone)))) for name, gone in pairs]
         return Summary.of_list(f"{len(self.names)} sets of blocks", ("set", "blocks", "which"), rows, tuple)
 
     @property
     def blocks(self) -> tuple[frozenset[int], ...]:
-        """Numbers of the blocks that go by each plan, in the dense model."""
+        """Numbers of the removed blocks of each plan, in the dense model."""
         removed = (plan.removed.get("block", ()) for plan in self.plans)
         return tuple(frozenset(int(name.rpartition(".")[2]) for name in names) for names in removed)
 
     @property
     def shared_prefix(self) -> int:
-        """How many blocks at the beginning every plan keeps: all numbers below the first that any removes.
+        """Number of first blocks kept by every plan: all numbers below the first removed block; 0 without removals.
 
         >>> PlanSet(names=("all",), plans=(Plan(),)).shared_prefix
         0
@@ -105,7 +105,7 @@ class PlanSet(Summarised, Record):
         """Return the number of a plan.
 
         Raises:
-            ValueError: If there is none of this name.
+            ValueError: If there is no plan with this name.
         """
         if name not in self.names:
             raise ValueError(f"Expected one of the sets {', '.join(self.names)}, but got '{name}'.")
@@ -121,7 +121,7 @@ class PlanSet(Summarised, Record):
         """Validate primitives read from JSON.
 
         Raises:
-            ValueError: If this is no set of plans, or of a newer schema.
+            ValueError: If the data is no set of plans, or of a newer schema.
         """
         if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
             found = data.get("schema") if isinstance(data, Mapping) else type(data).__name__
@@ -138,7 +138,7 @@ class PlanSet(Summarised, Record):
             ) from None
 
     def save(self, path: str | Path) -> Path:
-        """Write a JSON file, whole or not at all; return its path."""
+        """Write a JSON file, whole or not at all; return the path."""
         write_text(Path(path), json.dumps(self.to_dict(), indent=2) + "\n")
         return Path(path)
 
@@ -147,8 +147,8 @@ class PlanSet(Summarised, Record):
         """Read a file of `save`.
 
         Raises:
-            FileNotFoundError: If there is none.
-            ValueError: If it is no set of plans.
+            FileNotFoundError: If there is no file.
+            ValueError: If the file is no set of plans.
         """
         if not Path(path).is_file():
             raise FileNotFoundError(f"Expected a file with a set of plans at {path}, but there is none.")

@@ -1,9 +1,9 @@
-"""Hidden states of prompts after the model's first blocks, which a router read, handed to the generation that follows.
+"""Hidden states of prompts after the first blocks of a model, read by a router and reused in the generation.
 
-All sets keep these blocks, so that the first step of `generate` would compute the same again: for a prompt of 64 tokens
-more than a hundredth of writing 128. Where that step enters a block with what the router's run entered it with, keys
-and values go into the cache and the block's output is handed on. Anything else is computed: beams, padded prompts,
-sliding windows, and caches of other kinds than transformers' own that grows.
+All sets keep these blocks, and the first step of `generate` would compute the same again: for a prompt of 64 tokens
+more than a hundredth of the time for 128 new tokens. If the input of a block equals the recorded input, keys and values
+go into the cache, and the recorded output is returned. Computed as usual are beams, padded prompts, sliding windows,
+and caches other than the growing cache of transformers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from prunerecover.model.hooks import first_tensor
 from prunerecover.model.key_values import cache_given
 from prunerecover.model.paths import get_module
 
-GROWS = "DynamicLayer"  # transformers' class of what a cache holds of a layer: all keys and values
+GROWS = "DynamicLayer"  # transformers' cache of a layer with all keys and values
 
 
 @dataclass(frozen=True)
 class BlockStates:
-    """What entered and left one block, `(N, T, C)`, and its keys and values, `(N, heads, T, head size)`."""
+    """Input and output of a block, `(N, T, C)`, and its keys and values, `(N, heads, T, head size)`."""
 
     entered: Tensor
     left: Tensor
@@ -34,7 +34,7 @@ class BlockStates:
     values: Tensor
 
     def rows(self, rows: Sequence[int]) -> BlockStates:
-        """Return those of some prompts."""
+        """Return the states of some prompts."""
         return self if list(rows) == list(range(len(self.left))) else BlockStates(*(t[list(rows)] for t in self._all))
 
     @property
@@ -44,11 +44,11 @@ class BlockStates:
 
 @contextmanager
 def recorded(network: nn.Module, blocks: int) -> Iterator[list[list[BlockStates]]]:
-    """Record the first blocks inside a `with` block: per block, what each of its runs was.
+    """Record the first blocks inside a `with` block: a list of runs per block.
 
     Args:
-        network: That a router reads with.
-        blocks: How many are recorded.
+        network: Network that a router reads with.
+        blocks: Number of blocks to record.
     """
     modules = _blocks_of(network)[:blocks]
     found: list[list[BlockStates]] = [[] for _ in modules]
@@ -67,7 +67,7 @@ def recorded(network: nn.Module, blocks: int) -> Iterator[list[list[BlockStates]
 
 
 def of_prompts(found: list[list[BlockStates]], prompts: Sequence[Sequence[int]]) -> list[BlockStates]:
-    """Return the states of all prompts, by block; none unless all are of one length and were read in their order."""
+    """Return the states of all prompts, by block; empty unless prompts have equal length and were read in order."""
     lengths = {len(prompt) for prompt in prompts}
     joined = [BlockStates(*map(torch.cat, zip(*(s._all for s in runs), strict=True))) for runs in found if runs]
     whole = [(len(prompts), *lengths) == tuple(s.left.shape[:2]) == (len(s.keys), s.keys.shape[-2]) for s in joined]
@@ -76,11 +76,11 @@ def of_prompts(found: list[list[BlockStates]], prompts: Sequence[Sequence[int]])
 
 @contextmanager
 def handed_on(network: nn.Module, states: Sequence[BlockStates]) -> Iterator[None]:
-    """Let a network's first blocks hand on what is known of prompts inside a `with` block.
+    """Have the first blocks of a network return recorded outputs inside a `with` block.
 
     Args:
-        network: Without the blocks of a set; the first ones are those of the network that was recorded.
-        states: By block, of the prompts that are generated for.
+        network: Network without the blocks of a set, with the same first blocks as the recorded network.
+        states: Recorded states of the prompts, by block.
     """
     with ExitStack() as stack:
         for index, (module, known) in enumerate(zip(_blocks_of(network), states, strict=False)):
@@ -91,7 +91,7 @@ def handed_on(network: nn.Module, states: Sequence[BlockStates]) -> Iterator[Non
 
 
 class _Answer:
-    """A block's forward that hands on what is known, once; another thread's calls compute."""
+    """Forward of a block that returns the recorded output once; calls of other threads compute."""
 
     def __init__(self, block: nn.Module, index: int, known: BlockStates) -> None:
         before = vars(block).get("forward")
@@ -108,7 +108,7 @@ class _Answer:
         return (self._before or type(self._block).forward.__get__(self._block))(*args, **kwargs)
 
     def remove(self) -> None:
-        """Put back the forward of before, unless another thread has taken its place."""
+        """Restore the previous forward, unless replaced by another thread."""
         if vars(self._block).get("forward") is self and self._before is None:
             vars(self._block).pop("forward")
         elif vars(self._block).get("forward") is self:

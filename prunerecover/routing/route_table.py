@@ -1,6 +1,6 @@
 """Scores of each set of removed blocks on each prompt: the training data of a router.
 
-Sets share blocks at the beginning, so they are evaluated as a tree: where all sets agree, blocks run once.
+Sets share blocks at the beginning, so evaluation follows a tree: blocks on a common branch run once.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def route_table(
     """Return the mean log-likelihood per token of each right answer without each set of blocks, `(questions, sets)`.
 
     Args:
-        model: The dense language model, of a supported family; it stays as it is.
-        sets: Numbers of the blocks that go; none for the dense model.
-        questions: In their order.
-        encoding: How text becomes tokens.
-        batch_size: Answers at a time.
+        model: Dense language model of a supported family; not changed.
+        sets: Numbers of the removed blocks, an empty set for the dense model.
+        questions: Questions, in order.
+        encoding: Encoding of texts as tokens.
+        batch_size: Answers per batch.
 
     Raises:
-        ValueError: If a set names a block that is not there, or all of them; also if a question is too long.
+        ValueError: If a set has an unknown block, or all blocks; also if a question is too long.
     """
     rows = answer_rows(questions, encoding)
     return _sums(model, sets, rows, encoding, batch_size) / _tokens(rows)
@@ -62,8 +62,8 @@ def choice_tables(
 ) -> tuple[Tensor, Tensor]:
     """Return the table of `route_table`, and whether the right choice is the likeliest, `(questions, sets)` each.
 
-    Choices are compared by the log-likelihood of all their tokens, as lm-evaluation-harness' `acc` does. Arguments as
-    of `route_table`.
+    Choices are compared by the log-likelihood of all tokens, as in `acc` of lm-evaluation-harness. Arguments as in
+    `route_table`.
     """
     rows = answer_rows(questions, encoding, contrastive=True)
     sums = _sums(model, sets, rows, encoding, batch_size)
@@ -101,7 +101,7 @@ def _sums(
 
 
 def _check_sets(sets: Sequence[frozenset[int]], depth: int) -> None:
-    """Raise ValueError for sets that the model has not."""
+    """Raise ValueError for invalid sets."""
     if not sets:
         raise ValueError("Expected one set of blocks or more, but got none. An empty set is the dense model.")
     for number, gone in enumerate(sets):
@@ -121,13 +121,13 @@ def _likelihoods(logits: Tensor, labels: Tensor) -> Tensor:
 def each_set(
     runner: BlockRunner, inputs: ModelInputs, sets: Sequence[frozenset[int]], judge: Callable[[Tensor], Tensor]
 ) -> list[Tensor]:
-    """Return what a judge makes of the output without each set of blocks; what sets share is computed once.
+    """Return the value of a judge on the output without each set of blocks; shared parts are computed once.
 
     Args:
-        runner: Of the dense model.
-        inputs: One batch on its device.
-        sets: Numbers of the blocks that go.
-        judge: Of the model's output; outputs are not kept.
+        runner: Runner of the dense model.
+        inputs: Batch on the device of the model.
+        sets: Numbers of the removed blocks.
+        judge: Function of the output of the model; outputs are not kept.
     """
     depth, found = len(runner.blocks), dict[int, Tensor]()
 

@@ -1,8 +1,8 @@
-"""A language model that leaves out, for each prompt, the blocks which that prompt needs least.
+"""Routed language model: for each prompt the least needed blocks are left out.
 
-Networks without the blocks of each set share all weights with the dense one: a set costs its structure alone. A prompt
-is routed once, before anything is generated; a conversation stays with its set, as keys and values of one network are
-not those of another.
+Networks without the blocks of each set share all weights with the dense model: a set costs only a structure. A prompt
+is routed once, before the generation; a conversation keeps its set, as keys and values of one network are wrong for
+another.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from prunerecover.routing.prompt_states import BlockStates, handed_on, of_prompt
 from prunerecover.routing.router import PrefixRouter, Router
 from prunerecover.routing.rows import check_tokens, in_order, of_rows, padding_token
 
-# One prompt is routed at a time: a router reads with hooks, and blocks move between devices. It belongs to no object,
-# so that routed models can be copied and pickled.
+# One prompt is routed at a time: a router reads with hooks, and blocks move between devices. The lock belongs to no
+# object, so that routed models can be copied and pickled.
 _ALONE = threading.RLock()
-# Arguments of `generate` by which it reports what blocks compute, or which change what they are given.
+# Arguments of `generate` that report outputs of blocks, or change inputs of blocks.
 REPORTED = {"return_dict_in_generate", "position_ids", "inputs_embeds", *CACHES}
-_DENSE = -1  # in the place of a set's number: the dense network's twin, which routers read with
+_DENSE = -1  # set number for the twin of the dense network, which routers read with
 
 
 class RoutedCausalLM(nn.Module):
-    """Answers each prompt with the set of blocks that its router picks, or with the default set.
+    """Language model that answers each prompt with the set of blocks from the router, or with the default set.
 
     Args:
-        model: The dense language model; it is neither changed nor copied.
-        sets: Plans for it.
-        router: Picks among them; None: always the default.
-        tokenizer: Of the model, for routers that read text.
-        default: Name of the set without routing, and when `routed` is off; None: the first.
-        routed: Whether the router is asked at all. `compare_routes` says whether it is worth it.
-        device: Where the blocks that a prompt runs through are put; the others wait where the model is, in host memory.
-            None: all blocks stay where they are.
+        model: Dense language model; neither changed nor copied.
+        sets: Plans for the model.
+        router: Router to choose a set; None: always the default.
+        tokenizer: Tokenizer of the model, for routers that read text.
+        default: Name of the set without routing, and with `routed` off; None: the first.
+        routed: Whether to use the router. `compare_routes` tells the gain.
+        device: Device for the blocks that a prompt runs through; the rest wait in host memory, where the model is.
+            None: all blocks stay in place.
 
     Raises:
-        ValueError: If the router was made for another number of sets, or reads blocks that a set removes, or the plans
+        ValueError: If the router was made for another number of sets, or reads blocks removed by a set, or the plans
             are for another model.
     """
 
@@ -82,7 +82,7 @@ class RoutedCausalLM(nn.Module):
         self.router, self.routed = router, routed and router is not None
         self.default = 0 if default is None else sets.number(default)
         self._networks: dict[int, nn.Module] = {}
-        self._shared: list[int] = []  # ids of the tensors that these share
+        self._shared: list[int] = []  # ids of the shared tensors
         self._conversations = Conversations()
         self._active: int | None = None  # the set whose blocks are on the device
         self._waiting = None if device is None else HostMemory(torch.device(device))
@@ -91,21 +91,21 @@ class RoutedCausalLM(nn.Module):
 
     @property
     def config(self) -> Any:
-        """The dense model's configuration."""
+        """Configuration of the dense model."""
         return self.model.config
 
     @property
     def generation_config(self) -> Any:
-        """The dense model's settings of generation, which all sets share."""
+        """Generation settings of the dense model, shared by all sets."""
         return self.model.generation_config
 
     @property
     def device(self) -> torch.device:
-        """Where prompts go."""
+        """Device of prompts."""
         return device_of(self.model) if self._waiting is None else self._waiting.device
 
     def network(self, number: int) -> nn.Module:
-        """Return the model without the blocks of a set: an ordinary model that shares the dense one's weights."""
+        """Return the model without the blocks of a set: an ordinary model on the weights of the dense model."""
         with _ALONE:
             held = [id(tensor) for tensor in _tensors(self.model)]
             if held != self._shared:  # the model was cast, moved or loaded anew
@@ -124,16 +124,16 @@ class RoutedCausalLM(nn.Module):
 
         Args:
             input_ids: Tokens of the prompts, `(N, T)`.
-            attention_mask: `(N, T)`, 0 for padding on either side.
+            attention_mask: Mask, `(N, T)`, 0 for padding on either side.
 
         Raises:
-            ValueError: If a prompt is empty or longer than the model's context, or a router needs text and has no
+            ValueError: If a prompt is empty or longer than the context of the model, or a router needs text and has no
                 tokenizer.
         """
         return self._read(input_ids, attention_mask)[0]
 
     def _read(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[list[int], list[BlockStates]]:
-        """Return the number of the set for each prompt, and what blocks that all sets keep made of the prompts."""
+        """Return the number of the set for each prompt, and the states of prompts behind the common first blocks."""
         check_tokens(input_ids, attention_mask, self._context)
         if not self.routed or self.router is None:
             return [self.default] * len(input_ids), []
@@ -142,7 +142,7 @@ class RoutedCausalLM(nn.Module):
         texts = [] if self.tokenizer is None else self.tokenizer.batch_decode(prompts, skip_special_tokens=True)
         with _ALONE, evaluating(*(module for module in (self.router,) if isinstance(module, nn.Module))):
             if self._waiting is not None:
-                self._ready(self.default if self._active is None else self._active)  # all sets keep what a router reads
+                self._ready(self.default if self._active is None else self._active)  # any set has the router's blocks
             network = self.network(_DENSE)
             with recorded(network, self.sets.shared_prefix) as found:
                 features = self.router.features(network, prompts, texts)
@@ -157,14 +157,15 @@ class RoutedCausalLM(nn.Module):
         routes: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Return logits `(N, T, V)`, each sample's by its set.
+        """Return logits `(N, T, V)`, of each sample by its set.
 
         Args:
-            input_ids: `(N, T)`.
-            attention_mask: `(N, T)`, or None.
-            routes: Numbers of the sets; None: each sample is routed by all its tokens. To score answers, pass what
-                `route` gives for the prompts alone, as what judges language models in `prunerecover.language` does.
-            kwargs: Of the model's own forward; tensors with a row per sample are cut to those of each set.
+            input_ids: Tokens, `(N, T)`.
+            attention_mask: Mask, `(N, T)`, or None.
+            routes: Numbers of the sets; None: each sample is routed by all its tokens. To score answers, pass the
+                result of `route` for the prompts alone, as in `prunerecover.language`.
+            kwargs: Arguments of the forward of the model; tensors with a row per sample are cut to the rows of each
+                set.
         """
         found: dict[tuple[int, ...], Tensor] = {}
         given = {"input_ids": input_ids, "attention_mask": attention_mask, **kwargs}
@@ -183,21 +184,21 @@ class RoutedCausalLM(nn.Module):
         routes: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Return tokens as the model's own `generate` does, `(N, T + new)`, shorter ones padded on the right.
+        """Return tokens from `generate` of the model, `(N, T + new)`, shorter rows padded on the right.
 
         Several sequences per prompt stand one below the other, prompt by prompt.
 
         Args:
             input_ids: Prompts, padded on the left, `(N, T)`.
-            attention_mask: `(N, T)`, or None.
-            conversations: Name of the conversation of each prompt: those heard of before stay with their set.
+            attention_mask: Mask, `(N, T)`, or None.
+            conversations: Name of the conversation of each prompt: known conversations keep their set.
             routes: Numbers of the sets; None: see `route`.
-            kwargs: Of the model's own `generate`, such as `inputs`, as it calls the prompts, too; tensors with a row
-                per prompt are cut to those of each set.
+            kwargs: Arguments of `generate` of the model, including `inputs`, another name for prompts; tensors with a
+                row per prompt are cut to the rows of each set.
 
         Raises:
-            TypeError: If prompts are no tensor, or the names of conversations are one text.
-            ValueError: If more than tokens is asked for (`return_dict_in_generate`) of prompts of several sets; also
+            TypeError: If prompts are no tensor, or `conversations` is a single text.
+            ValueError: If more than tokens is requested (`return_dict_in_generate`) for prompts of several sets; also
                 see `route`.
         """
         prompts = check_tokens(kwargs.pop("inputs", None) if input_ids is None else input_ids)
@@ -230,13 +231,13 @@ class RoutedCausalLM(nn.Module):
         return in_order(found, padding_token(kwargs, self.model))
 
     def forget(self, conversation: str) -> None:
-        """Let a conversation be routed anew."""
+        """Have a conversation routed anew."""
         self._conversations.forget(conversation)
 
     def _grouped(
         self, input_ids: Tensor, mask: Tensor | None, routes: Sequence[int] | None
     ) -> dict[int, tuple[int, ...]]:
-        """Return which samples go to which set."""
+        """Return the samples of each set."""
         check_tokens(input_ids, mask if mask is not None and mask.ndim == 2 else None, self._context)
         routes = self.route(input_ids, mask) if routes is None else routes
         if len(routes) != len(input_ids) or not all(number in range(len(self.sets.plans)) for number in routes):
@@ -248,17 +249,17 @@ class RoutedCausalLM(nn.Module):
         return {n: tuple(i for i, number in enumerate(numbers) if number == n) for n in dict.fromkeys(numbers)}
 
     def _holding_blocks(self) -> AbstractContextManager[Any]:
-        """Keep other threads from moving blocks away, where they move."""
+        """Keep other threads from moving blocks away, where blocks move."""
         return _ALONE if self._waiting is not None else nullcontext()
 
     @contextmanager
     def running(self, number: int) -> Iterator[nn.Module]:
-        """Give `network`, with its blocks on the device as long as a `with` block lasts."""
+        """Give `network` inside a `with` block, with the blocks on the device."""
         with self._holding_blocks():
             yield self._ready(number)
 
     def _ready(self, number: int) -> nn.Module:
-        """Return a set's network with the blocks that it runs through on the device."""
+        """Return the network of a set with the needed blocks on the device."""
         network = self.network(number)
         if self._waiting is not None:
             gone = self._ids_in_blocks(self.sets.blocks[number])
@@ -280,12 +281,12 @@ class RoutedCausalLM(nn.Module):
 
     @property
     def _context(self) -> int | None:
-        """How many tokens the model takes; None: its config does not say."""
+        """Maximum number of tokens of the model; None: not in the config."""
         said = getattr(getattr(self.model, "config", None), "max_position_embeddings", None)
         return said if isinstance(said, int) else None
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Yield parameters and buffers, which networks of all sets share."""
+    """Yield parameters and buffers, shared by the networks of all sets."""
     yield from module.parameters()
     yield from module.buffers()

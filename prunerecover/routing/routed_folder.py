@@ -1,7 +1,7 @@
-"""Save a routed language model as a folder: its sets, router and tokenizer, and which base model they are for.
+"""Folder of a routed language model: sets, router, tokenizer, and a reference to the base model.
 
-The base model's weights are where it was loaded from, by name or path, and are checked when the folder is opened. Those
-that were trained since are written into the folder (`weights=True`), as transformers saves them.
+The weights of the base model stay at their origin, by name or path, and are checked when the folder is opened. Weights
+trained since are written into the folder (`weights=True`), in the format of transformers.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from prunerecover.routing.router import ROUTERS, WEIGHTS, Router, kind_of
 
 ROUTING, SETS, TOKENIZER = "routing.json", "plan_set.json", "tokenizer"
 LOCAL = {"trust_remote_code": False, "local_files_only": True}  # somebody else may have made the folder
-INSIDE = "./model"  # where weights are that the folder holds itself
+INSIDE = "./model"  # weights inside the folder
 
 
 def save_routed(routed: RoutedCausalLM, path: str | Path, *, base: str | None = None, weights: bool = False) -> Path:
-    """Write a folder from which `load_routed` makes the same routed model again.
+    """Write a folder, from which `load_routed` restores the routed model.
 
     Args:
-        routed: The model.
-        path: The folder; it appears complete or not at all, and one of ours is replaced.
-        base: Path or hub id of the dense model; None: where transformers has loaded it from.
-        weights: Write the dense model's weights into the folder, because they were trained since, or are nowhere else.
+        routed: Routed model.
+        path: Path of the folder, which appears complete or not at all; a folder of a routed model is replaced.
+        base: Path or hub id of the dense model; None: its origin according to transformers.
+        weights: Whether to write the weights of the dense model into the folder, because of training, or a missing
+            origin.
 
     Raises:
-        ValueError: If nobody says where the dense model is, or it is said and written, too.
-        FileExistsError: If something that we did not write is at `path`.
+        ValueError: If the origin of the dense model is unknown, or both `base` and `weights` are given.
+        FileExistsError: If `path` is taken by other files.
     """
     if weights and base:
         raise ValueError(f"Expected base or weights=True, but got both: weights are in the folder or at {base}.")
@@ -62,13 +63,13 @@ def write_routed(routed: RoutedCausalLM, path: Path, base: str, run: str = "") -
     """Write a folder of a routed model; see `save_routed`.
 
     Args:
-        routed: The model.
-        path: The folder.
-        base: Path or hub id of the dense model; `INSIDE`: its weights are written into the folder.
-        run: The mark of the run that writes it, if one does.
+        routed: Routed model.
+        path: Path of the folder.
+        base: Path or hub id of the dense model; `INSIDE`: weights are written into the folder.
+        run: Mark of the writing run, or empty.
 
     Raises:
-        FileExistsError: If something that we did not write is at `path`.
+        FileExistsError: If `path` is taken by other files.
     """
     if base == INSIDE:
         check_unquantised(routed.model, "to save", NOT_IN_FILES)
@@ -106,18 +107,17 @@ def _check_free(path: Path) -> None:
 
 
 def load_routed(path: str | Path, model: nn.Module | None = None, **how: Any) -> RoutedCausalLM:
-    """Make a routed language model again. Nothing is fetched from the hub, and no code in a folder is executed.
+    """Restore a routed language model. Nothing is fetched from the hub, and no code in a folder is executed.
 
     Args:
-        path: A folder of `save_routed`.
-        model: The dense model, in any precision, wrapped or not; None: it is loaded by transformers from where the
-            folder says, if that is on this machine.
-        how: Arguments of `RoutedCausalLM`, such as `device`, or `routed=True` where it was saved switched off.
+        path: Folder of `save_routed`.
+        model: Dense model, in any precision, wrapped or not; None: loaded by transformers from the origin in the
+            folder, if on this machine.
+        how: Arguments of `RoutedCausalLM`, such as `device`, or `routed=True` for a model saved with routing off.
 
     Raises:
-        FileNotFoundError: If there is no such folder, a file is missing from it, or the dense model is not where it
-            says.
-        ValueError: If a file was changed or cannot be opened, or the model is not the one that the sets are for.
+        FileNotFoundError: If there is no such folder, a file is missing, or the dense model is not at the origin.
+        ValueError: If a file was changed or cannot be opened, or the sets are for another model.
     """
     path = whole_folder(Path(path))
     if not (path / ROUTING).is_file():
@@ -145,7 +145,7 @@ def load_routed(path: str | Path, model: nn.Module | None = None, **how: Any) ->
 
 
 def _read(path: Path) -> RoutedRecord:
-    """Read and check what a folder says."""
+    """Read and check the record of a folder."""
     data = read_json(path / ROUTING, "a routed model")
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise ValueError(f"Expected a routed model of schema {SCHEMA} at {path}, but got something else.")
@@ -167,7 +167,7 @@ def _saved(router: Router, folder: Path) -> RouterRecord:
 
 
 def _loaded(said: RouterRecord, path: Path, n_sets: int) -> Router:
-    """Read a router for so many sets."""
+    """Read a router for a number of sets."""
     if said.settings.get("n_sets") != n_sets:
         raise ValueError(
             f"Expected a router for {n_sets} sets in {path / ROUTING}, but got one of {in_short(said.settings)}. Copy "
@@ -195,7 +195,7 @@ def _open_base(said: RoutedRecord, path: Path) -> nn.Module:
 
 
 def _folder_of(base: Path) -> Path:
-    """Return a folder of transformers: the path itself, or where the hub's client keeps what it fetched by this id."""
+    """Return a folder of transformers: the path itself, or the cache folder of a hub id."""
     from huggingface_hub import snapshot_download
 
     if base.is_absolute() and not base.is_dir():
@@ -205,12 +205,12 @@ def _folder_of(base: Path) -> Path:
 
 @contextmanager
 def _opening(what: str, place: str | Path, way_out: str) -> Iterator[None]:
-    """Explain whatever other libraries make of a damaged or foreign file inside a `with` block.
+    """Explain errors of other libraries about damaged or foreign files inside a `with` block.
 
     Args:
-        what: Should be there.
-        place: The file, folder or hub id.
-        way_out: The call that takes it from the user.
+        what: Expected content.
+        place: File, folder or hub id.
+        way_out: Call to pass the content by hand.
     """
     try:
         yield
@@ -226,13 +226,13 @@ def _opening(what: str, place: str | Path, way_out: str) -> Iterator[None]:
 
 
 def _files_in(folder: Path) -> dict[str, Path]:
-    """Return all files in a folder and those in it, by their paths there."""
+    """Return all files in a folder and its subfolders, by relative path."""
     return {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
 def _check_sums(said: RoutedRecord, path: Path) -> None:
-    """Raise ValueError if a file was changed since the folder was written, or is not there."""
-    there = _files_in(path)  # and nothing outside, whatever it says
+    """Raise ValueError if a file was changed since the folder was written, or is missing."""
+    there = _files_in(path)  # no file outside, whatever the record says
     sums = ((name, name in there and sha256_of(there[name]) == expected) for name, expected in said.files.items())
     wrong = next((name for name, is_right in sums if not is_right), None)
     if wrong is not None:
@@ -259,16 +259,16 @@ def _check_base(model: nn.Module, said: RoutedRecord, path: Path) -> None:
 
 
 def _has_weights(model: nn.Module, said: RoutedRecord) -> bool:
-    """Whether a model has the weights that a folder says, as they are or as they are in float16."""
+    """Whether a model has the recorded weights, in their precision or in float16."""
     if said.weights in (None, weights_hash(model)):
         return True
-    if said.in_float16 is None:  # a folder of before, which cannot tell
+    if said.in_float16 is None:  # an older folder, without this hash
         return any(parameter.dtype == torch.float16 for parameter in model.parameters())
     return said.in_float16 == weights_hash(model, torch.float16)
 
 
 def run_of_routed(path: Path) -> str:
-    """Return the mark of the run that wrote a folder; empty: none did, or it cannot be read."""
+    """Return the mark of the run that wrote a folder; empty: no run, or unreadable."""
     try:
         said = read_json(path / ROUTING, "a routed model")
     except (OSError, ValueError):

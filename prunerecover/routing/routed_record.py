@@ -1,4 +1,4 @@
-"""The record in the folder of a routed model."""
+"""Record in the folder of a routed model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SCHEMA = "prunerecover.routed/1"
 
 
 class RouterRecord(Record):
-    """What makes a router again.
+    """Data to restore a router.
 
     Attributes:
-        kind: Name of its class in `ROUTERS`.
-        settings: As its `save` returned them.
-        weights: sha256 of the file with its weights.
+        kind: Name of the class in `ROUTERS`.
+        settings: Settings from `save` of the router.
+        weights: sha256 of the file with the weights.
     """
 
     kind: Literal["prefix", "encoder"]
@@ -26,19 +26,19 @@ class RouterRecord(Record):
 
 
 class RoutedRecord(Record):
-    """What `routing.json` says.
+    """Content of `routing.json`.
 
     Attributes:
-        run: The mark of the run that wrote it; empty: none did.
-        base: Path or hub id of the dense model, or where its weights are in the folder.
-        tensors: Hash of its names and shapes.
-        weights: Hash of its values; None if they were not there.
-        in_float16: The hash that they have in float16; None in folders of before.
+        run: Mark of the run that wrote the folder; empty: no run.
+        base: Path or hub id of the dense model, or the path of its weights in the folder.
+        tensors: Hash of names and shapes.
+        weights: Hash of the values; None without values.
+        in_float16: Hash of the values in float16; None in older folders.
         sets: sha256 of the file with the sets.
         default: Name of the set without routing.
-        routed: Whether the router is asked.
-        router: None: there is none.
-        files: sha256 of all files that were written with it, by path in the folder; empty in folders of before.
+        routed: Whether the router is used.
+        router: Record of the router; None: no router.
+        files: sha256 of all files of the folder, by relative path; empty in older folders.
     """
 
     schema_: str = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")

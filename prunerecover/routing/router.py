@@ -1,8 +1,8 @@
-"""Routers: what tells from a prompt, and from nothing else, which set of removed blocks serves it best.
+"""Routers: choice of a set of removed blocks from the prompt alone.
 
-`PrefixRouter` reads the hidden states that the language model's own first blocks make of the prompt; `EncoderRouter` is
-PuDDing's (arXiv 2502.04348, section 4.2): a text encoder of its own, BERT there. Both give one number per set, the
-higher the better.
+`PrefixRouter` reads the hidden states of the prompt behind the first blocks of the language model; `EncoderRouter` is
+the router of PuDDing (arXiv 2502.04348, section 4.2), a separate text encoder (BERT in the paper). Both give a score
+per set, higher is better.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from prunerecover.model.evaluation import device_of, evaluating
 from prunerecover.model.paths import unwrap
 
 WEIGHTS, ENCODER = "router.safetensors", "encoder"
-TOGETHER = 32  # prompts that are read at a time
+TOGETHER = 32  # prompts per batch
 HIDDEN = 128  # of the head; with a model of width 4,096 about 1 M parameters
 DROPOUT = 0.7  # a thousand prompts are few for as many parameters
 
 
 class Router(Protocol):
-    """Scores sets by the features of prompts."""
+    """Scores of sets from the features of prompts."""
 
     n_sets: int
 
     def features(self, model: nn.Module, prompts: Sequence[Sequence[int]], texts: Sequence[str]) -> Tensor:
-        """Return what the router reads of each prompt, `(N, F)`.
+        """Return the features of each prompt, `(N, F)`.
 
         Args:
-            model: The dense language model.
+            model: Dense language model.
             prompts: Tokens of each prompt.
-            texts: The same as text.
+            texts: Text of each prompt.
         """
 
     def __call__(self, features: Tensor) -> Tensor:
         """Return a score per set, `(N, sets)`."""
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write weights into a folder that is there, and return what else makes the router again: JSON primitives."""
+        """Write weights into an existing folder, and return the settings to restore the router: JSON primitives."""
 
 
 class PrefixRouter(nn.Module):
-    """Reads the mean and the last of the hidden states behind the model's first blocks.
+    """Router on the mean and the last of the hidden states behind the first blocks of the model.
 
     Args:
-        width: Of the hidden states, C.
-        n_sets: To choose from.
-        blocks: How many blocks of the model the prompt runs through, from 1 to the shared prefix of all sets.
-        hidden: Width of the head's hidden layer.
+        width: Width of the hidden states, C.
+        n_sets: Number of sets.
+        blocks: Number of blocks that the prompt runs through, from 1 to the shared prefix of all sets.
+        hidden: Width of the hidden layer of the head.
 
     Raises:
-        ValueError: If there are fewer than two sets, or it reads no block.
+        ValueError: If there are fewer than two sets, or no blocks.
     """
 
     def __init__(self, width: int, n_sets: int, blocks: int = 2, hidden: int = HIDDEN) -> None:
@@ -80,7 +80,7 @@ class PrefixRouter(nn.Module):
         )
 
     def features(self, model: nn.Module, prompts: Sequence[Sequence[int]], texts: Sequence[str] = ()) -> Tensor:
-        """Return mean and last hidden state of each prompt, `(N, 2 C)`; prompts of one length run together.
+        """Return mean and last hidden state of each prompt, `(N, 2 C)`; prompts of equal length run together.
 
         Raises:
             ValueError: If the model has fewer blocks than the router reads.
@@ -103,10 +103,10 @@ class PrefixRouter(nn.Module):
         return torch.stack([found[i] for i in range(len(prompts))])
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return a score per set, `(N, sets)`, of features `(N, 2 C)`.
+        """Return a score per set, `(N, sets)`, from features `(N, 2 C)`.
 
         Raises:
-            ValueError: If the features are those of a model of another width.
+            ValueError: If the features are from a model of another width.
         """
         if features.shape[-1] != 2 * self.width:
             raise ValueError(
@@ -117,13 +117,13 @@ class PrefixRouter(nn.Module):
         return self.head(features.to(weight.device, weight.dtype))  # type: ignore[no-any-return]
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write the head's weights."""
+        """Write the weights of the head."""
         save_file(self.state_dict(), folder / WEIGHTS)
         return {"width": self.width, "n_sets": self.n_sets, "blocks": self.blocks, "hidden": self.hidden}
 
     @classmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> PrefixRouter:
-        """Make a router again that `save` wrote."""
+        """Restore a router written by `save`."""
         with torch.device("meta"):
             router = cls(**settings)
         _fill(router, folder / WEIGHTS)
@@ -131,13 +131,13 @@ class PrefixRouter(nn.Module):
 
 
 class EncoderRouter(nn.Module):
-    """Reads the prompt with a text encoder of its own: the state of the first token, as BERT pools it.
+    """Router with a separate text encoder: the state of the first token, as in BERT.
 
     Args:
-        encoder: A folder of transformers, or a hub id: its weights and its tokenizer are taken.
-        n_sets: To choose from.
-        length: Tokens of a prompt that are read, the last ones.
-        local_files_only: Fetch nothing from the hub.
+        encoder: Folder of transformers, or hub id, with weights and tokenizer.
+        n_sets: Number of sets.
+        length: Maximum number of tokens to read, the last tokens of a prompt.
+        local_files_only: Whether to fetch nothing from the hub.
 
     Raises:
         ValueError: If there are fewer than two sets.
@@ -155,10 +155,10 @@ class EncoderRouter(nn.Module):
         self.head = nn.Linear(int(self.encoder.config.hidden_size), n_sets)
 
     def features(self, model: nn.Module, prompts: Sequence[Sequence[int]], texts: Sequence[str] = ()) -> Tensor:
-        """Return the encoder's tokens of each prompt, `(N, 2, T)`: ids and mask, which `forward` reads.
+        """Return the encoder's tokens of each prompt, `(N, 2, T)`: ids and mask, for `forward`.
 
         Raises:
-            ValueError: If there is no text.
+            ValueError: If the texts are missing.
         """
         if len(texts) != len(prompts):
             raise ValueError(
@@ -170,13 +170,13 @@ class EncoderRouter(nn.Module):
         return torch.stack([read["input_ids"], read["attention_mask"]], 1)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return a score per set, `(N, sets)`, of tokens `(N, 2, T)`."""
+        """Return a score per set, `(N, sets)`, from tokens `(N, 2, T)`."""
         ids, mask = features.to(self.head.weight.device).unbind(1)
         state = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
         return self.head(state)  # type: ignore[no-any-return]
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write the head's weights, and the encoder as transformers saves it."""
+        """Write the weights of the head, and the encoder in the format of transformers."""
         save_file(self.head.state_dict(), folder / WEIGHTS)
         self.encoder.save_pretrained(folder / ENCODER)
         self.tokenizer.save_pretrained(folder / ENCODER)
@@ -184,7 +184,7 @@ class EncoderRouter(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> EncoderRouter:
-        """Make a router again that `save` wrote."""
+        """Restore a router written by `save`."""
         router = cls(str(folder / ENCODER), **settings, local_files_only=True)
         _fill(router.head, folder / WEIGHTS)
         return router.eval()
@@ -194,30 +194,30 @@ ROUTERS: dict[str, type[PrefixRouter] | type[EncoderRouter]] = {"prefix": Prefix
 
 
 def _fill(module: nn.Module, path: Path) -> None:
-    """Give a module the weights of a file, in single precision; they are read once their shapes are right."""
+    """Load the weights of a file into a module, in single precision; shapes are checked first."""
     module.load_state_dict(load_file(path), assign=True)
     for parameter in module.parameters():
         parameter.data = parameter.data.to(torch.float32, copy=True)
 
 
 def _of_one_length(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Yield the numbers of prompts that are equally long, some at a time: they need no padding."""
+    """Yield the numbers of prompts of equal length, batch by batch: no padding is needed."""
     for length in sorted(set(map(len, prompts))):
         numbers = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
         yield from (numbers[i : i + TOGETHER] for i in range(0, len(numbers), TOGETHER))
 
 
 def check_sets(n_sets: int) -> None:
-    """Raise ValueError if there is nothing to choose from."""
+    """Raise ValueError for fewer than two sets."""
     if n_sets < 2:
         raise ValueError(f"Expected two sets or more to choose from, but got {n_sets}. Apply the only plan instead.")
 
 
 def kind_of(router: nn.Module) -> str:
-    """Return the name of a router's class, for files.
+    """Return the name of the class of a router, for files.
 
     Raises:
-        TypeError: If it is none that can be saved.
+        TypeError: If the class cannot be saved.
     """
     for name, cls in ROUTERS.items():
         if type(router) is cls:

@@ -1,4 +1,4 @@
-"""Rows of a batch that go to different sets: checked, taken apart, and put together again in their order."""
+"""Rows of a batch for different sets: checked, taken apart, and put together again in order."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def check_tokens(input_ids: object, mask: Tensor | None = None, context: int | N
     """Return the tokens of prompts, `(N, T)`.
 
     Args:
-        input_ids: As they were given.
-        mask: `(N, T)`, 0 for padding, or None.
-        context: How many tokens the model takes; None: nobody says.
+        input_ids: Tokens as given.
+        mask: Mask, `(N, T)`, 0 for padding, or None.
+        context: Maximum number of tokens of the model; None: unknown.
 
     Raises:
-        TypeError: If these are no tensor.
-        ValueError: Unless they are tokens of one prompt or more, each of one token or more and within the context.
+        TypeError: If `input_ids` is no tensor.
+        ValueError: If there is no prompt, or a prompt is empty or longer than the context.
     """
     if not isinstance(input_ids, Tensor):
         raise TypeError(
@@ -51,12 +51,12 @@ def _check_mask(input_ids: Tensor, mask: Tensor) -> None:
 
 
 def of_rows(arguments: Mapping[str, Any], rows: Sequence[int], count: int) -> dict[str, Any]:
-    """Return a model's arguments for some samples of a batch: tensors with a row per sample are cut to theirs.
+    """Return the arguments of a model for some samples of a batch: tensors with a row per sample are cut.
 
     Args:
-        arguments: By name; what has no row per sample stays as it is.
+        arguments: Arguments by name; arguments without a row per sample are unchanged.
         rows: Numbers of the samples.
-        count: Of samples in the batch.
+        count: Number of samples in the batch.
     """
 
     def cut(value: Any) -> Any:
@@ -67,11 +67,11 @@ def of_rows(arguments: Mapping[str, Any], rows: Sequence[int], count: int) -> di
 
 
 def in_order(found: Mapping[tuple[int, ...], Tensor], fill: int = 0) -> Tensor:
-    """Return what was found for groups of rows as one batch, in the order of the rows; shorter ones are padded.
+    """Return the results for groups of rows as a batch, in the order of the rows; shorter results are padded.
 
     Args:
-        found: By the numbers of the rows, as many results per row as there are: `(rows x results, T, ...)`.
-        fill: For the end of dimension 1 where others are longer.
+        found: Results by the numbers of the rows, equally many per row: `(rows x results, T, ...)`.
+        fill: Value for the padding at the end of dimension 1.
     """
     longest = max(part.shape[1] for part in found.values())
     by_row: dict[int, Tensor] = {}
@@ -82,7 +82,7 @@ def in_order(found: Mapping[tuple[int, ...], Tensor], fill: int = 0) -> Tensor:
 
 
 def padding_token(given: Mapping[str, Any], model: Any) -> int:
-    """Return the token that fills up shorter answers, by `generate`'s arguments or else as the model has it."""
+    """Return the padding token of shorter answers, from the arguments of `generate` or else from the model."""
     sources = (given.get("generation_config"), getattr(model, "generation_config", None), model.config)
     for name in ("pad_token_id", "eos_token_id"):
         values = (given.get(name), *(getattr(source, name, None) for source in sources))
