@@ -1,1 +1,1 @@
-"""The only code that changes the structure of a network, and how its changes are taken back."""
+"""Surgery, the only code that changes the structure of a network, and its undo."""

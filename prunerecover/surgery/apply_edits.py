@@ -1,6 +1,6 @@
-"""Apply a plan to a model: the only code that changes structure.
+"""Application of a plan to a model: the only code to change structure.
 
-Everything is checked first, and what fails half way is taken back: after an error the model is as it was.
+Checks come first, and a failure half way is taken back: after an error the model is as before.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from prunerecover.surgery.routing import shared_counts
 from prunerecover.surgery.transformers_depth import freed_slots, renumber
 from prunerecover.surgery.transformers_width import follow_widths
 
-# Whose code runs when an edit is carried out; all else is a user's.
+# Packages whose code runs during an edit; any further code is the user's.
 SURGERY = frozenset({"prunerecover", "torch", "transformers"} | sys.stdlib_module_names)
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What surgery did to the parameters, for an optimizer that holds them, and how to take it back.
+    """Changes of parameters by surgery, for an optimizer, with the journal for the undo.
 
     Attributes:
-        removed: Parameters that left the model, by their old names.
-        added: New parameters by name, each with the old parameter whose optimizer group it should join.
-        journal: Every change, in order; `undo` takes them back.
-        cuts: New parameters that are what stays of an old one, with that one and how it was cut: not at all, for a bias
-            that took something over. They are in `added`, and the old ones in `removed`.
+        removed: Parameters removed from the model, by old name.
+        added: New parameters by name, each with an old parameter, to join the optimizer group of the old.
+        journal: Every change, in order, for `undo`.
+        cuts: New parameters cut from old, each with the old parameter and the cuts along dimensions; without cuts for
+            refitted parameters and for biases with a constant of removed units. The new parameters are also in `added`,
+            the old in `removed`.
     """
 
     removed: dict[str, Parameter] = field(default_factory=dict)
@@ -50,25 +51,25 @@ class Applied:
     cuts: dict[Parameter, tuple[Parameter, Cuts]] = field(default_factory=dict)
 
     def origin(self, parameter: Parameter) -> tuple[Parameter, Cuts]:
-        """Return the old parameter that a present one is what stays of, and how it was cut; itself if it was not."""
+        """Return the old parameter that a present one was cut from, with the cuts; the parameter itself if uncut."""
         return self.cuts.get(parameter, (parameter, ()))
 
     def __repr__(self) -> str:
-        """Names, without the values: a console shows what a function returns."""
+        """Names without values: a console shows every returned object."""
         return f"Applied(removed=[{', '.join(self.removed)}], added=[{', '.join(self.added)}])"
 
 
 @torch.inference_mode(False)  # new parameters could never train
 def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, Tensor] | None = None) -> Applied:
-    """Apply edits one after the other; if one fails, take all back.
+    """Apply edits in order; if an edit fails, undo all.
 
     Args:
-        model: An unwrapped model.
-        edits: What to do, in order.
-        tensors: Values for replacements. None: only the structure is made, because weights will be loaded into it.
+        model: Network without wrappers.
+        edits: Edits in order.
+        tensors: Values for replacements, by key. None: only the structure is made, for weights to be loaded.
 
     Raises:
-        ValueError: If an edit names something that is not there.
+        ValueError: If an edit names a part missing in the model.
     """
     edits, before = list(edits), dict(model.named_parameters())
     context = EditContext(model, tensors)
@@ -93,7 +94,7 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
 
 
 def _applied(before: Mapping[str, Parameter], context: EditContext) -> Applied:
-    """Compare the parameters with those of before the surgery."""
+    """Compare the parameters with the parameters before the surgery."""
     after = dict(context.model.named_parameters())
     left = set(after.values())
     removed = {name: p for name, p in before.items() if p not in left}
@@ -105,7 +106,7 @@ def _applied(before: Mapping[str, Parameter], context: EditContext) -> Applied:
 
 
 def _execute(edit: Edit, context: EditContext) -> None:
-    """Apply one edit; what goes wrong because it names something of another form is said to be the plan's fault."""
+    """Apply an edit; if a named part has another form, the error calls it a fault of the plan."""
     try:
         execute(edit, context)
     except (LookupError, AttributeError, ArithmeticError, RuntimeError, StopIteration) as error:
@@ -119,23 +120,23 @@ def _execute(edit: Edit, context: EditContext) -> None:
 
 
 def _is_of_surgery(error: Exception) -> bool:
-    """Whether an error arose in surgery itself, not in the handler of a signal or in a user's code, nor for memory."""
+    """Whether an error arose in surgery, not in a signal handler or a user's code, nor for lack of memory."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     packages = {frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames}
     return packages <= SURGERY and not isinstance(error, torch.OutOfMemoryError)
 
 
 def apply_and_check(model: nn.Module, plan: Plan, tensors: Mapping[str, Tensor] | None, where: str = "") -> Applied:
-    """Apply a plan's edits and see that they leave the model that it describes; take them back if not.
+    """Apply a plan's edits, compare the model with the plan's result, and take the edits back on a difference.
 
     Args:
-        model: An unwrapped model.
-        plan: What its result does not say is not compared.
-        tensors: As of `apply_edits`.
-        where: What holds the plan, for the message, such as " in plan.json".
+        model: Network without wrappers.
+        plan: Plan to apply; empty fields of the plan's result are not compared.
+        tensors: Values for replacements, see `apply_edits`.
+        where: Name of the plan's source for the message, for example " in plan.json".
 
     Raises:
-        ValueError: If an edit names something that is not there, or the model is another one afterwards.
+        ValueError: If an edit names a part missing in the model, or the result differs from the plan's.
     """
     applied = apply_edits(model, plan.edits, tensors)
     try:
@@ -160,12 +161,12 @@ def _check_result(model: nn.Module, plan: Plan, where: str) -> None:
 
 @contextmanager
 def temporarily_applied(model: nn.Module, edit: Edit, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Have one edit in the model inside a `with` block; layers are not renumbered.
+    """Apply an edit inside a `with` block; layers are not renumbered.
 
     Args:
-        model: Unwrapped.
-        edit: Of a branch or activation.
-        tensors: Values for its replacement, by the keys that the edit names.
+        model: Network without wrappers.
+        edit: Edit of a branch or an activation.
+        tensors: Values for the replacement, by the keys in the edit.
     """
     context = EditContext(model, tensors)
     try:
@@ -177,12 +178,12 @@ def temporarily_applied(model: nn.Module, edit: Edit, tensors: Mapping[str, Tens
 
 @contextmanager
 def edited(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, Tensor] | None = None) -> Iterator[Applied]:
-    """Have edits in a model inside a `with` block; yields what they did. Afterwards it is as it was.
+    """Apply edits inside a `with` block, with an undo afterwards; yields the changes of the parameters.
 
     Args:
-        model: Unwrapped.
-        edits: As of `apply_edits`.
-        tensors: As of `apply_edits`; costs do not depend on them.
+        model: Network without wrappers.
+        edits: Edits in order.
+        tensors: Values for replacements, see `apply_edits`; costs do not depend on values.
     """
     applied = apply_edits(model, edits, tensors)
     try:
@@ -192,7 +193,7 @@ def edited(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, Tensor
 
 
 def undo(model: nn.Module, journal: Journal) -> None:
-    """Take back what the journal holds, last first; nothing is left in it."""
+    """Take back all changes in the journal, the last first, and empty the journal."""
     journal.undo(model)
     renumber(model)
 
@@ -237,7 +238,7 @@ def _difference(model: nn.Module, plan: Plan) -> str:
 
 
 def check_tensors(model: nn.Module, plan: Plan) -> None:
-    """Raise ValueError if the plan's fitted tensors are missing or were fitted to other weights than the model's."""
+    """Raise ValueError if fitted tensors of the plan are missing or belong to different weights than the model's."""
     missing = [key for key in plan.needed_tensors if key not in plan.tensors]
     if missing:
         raise ValueError(

@@ -1,6 +1,6 @@
-"""Fitted values: what replacements hold, what weights become, and what weights that read a group take over.
+"""Fitted values of replacements, of refitted weights, and of the readers of a narrowed group.
 
-A weight takes over what removed units did as far as the kept ones predict it.
+A reading weight takes over the effect of removed units as far as the kept units predict it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from prunerecover.plan.kinds import WidthKind
 def absorb(
     weight: Tensor, bias: Tensor | None, part: Slice, edit: Narrow, matrix: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Return a reading weight and its bias with the removed units' part added to the kept ones'.
+    """Return a reading weight and the bias, with the part of the removed units added to the kept units'.
 
     Args:
-        weight: `(out, in, ...)`, as it is before it is cut.
-        bias: `(out,)` or None.
-        part: The group's entries in it.
-        edit: Which units go.
-        matrix: `(gone, kept + 1)`, of `fit_compensation`.
+        weight: Weight `(out, in, ...)` before the cut.
+        bias: Bias `(out,)` or None.
+        part: Entries of the group in the weight.
+        edit: Edit with the removed units.
+        matrix: Prediction of removed from kept entries, `(removed, kept + 1)`, from `fit_compensation`.
     """
     per_unit = entries_per_unit(edit.kind, part)
     matrix = matrix.to(weight.device, torch.float32)
@@ -45,14 +45,14 @@ def absorb(
 
 
 def stand_in_values(edit: Replace | Bypass, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Return the fitted values of what stands in for a unit, by the names of its parameters.
+    """Return the fitted values of a replacement, by parameter name.
 
     Args:
-        edit: Names the keys.
-        tensors: By key. None: only the structure is wanted; nothing is returned.
+        edit: Edit that names the keys.
+        tensors: Values by key. None: only the structure is made, and the result is empty.
 
     Raises:
-        ValueError: If the keys are not those of such a stand-in.
+        ValueError: If the keys do not belong to the replacement.
     """
     named = [key.rpartition(".")[2] for key in edit.tensors]
     if tensors is None:
@@ -66,15 +66,15 @@ def stand_in_values(edit: Replace | Bypass, tensors: Mapping[str, Tensor] | None
 
 
 def refitted_values(module: nn.Module, edit: Refit, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Return what parameters of a module become, by name.
+    """Return the new values of a module's parameters, by name.
 
     Args:
-        module: Its module; not changed.
-        edit: Names the parameters, and the keys of their values.
-        tensors: By key. None: only the structure is wanted, which stays; nothing is returned.
+        module: Module of the edit; not changed.
+        edit: Edit with the names of the parameters and the keys of the values.
+        tensors: Values by key. None: only the structure is made, and the result is empty.
 
     Raises:
-        ValueError: If the module has no such parameter of its own, or one of another shape.
+        ValueError: If a parameter is not the module's own, or has another shape.
     """
     own = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
     missing = [name for name in edit.names if name not in own]
@@ -94,13 +94,13 @@ def refitted_values(module: nn.Module, edit: Refit, tensors: Mapping[str, Tensor
 
 
 def entries_per_unit(kind: WidthKind, part: Slice) -> int:
-    """Return the entries of a unit that are predicted one by one: those of a head.
+    """Return the number of separately predicted entries of a unit: the head size, else 1.
 
-    A channel of a flattened map has as many entries as positions, which all follow one prediction.
+    A channel of a flattened map has as many entries as positions; a single prediction serves all.
     """
     return part.span if kind == "head" else 1
 
 
 def entry_indices(units: Sequence[int], per_unit: int) -> Tensor:
-    """Return the indices of the entries of some units, `(units * per_unit,)`, where each unit has so many in a row."""
+    """Return the indices of the entries of units, `(units * per_unit,)`, with `per_unit` adjacent entries each."""
     return Slice(tensor="", dim=0, span=per_unit).indices(torch.tensor(units, dtype=torch.long))

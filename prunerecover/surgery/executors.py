@@ -1,4 +1,4 @@
-"""Executors of edits, one for each class of edit: called by `apply_edits`, which takes back what fails."""
+"""Executors, one for each class of edit: called by `apply_edits`, which takes back failed edits."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class EditContext:
     """A model under surgery.
 
     Attributes:
-        model: Unwrapped.
-        tensors: Fitted values by key, or None when only structure is made.
-        journal: What was changed so far.
-        likes: For each new parameter, the one whose optimizer group it joins.
-        cuts: For each narrowed parameter, the one that it was cut from, and how.
+        model: Network without wrappers.
+        tensors: Fitted values by key, or None when only the structure is made.
+        journal: Changes until now.
+        likes: Parameter whose optimizer group a new parameter joins, by the new one.
+        cuts: Parameter before the cuts, and the cuts, by the narrowed parameter.
     """
 
     model: nn.Module
@@ -67,13 +67,13 @@ class EditContext:
     cuts: dict[Parameter, tuple[Parameter, Cuts]] = field(default_factory=dict)
 
     def like_of(self, parameter: Parameter) -> Parameter:
-        """Follow `likes` back to a parameter that was there before the surgery."""
+        """Follow `likes` back to a parameter from before the surgery."""
         while parameter in self.likes:
             parameter = self.likes[parameter]
         return parameter
 
     def origin_of(self, parameter: Parameter) -> tuple[Parameter, Cuts]:
-        """Follow `cuts` back to a parameter that was not cut from another."""
+        """Follow `cuts` back to an uncut parameter."""
         cuts: Cuts = ()
         while parameter in self.cuts:
             parameter, earlier = self.cuts[parameter]
@@ -81,12 +81,13 @@ class EditContext:
         return parameter, cuts
 
     def register(self, new: nn.Module, likes: Mapping[str, Parameter], values: Mapping[str, Tensor]) -> None:
-        """Give new parameters their values, and the device, dtype and trainability of those they stand for.
+        """Give new parameters values, and the device, dtype and trainability of old parameters.
 
         Args:
-            new: A module that is not in the model yet and holds its parameters itself, not in submodules.
-            likes: Parameter of the model that each one stands for, by its name in `new`.
-            values: By the same names, in the parameters' shapes; those that are not there keep their initial values.
+            new: Module outside the model that holds its parameters itself, not in submodules.
+            likes: Parameter of the model to stand for, by the name of the parameter in `new`.
+            values: Values by the same names, in the parameters' shapes; parameters without a value keep the initial
+                value.
         """
         for name, initial in list(new.named_parameters()):
             like = likes[name]
@@ -96,7 +97,7 @@ class EditContext:
             self.likes[parameter] = like
 
     def set_values(self, path: str, values: Mapping[str, Tensor]) -> None:
-        """Give parameters of a module other values, in new parameters, which take the optimizer's state of the old."""
+        """Set values of a module's parameters, in new parameters with the optimizer state of the old."""
         for name, value in values.items():
             old = get_module(self.model, path).get_parameter(name)
             new = Parameter(torch.empty_like(old.detach()).copy_(value), requires_grad=old.requires_grad)
@@ -108,20 +109,20 @@ class EditContext:
         self.journal.replace_module(self.model, path, new)
 
     def replace_by_identity(self, paths: Iterable[str]) -> None:
-        """Turn modules that have nothing left to do into identities."""
+        """Turn modules without remaining work into identities."""
         for path in (path for path in paths if not isinstance(get_module(self.model, path), nn.Identity)):
             self.replace_module(path, nn.Identity())
 
 
 @singledispatch
 def execute(edit: BaseModel, context: EditContext) -> None:
-    """Apply one edit; `execute.register` adds the executor of another kind of edit.
+    """Apply an edit; `execute.register` adds the executor of another class of edit.
 
-    An executor changes the model through `context.journal` alone, which takes its changes back when something fails.
+    An executor changes the model only through `context.journal`, for the undo of a failed edit.
 
     Raises:
-        ValueError: If the edit names something that is not there.
-        TypeError: If there is no executor for such an edit.
+        ValueError: If the edit names a part missing in the model.
+        TypeError: If the class of the edit has no executor.
     """
     raise TypeError(f"Expected an edit with an executor, but got {type(edit).__name__}. Register one with execute.")
 
@@ -279,7 +280,7 @@ def _replace_branch(context: EditContext, edit: Replace) -> None:
 
 
 def _likes(*old: nn.Module) -> dict[str, Parameter]:
-    """Return the parameters of modules that those of something fitted in their place are made like."""
+    """Return the weight and bias of modules as models for the parameters of a fitted replacement, by name."""
     weight, bias = matrix_and_vector(*old)
     return {"weight": weight, "slope": bias, "bias": bias}
 

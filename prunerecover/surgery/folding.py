@@ -1,6 +1,6 @@
-"""Fold adjacent linear maps into one, in double precision.
+"""Folding of adjacent linear maps into a single map, in double precision.
 
-W2 (s * (W1 x + b1) + t) + b2 becomes W x + b, and a linear takes in a map of its output: T (W x + b) + t.
+W2 (s * (W1 x + b1) + t) + b2 becomes W x + b, and a linear absorbs a map of the output: T (W x + b) + t.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from prunerecover.plan.edits import Fold, Merge
 
 
 def merged_linear(model: nn.Module, edit: Merge) -> nn.Module:
-    """Compute the single linear map that a merge leaves; the model is not changed.
+    """Compute the single linear map of a merge; the model is not changed.
 
-    With n the normalised input without its affine part (g, beta), SlopeBias (s, t) and LayerScale gamma:
-    W = gamma W2 s W1 g and b = gamma (W2 (s (W1 beta + b1) + t) + b2).
+    With n the normalised input without its affine part (g, beta), SlopeBias (s, t) and LayerScale gamma,
+
+    - W = gamma W2 s W1 g
+    - b = gamma (W2 (s (W1 beta + b1) + t) + b2)
 
     Raises:
-        ValueError: If something between is not linear, or computes its weights.
+        ValueError: If a module between is not linear, or computes its weights.
     """
     first = get_module(model, edit.into)
     for path in filter(None, (edit.into, *edit.from_, edit.norm)):
@@ -49,15 +51,15 @@ def merged_linear(model: nn.Module, edit: Merge) -> nn.Module:
 
 
 def folded_map(model: nn.Module, edit: Fold, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Return what a linear's parameters become, by name; the model is not changed.
+    """Return the new values of a linear's parameters, by name; the model is not changed.
 
     Args:
-        model: Unwrapped.
-        edit: Names the linear, and the keys of T `(D, D)` and, if it has a bias, of t `(D,)`.
-        tensors: By key. None: only the structure is wanted, which stays; nothing is returned.
+        model: Network without wrappers.
+        edit: Edit with the linear, and the keys of T `(D, D)` and, for a linear with a bias, of t `(D,)`.
+        tensors: Values by key. None: only the structure is made, and the result is empty.
 
     Raises:
-        ValueError: If there is no plain linear of this width there.
+        ValueError: If the path holds no plain linear of the right width, or further modules share the weight.
     """
     linear = get_module(model, edit.into)
     if not is_linear(linear):

@@ -1,4 +1,4 @@
-"""A journal of reversible changes to a model, kept on the CPU, pickled and deep-copied."""
+"""A journal of reversible changes to a model; can be kept on the CPU, pickled and deep-copied."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from prunerecover.surgery.transformers_depth import apply_config, check_depth, n
 
 
 class Change(Protocol):
-    """A change to a model, with what it takes to undo it."""
+    """A change to a model, with the data for an undo."""
 
     def undo(self, model: nn.Module, device: torch.device) -> None:
-        """Take the change back; what returns to the model goes to its device."""
+        """Take the change back; returning parts move to the device of the model."""
 
     def to_cpu(self) -> None:
-        """Let what was removed wait on the CPU."""
+        """Move removed parts to the CPU."""
 
 
 @dataclass(frozen=True)
 class ModuleReplaced:
-    """The module `old` was at `path`."""
+    """Replacement of the module `old` at `path`."""
 
     path: str
     old: nn.Module
@@ -48,7 +48,7 @@ class ModuleReplaced:
 
 @dataclass(frozen=True)
 class BlockRemoved:
-    """The block `old` was number `index` of `count` in the container at `path`, which was in training mode or not."""
+    """Removal of block `index` of `count` in the container at `path`, with the container's training mode."""
 
     path: str
     index: int
@@ -57,7 +57,7 @@ class BlockRemoved:
     training: bool
 
     def undo(self, model: nn.Module, device: torch.device) -> None:
-        """Put the block back into its place."""
+        """Put the block back."""
         blocks = get_module(model, self.path)
         assert isinstance(blocks, nn.Sequential | nn.ModuleList)
         if len(blocks) == self.count:
@@ -73,7 +73,7 @@ class BlockRemoved:
 
 @dataclass(frozen=True)
 class ConfigsCopied:
-    """Config objects were at `places`: the path of a module, the name in it, and the object."""
+    """Copies of the config objects at `places`: path of a module, name in the module, and old object."""
 
     places: tuple[tuple[str, str, Any], ...]
 
@@ -88,13 +88,13 @@ class ConfigsCopied:
 
 @dataclass(frozen=True)
 class TensorReplaced:
-    """The parameter or buffer `old` was at `places`: paths of modules, and its name in each."""
+    """Replacement of the parameter or buffer `old` at `places`: paths of modules, and the name in each."""
 
     places: tuple[tuple[str, str], ...]
     old: Tensor
 
     def undo(self, model: nn.Module, device: torch.device) -> None:
-        """Put the old tensor back under all of its names."""
+        """Put the old tensor back under all names."""
         move_tensor(self.old, device)
         _put(model, self.places, self.old)
 
@@ -105,14 +105,14 @@ class TensorReplaced:
 
 @dataclass(frozen=True)
 class AttributeSet:
-    """The attribute of the module at `path` was `previous`."""
+    """A set attribute of the module at `path`, with the previous value."""
 
     path: str
     attribute: str
     previous: Any
 
     def undo(self, model: nn.Module, device: torch.device) -> None:
-        """Set the attribute as it was."""
+        """Restore the previous value."""
         setattr(get_module(model, self.path), self.attribute, self.previous)
 
     def to_cpu(self) -> None:
@@ -121,7 +121,7 @@ class AttributeSet:
 
 @dataclass(frozen=True)
 class SavingChecked:
-    """`save_pretrained` of transformers models in the network warns from here on."""
+    """A check in `save_pretrained` of transformers models in the network, which warns."""
 
     def undo(self, model: nn.Module, device: torch.device) -> None:
         """Save without a check, as before."""
@@ -133,7 +133,7 @@ class SavingChecked:
 
 @dataclass
 class Journal:
-    """A stack of reversible changes to one model, each noted before it is made: an error may come at any moment.
+    """A stack of reversible changes to a model, each noted before the change: an error may come at any moment.
 
     >>> net = nn.Sequential(nn.ReLU(), nn.Tanh())
     >>> journal = Journal()
@@ -153,23 +153,23 @@ class Journal:
         """Replace a submodule.
 
         Args:
-            model: Unwrapped.
-            path: Of the submodule.
-            new: What comes there.
+            model: Network without wrappers.
+            path: Path of the submodule.
+            new: New module.
         """
         self.entries.append(ModuleReplaced(path, get_module(model, path)))
         set_module(model, path, new)
 
     def remove_block(self, model: nn.Module, container: str, index: int) -> None:
-        """Remove one block; the later ones move up by one.
+        """Remove a block; the later blocks move up by one.
 
-        In transformers models of no supported family, whose layers are known by the length that the config says, it
-        and the numbers of the later layers follow at once.
+        Layers of transformers models without a supported family are found by the length in the config. There, the
+        length and the numbers of the later layers follow at once.
 
         Args:
-            model: Unwrapped.
-            container: Path of its ModuleList or Sequential of blocks.
-            index: Of the block, as it is now.
+            model: Network without wrappers.
+            container: Path of the ModuleList or Sequential of blocks.
+            index: Present index of the block.
         """
         blocks = get_module(model, container)
         assert isinstance(blocks, nn.Sequential | nn.ModuleList)
@@ -184,15 +184,15 @@ class Journal:
             self.set_attribute(model, path, "layer_idx", number)
 
     def reroute(self, model: nn.Module, path: str, calls: Sequence[str]) -> None:
-        """Take calls out of the forward of a module, which stays the same object.
+        """Remove calls from the forward of a module; the module stays the same object.
 
         Args:
-            model: Unwrapped.
-            path: Of the module; the empty one is the model itself.
-            calls: As of `without_calls`.
+            model: Network without wrappers.
+            path: Path of the module; the empty path is the model itself.
+            calls: Names of calls, see `without_calls`.
 
         Raises:
-            ValueError: If the forward cannot be traced, or makes no such call.
+            ValueError: If the forward cannot be traced, or lacks a call.
         """
         reroute(model, path, calls, self.entries)
 
@@ -200,14 +200,14 @@ class Journal:
         """Set entries of a transformers config.
 
         Raises:
-            ValueError: If the config would name another depth than that of the model.
+            ValueError: If the config would name another depth than the model's.
         """
         check_depth(model, edits)
         self.copy_configs(model)
         apply_config(model, edits)
 
     def copy_configs(self, model: nn.Module, *others: Any) -> None:
-        """Give the model copies of its transformers configs, and of other objects: another model may hold them, too."""
+        """Copy the transformers configs and `others` that the model holds: further models may hold the originals."""
         places = tuple(
             (path, name, value)
             for path, module in model.named_modules()
@@ -221,12 +221,12 @@ class Journal:
             setattr(get_module(model, path), name, new)
 
     def replace_tensor(self, model: nn.Module, places: Iterable[tuple[str, str]], new: Tensor) -> None:
-        """Put a new parameter or buffer in the place of another one.
+        """Replace a parameter or buffer by a new tensor.
 
         Args:
-            model: Unwrapped.
-            places: All where the old one is, at least one: path of a module, and the name in it.
-            new: May have another shape.
+            model: Network without wrappers.
+            places: All places of the old tensor, at least 1: path of a module, and the name in the module.
+            new: New tensor, of the same or another shape.
         """
         places = tuple(places)
         path, name = places[0]
@@ -234,13 +234,13 @@ class Journal:
         _put(model, places, new)
 
     def set_attribute(self, model: nn.Module, path: str, attribute: str, value: Any) -> None:
-        """Set an attribute of a module, or of its config, which is copied first.
+        """Set an attribute of a module, or of a copy of the module's config.
 
         Args:
-            model: Unwrapped.
-            path: Of the module.
-            attribute: Its name, or `config.name` for one of the config.
-            value: What it is from now on.
+            model: Network without wrappers.
+            path: Path of the module.
+            attribute: Name of the attribute, or `config.name` for an entry of the config.
+            value: New value.
         """
         module = get_module(model, path)
         holder, name = holder_of(module, attribute)
@@ -252,18 +252,18 @@ class Journal:
         setattr(holder, name, value)
 
     def check_saving(self, model: nn.Module) -> None:
-        """Let transformers models warn when they are saved in a form that `from_pretrained` cannot make again."""
+        """Make transformers models warn when saved in a form unknown to `from_pretrained`."""
         self.entries.append(SavingChecked())
         check_saving(model, "surgery")
 
     def undo(self, model: nn.Module, keep: int = 0) -> None:
-        """Take back all changes but the first `keep`, last first. What was removed returns to the model's device."""
+        """Take back all changes but the first `keep`, last first. Removed parts return to the model's device."""
         device = _device_of(model)
         while len(self.entries) > keep:
             self.entries.pop().undo(model, device)
 
     def to_cpu(self) -> None:
-        """Move what was removed to the CPU, where it waits for an undo without holding device memory."""
+        """Move removed parts to the CPU, to wait for an undo without device memory."""
         for entry in self.entries:
             entry.to_cpu()
 

@@ -1,7 +1,7 @@
-"""Merge what became linear: two linears with no activation between them are one (d x 4d x d becomes d x d).
+"""Merging of adjacent linear maps: two linears without an activation between become one (d x 4d x d becomes d x d).
 
-The norm's affine part and LayerScale fold in, and a block with both branches gone is taken out. Exact in evaluation
-mode; dropout between the linears goes.
+The affine part of the norm and LayerScale fold in, and blocks without both branches are removed. Exact in evaluation
+mode; dropout between the linears is lost.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from prunerecover.surgery.transformers_depth import config_edits
 
 
 def merge(model: nn.Module) -> Plan:
-    """Merge every feed-forward and every fitted map that can be, in place.
+    """Merge every linearised feed-forward and every fitted map in place, where possible.
 
-    Forward and backward hooks stay at their places. Those of modules that now compute something else, or that are gone
-    with a block, are named in a warning.
+    Forward and backward hooks stay at the same paths. A warning names the hooks of merged modules and of removed
+    blocks.
 
     Returns:
-        The edits that were made; without edits if there was nothing to merge.
+        Plan of the edits made; without edits if no merge was possible.
 
     Raises:
-        ValueError: If a linear computes its weights (masks, weight norm, parametrizations); nothing is changed then.
+        TypeError: If the model is a LightningModule around a supported network.
+        ValueError: If a linear computes weights (masks, weight norm, parametrizations); the model is unchanged then.
     """
     model = unwrap(model)
     if hasattr(model, "load_from_checkpoint") and not is_supported(model) and any(map(is_supported, model.children())):
@@ -56,7 +57,7 @@ def merge(model: nn.Module) -> Plan:
 
 
 def _hooked(model: nn.Module, edits: Sequence[Edit]) -> list[str]:
-    """Return the paths that edits of a merge change and that have hooks of the user's, as they are named before."""
+    """Return the paths of modules with user hooks among the merged or removed, as named before the merge."""
     changed = {path for e in edits if isinstance(e, Merge) for path in (e.into, *e.from_, e.norm, e.scale)}
     gone = tuple(f"{edit.unit}." for edit in edits if isinstance(edit, Remove))
     return [
@@ -67,7 +68,7 @@ def _hooked(model: nn.Module, edits: Sequence[Edit]) -> list[str]:
 
 
 def merge_edits(model: nn.Module) -> list[Edit]:
-    """Decide what `merge` would do; the model is not changed. Where no depth can be pruned, nothing can be merged."""
+    """Return the edits of `merge` without changing the model; empty where depth cannot be pruned."""
     layout = layout_of(model)
     if layout is None:
         return []
@@ -89,7 +90,7 @@ def _merge_feed_forward(model: nn.Module, forward: FeedForward | None) -> list[E
 
 
 def _is_empty(block: nn.Module) -> bool:
-    """Whether a block hands on what it gets: both branches add zero, and no norm is left but as an identity."""
+    """Whether a block returns the input: both branches add zero, and norms are left only as identities."""
     found = {path: m for path, m in block.named_modules() if isinstance(m, Replacement)}
     norms = [path for path, m in found.items() if isinstance(m, PassThrough) and "." not in path]
     zeros = [path for path, m in found.items() if isinstance(m, Nothing) and ("." not in path or not norms)]
@@ -98,16 +99,16 @@ def _is_empty(block: nn.Module) -> bool:
 
 
 def block_removals(model: nn.Module, indices: Sequence[int]) -> list[Edit]:
-    """Return what `removals_of` does, for a model with one list of blocks, by their numbers."""
+    """Return the edits of `removals_of` for block numbers of a model with a single list of blocks."""
     container = describe_blocks(model).container
     return removals_of(model, [f"{container}.{index}" for index in indices])
 
 
 def removals_of(model: nn.Module, names: Sequence[str]) -> list[Edit]:
-    """Return the edits that take whole blocks out, the last first, and keep a transformers config standard.
+    """Return the edits for the removal of whole blocks, the last first, and for a standard transformers config.
 
     Args:
-        model: Unwrapped; it is not changed.
+        model: Network without wrappers; not changed.
         names: Paths of the blocks.
 
     Raises:

@@ -1,10 +1,9 @@
-"""The sizes that modules write down beside their tensors, such as `in_channels`, read off the tensors' shapes.
+"""Size attributes of modules (`in_channels`), read off the shapes of the tensors.
 
-PyTorch's convolutions, linears, recurrent layers, norms, embeddings and PReLU, their subclasses in timm and
-torchvision, and transformers' `Conv1D`. What cannot be read off a shape (the number of heads, the groups of a
-GroupNorm, the scale of an attention's logits) is a `Setting` of the group. Not covered: bilinear layers, `proj_size`,
-and embeddings that lose rows with `padding_idx`.
-Besides, the settings by which PyTorch fuses parts that may be gone.
+Covers PyTorch's convolutions, linears, recurrent layers, norms, embeddings and PReLU, subclasses in timm and
+torchvision, and transformers' `Conv1D`. Numbers that no shape shows (heads, groups of a GroupNorm, the scale of an
+attention's logits) are a `Setting` of the group. Not covered: bilinear layers, `proj_size`, and embeddings with
+`padding_idx` that lose rows. The module also holds the settings that stop PyTorch from fusing removed parts.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ GATES = {"LSTM": 4, "GRU": 3}
 
 
 def sizes_of(path: str, module: nn.Module, shapes: Mapping[str, Shape], rows: Tensor | None = None) -> dict[str, Any]:
-    """Return the attributes that a module with tensors of these shapes has.
+    """Return the size attributes of a module for new shapes of the tensors.
 
     Args:
-        path: Of the module, for messages.
-        module: As it is before its tensors change.
-        shapes: Of its own parameters and buffers, by name, once they have.
-        rows: Which indices of the weight's first dimension stay; None: all.
+        path: Path of the module, for messages.
+        module: Module before the change.
+        shapes: Shapes of the module's own parameters and buffers after the change, by name.
+        rows: Kept indices of the weight's first dimension; None: all.
 
     Raises:
         ValueError: If the shapes do not fit together.
@@ -65,12 +64,12 @@ def sizes_of(path: str, module: nn.Module, shapes: Mapping[str, Shape], rows: Te
 
 
 def check_norm_groups(path: str, module: nn.Module, sizes: Mapping[str, Any]) -> None:
-    """Raise ValueError if a GroupNorm's channels cannot be divided into its groups any more.
+    """Raise ValueError if the groups of a GroupNorm no longer divide the channels.
 
     Args:
-        path: Of the module, for messages.
-        module: As it is before; other classes always pass.
-        sizes: Attributes that change, by name, such as `num_channels`.
+        path: Path of the module, for messages.
+        module: Module before the change; modules of any other class pass.
+        sizes: Changed attributes by name, for example `num_channels`.
     """
     if not isinstance(module, nn.GroupNorm):
         return
@@ -123,17 +122,17 @@ def _agreed(path: str, lengths: Mapping[str, int]) -> int:
 
 
 def settings_of_edit(model: nn.Module, edit: Narrow) -> dict[tuple[str, str], Any]:
-    """Return the new values of a group's attributes, by path of the module and name.
+    """Return the new attribute values of a group, by path of the module and name.
 
-    A module's own attribute loses what the removed units added, for it may count others, too. A config is shared by
-    layers that are narrowed one after the other, so its entry becomes what the kept units add.
+    An attribute of a module may count further units, and is reduced by the share of the removed units. A config is
+    shared by layers narrowed in turn, and the entry becomes the share of the kept units.
 
     Args:
-        model: As it is before the edit.
-        edit: Which units go.
+        model: Network before the edit.
+        edit: Edit with the removed units.
 
     Raises:
-        ValueError: If an attribute is not there, or does not count the units.
+        ValueError: If an attribute is missing or does not count the units.
     """
     _check_heads_follow(model, edit)
     return {(setting.module, setting.attribute): _followed(model, setting, edit) for setting in edit.settings}
@@ -160,7 +159,7 @@ def _followed(model: nn.Module, setting: Setting, edit: Narrow) -> Any:
 
 
 def _check_heads_follow(model: nn.Module, edit: Narrow) -> None:
-    """Raise ValueError if an attention that loses heads would go on counting all of them."""
+    """Raise ValueError if an attention that loses heads would still count all of them."""
     if edit.kind != "head":
         return
     told = {(setting.module, setting.attribute) for setting in edit.settings}
@@ -179,16 +178,16 @@ def _check_heads_follow(model: nn.Module, edit: Narrow) -> None:
 
 
 def settings_without_fusion(model: nn.Module, paths: Iterable[str]) -> list[tuple[str, str, Any]]:
-    """Return what makes PyTorch's own encoders call their parts one by one.
+    """Return the settings that make PyTorch's own encoders call their parts separately.
 
-    The kernel that they have for a whole layer reads weights of parts that are gone.
+    The fused kernel of a whole layer would read weights of removed parts.
 
     Args:
-        model: Unwrapped.
-        paths: Of parts that were replaced.
+        model: Network without wrappers.
+        paths: Paths of the replaced parts.
 
     Returns:
-        Path of a module, the name of an attribute, and its value.
+        Path of a module, name of an attribute, and value.
     """
     above = {path[:end] for path in paths for end, letter in enumerate(path) if letter == "."} | {""}
     found: list[tuple[str, str, Any]] = []

@@ -1,7 +1,7 @@
-"""Take the removed units of a group out of its tensors: called by `executors`; `apply_edits` takes back what fails.
+"""Removal of a group's units from the tensors, for `executors`; `apply_edits` takes back failures.
 
-Everything is checked before anything changes. A tensor that several names share stays one, and several slices may cut
-the same tensor: along different dimensions, or in different parts of a concatenation.
+Checks come before changes. A tensor shared by several names stays a single tensor, and several slices may cut the same
+tensor: along different dimensions, or in different parts of a concatenation.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ TensorHolder = tuple[str, str]  # path of a module, name in it
 
 @dataclass(frozen=True)
 class Cut:
-    """What stays of a tensor along one dimension.
+    """Remaining entries of a tensor along a dimension.
 
     Attributes:
-        dim: The dimension.
+        dim: Number of the dimension.
         kept: Indices, ascending, on the CPU.
     """
 
@@ -42,7 +42,7 @@ class Cut:
     kept: Tensor
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return a copy of what stays, in the tensor's memory format.
+        """Return a copy of the remaining entries, in the tensor's memory format.
 
         >>> Cut(0, torch.tensor([0, 2])).of(torch.tensor([5, 6, 7]))
         tensor([5, 7])
@@ -60,19 +60,19 @@ Cuts = tuple[Cut, ...]
 def narrow(
     model: nn.Module, edit: Narrow, journal: Journal, compensation: Mapping[str, Tensor] | None = None
 ) -> dict[Parameter, tuple[Parameter, Cuts]]:
-    """Take the units that the edit does not keep out of the model.
+    """Remove the units from the model that the edit does not keep.
 
     Args:
-        model: Unwrapped.
-        edit: What goes.
-        journal: Where each change is noted.
-        compensation: What reading weights take over, by their paths; see `compensation`.
+        model: Network without wrappers.
+        edit: Edit with the kept units.
+        journal: Journal for the changes.
+        compensation: Matrices for reading weights, by the path of the weight; see `compensation`.
 
     Returns:
-        Each new parameter, with the one it was cut from, and how.
+        New parameters, each with the old parameter that was cut, and the cuts.
 
     Raises:
-        ValueError: If a tensor or attribute is not there, or its size does not fit; nothing is changed then.
+        ValueError: If a tensor or attribute is missing, or a size does not fit; the model is unchanged then.
     """
     edit.check()
     found = _cuts(model, edit)
@@ -86,7 +86,7 @@ def narrow(
         return {}
     values, biases = _compensated(model, edit, compensation or {})
     for bias, _ in biases:
-        found.setdefault(id(bias), (bias, ()))  # one that makes units of the group is cut besides
+        found.setdefault(id(bias), (bias, ()))  # a bias that makes units of the group is cut besides
     places = places_of(model, found)
     values |= {id(bias): value for bias, value in biases}
     made: dict[Parameter, tuple[Parameter, Cuts]] = {}
@@ -101,15 +101,15 @@ def narrow(
 
 
 def free_heads(model: nn.Module, edit: FreeHeads, journal: Journal) -> None:
-    """Let an attention's heads keep their size, and PyTorch's encoders around it call it instead of a fused kernel.
+    """Let an attention's heads keep the head size, and make PyTorch's encoders call the attention, not a fused kernel.
 
     Args:
-        model: Unwrapped.
-        edit: Which attention.
-        journal: Where each change is noted.
+        model: Network without wrappers.
+        edit: Edit with the path of the attention.
+        journal: Journal for the changes.
 
     Raises:
-        ValueError: If it is no attention of these classes.
+        ValueError: If the module is no attention of a class in `FREED`.
     """
     attention = get_module(model, edit.unit)
     if type(attention) not in FREED:
@@ -125,7 +125,7 @@ def free_heads(model: nn.Module, edit: FreeHeads, journal: Journal) -> None:
 def _compensated(
     model: nn.Module, edit: Narrow, compensation: Mapping[str, Tensor]
 ) -> tuple[dict[int, Tensor], list[tuple[Tensor, Tensor]]]:
-    """Return values of reading weights before they are cut, by identity, and biases with their new values."""
+    """Return values of reading weights before the cut, by identity, and biases with new values."""
     values: dict[int, Tensor] = {}
     biases: list[tuple[Tensor, Tensor]] = []
     for path, matrix in compensation.items():
@@ -157,7 +157,7 @@ def _cut(old: Tensor, cuts: Cuts, value: Tensor | None = None) -> Tensor:
 
 
 def _cuts(model: nn.Module, edit: Narrow) -> dict[int, tuple[Tensor, Cuts]]:
-    """Return the tensors that lose entries, by identity, each with one cut per dimension."""
+    """Return the tensors that lose entries, by identity, each with a cut per dimension."""
     tensors: dict[int, Tensor] = {}
     named: dict[tuple[int, int], list[Slice]] = defaultdict(list)
     for part in edit.group:
@@ -204,7 +204,7 @@ def _check_range(tensor: Tensor, part: Slice, edit: Narrow) -> None:
 
 
 def _check_apart(parts: list[Slice], edit: Narrow) -> None:
-    """Two names of one tensor may say the same, but parts that overlap otherwise would mix up units."""
+    """Raise ValueError for overlapping parts of a tensor, unless two names mean the same part."""
     ranges = sorted({(offset, offset + edit.of * part.span, part.span) for part in parts for offset in part.offsets})
     for (start, stop, _), (later, *_) in pairwise(ranges):
         if later < stop:
@@ -227,7 +227,7 @@ def places_of(model: nn.Module, found: Collection[int]) -> dict[int, list[Tensor
 def _sizes(
     model: nn.Module, places: Mapping[int, list[TensorHolder]], found: Mapping[int, tuple[Tensor, Cuts]]
 ) -> dict[TensorHolder, Any]:
-    """Return the attributes of all modules that hold one of the tensors, as they are once the tensors are cut."""
+    """Return the size attributes, after the cuts, of all modules with any of the tensors."""
     changed: dict[str, dict[str, Cuts]] = defaultdict(dict)
     for key, where in places.items():
         for path, name in where:

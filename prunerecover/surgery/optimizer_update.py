@@ -1,10 +1,11 @@
-"""Keep an optimizer right when surgery takes parameters away and brings new ones, in any training loop.
+"""Update of an optimizer when surgery removes and adds parameters, in any training loop.
 
 Groups are edited in place and may become empty: schedulers, gradient scalers and wrappers of optimizers hold references
-to them and count them. A parameter that lost entries keeps its place, and its state (momentum, moments) loses the same
-entries; state of another shape, as Adafactor's factors, is dropped. One that takes other values keeps its state whole:
-its momentum is of other values, but fades within a few steps, while moments that begin at zero would make the next ones
-as large as the learning rate. LBFGS, whose state is one vector over all parameters, starts anew, and says so.
+to the groups and count the groups. A narrowed parameter keeps the same place, and the state (momentum, moments) loses
+the same entries; state of another shape (Adafactor's factors) is dropped. A parameter with new values keeps the whole
+state: the momentum belongs to the old values but fades within a few steps, while moments restarted at zero would make
+the next steps as large as the learning rate. LBFGS, with a single state vector over all parameters, starts anew with a
+warning.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from prunerecover.surgery.narrowing import Cuts
 
 
 def update_optimizer(optimizer: Optimizer, applied: Applied) -> None:
-    """Drop removed parameters with their state; let each new one join the group of the parameter it stands for.
+    """Drop removed parameters with all state, and add each new parameter to the group of the old parameter.
 
-    Call it right after `apply_plan`, before the next step. The optimizer and its schedulers stay in use.
+    Call right after `apply_plan`, before the next step. The optimizer and the schedulers stay in use.
 
     >>> import torch
     >>> net = torch.nn.Linear(2, 2)
@@ -60,7 +61,7 @@ def update_optimizer(optimizer: Optimizer, applied: Applied) -> None:
 
 def _start_anew(optimizer: Any) -> None:
     optimizer.state.clear()
-    optimizer._numel_cache = None  # it counts the parameters once
+    optimizer._numel_cache = None  # a count of the parameters, made once
     warnings.warn(
         "LBFGS starts anew: its estimate of the curvature is over all parameters at once, and these have changed.",
         stacklevel=3,
@@ -71,16 +72,16 @@ def join_group(optimizer: Optimizer, group: dict[str, Any], joining: Mapping[str
     """Add parameters to a group of an optimizer.
 
     Args:
-        optimizer: Stays in use.
-        group: One of its `param_groups`; edited in place.
-        joining: Parameters that no group holds, by the names under which groups with `param_names` list them.
+        optimizer: Optimizer; stays in use.
+        group: Entry of the optimizer's `param_groups`, edited in place.
+        joining: Parameters outside all groups, by name as in groups with `param_names`.
     """
     _edit_group(group, set(), {}, joining)
     _begin_state(optimizer, group, joining.values())
 
 
 def _begin_state(optimizer: Optimizer, group: Mapping[str, Any], new: Iterable[Parameter]) -> None:
-    if isinstance(optimizer, Adagrad):  # up to torch 2.9 it fills its state when it is made, and never later
+    if isinstance(optimizer, Adagrad):  # up to torch 2.9 Adagrad fills its state only on construction
         options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
         bare = [parameter for parameter in new if parameter not in optimizer.state]
         optimizer.state.update(Adagrad([{**options, "params": bare}]).state)
@@ -101,7 +102,7 @@ def _edit_group(
 
 
 def _cut_state(state: Mapping[str, Any], shape: torch.Size, cuts: Cuts) -> dict[str, Any]:
-    """Cut what has the parameter's shape and copy single numbers; empty if the state holds anything else."""
+    """Cut state of the parameter's shape and copy single numbers; empty if the state holds another tensor."""
     carried: dict[str, Any] = {}
     for name, value in state.items():
         if isinstance(value, Tensor) and value.shape == shape:

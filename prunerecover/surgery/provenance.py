@@ -1,4 +1,4 @@
-"""Describe in a Plan where it starts, where it ends, and who made it."""
+"""Provenance of a plan: source, result and maker."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def plan_for(
     example: ModelInputs | None = None,
     evidence: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Make the plan that applies `edits` to this model; the model is not changed.
+    """Make the plan of `edits` for this model; the model is not changed.
 
     Args:
-        model: Unwrapped, as it is before the edits.
-        edits: In order.
-        method: What decided, as in "depth/output_divergence".
-        arguments: What it was called with, JSON primitives.
-        seed: Its seed.
-        tensors: Fitted values that the edits name.
-        example: One batch, to count the MACs of the result; None: 0 is recorded.
+        model: Network without wrappers, before the edits.
+        edits: Edits in order.
+        method: Name of the deciding method, as in "depth/output_divergence".
+        arguments: Arguments of the method, as JSON primitives.
+        seed: Seed of the method.
+        tensors: Fitted values named in the edits.
+        example: Batch, to count the MACs of the result; None: 0 is recorded.
         evidence: Importances, trials, predictions.
     """
     if not edits:
@@ -55,12 +55,12 @@ def plan_for(
 
 
 def result_of(model: nn.Module, edits: Sequence[Edit], example: ModelInputs | None) -> Result:
-    """Describe what a model is after some edits; it is not changed.
+    """Describe a model after edits; the model is not changed.
 
     Args:
-        model: Unwrapped, as it is before the edits.
-        edits: In order.
-        example: One batch, to count MACs; None: 0 is recorded.
+        model: Network without wrappers, before the edits.
+        edits: Edits in order.
+        example: Batch, to count MACs; None: 0 is recorded.
     """
     pruned = meta_copy(model) if example is None else share_copy(model)
     apply_edits(pruned, edits)

@@ -1,4 +1,4 @@
-"""Constraints of expert routing: numbers that a router can work with, and counts that configs share."""
+"""Constraints of expert routing: valid numbers of experts, and counts shared by configs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prunerecover.plan.edits import Narrow
 
 
 def check_routing(network: nn.Module, edit: Narrow) -> None:
-    """Raise ValueError if an edit of experts leaves the router too few, or unevenly many in its groups."""
+    """Raise ValueError if an edit of experts leaves the router too few, or uneven numbers in the router's groups."""
     if edit.kind != "expert":
         return
     mixture = next((found for found in mixtures(network) if found.experts == edit.unit), None)
@@ -35,13 +35,13 @@ def check_routing(network: nn.Module, edit: Narrow) -> None:
 
 
 def shared_counts(network: nn.Module) -> Mapping[tuple[str, str], int]:
-    """Return what must be said above the layers, where one number stands for all of them.
+    """Return the expert counts above the layers, where a single number stands for all layers.
 
-    These are the entries of transformers configs and the attributes of modules around several layers (which the loss
-    that balances the experts reads). Where layers differ, no number is right, and what is there stays.
+    The counts are entries of transformers configs and attributes of modules around several layers (read by the loss for
+    the balance of experts). Where layers differ, no number is right, and the present value stays.
 
     Returns:
-        By path of the module and attribute (`config.num_experts`): the number of experts; only what is not so already.
+        Number of experts by path of the module and attribute (`config.num_experts`); only counts with a change.
     """
     sizes = {mixture.block: mixture.size for mixture in mixtures(network)}
     said: dict[tuple[str, str], int] = {}
@@ -62,7 +62,7 @@ def shared_counts(network: nn.Module) -> Mapping[tuple[str, str], int]:
 
 
 def _all_alike(network: nn.Module, sizes: Mapping[str, int], config: Any) -> bool:
-    """Whether all layers under any holder of the config have one number of experts."""
+    """Whether all layers under any holder of the config have the same number of experts."""
     holders = [path for path, module in network.named_modules() if getattr(module, "config", None) is config]
     return len({size for block, size in sizes.items() if any(_is_in(block, path) for path in holders)}) == 1
 

@@ -22,20 +22,21 @@ from prunerecover.surgery.apply_edits import apply_edits, edited
 from prunerecover.surgery.merging import merge_edits
 
 PAIRS = 30
-FEW = 6  # pairs, enough where they agree, or where a share is far from the one that is wanted
-CLOCKS = 0.01  # of a latency: two measurements of one model differ by as much
+FEW = 6  # pairs, enough where they agree, or where a share is far from the wanted share
+CLOCKS = 0.01  # of a latency: the usual difference of two measurements of one model
 TIMED = 8  # samples, enough to compare the latency of several plans
 
 
 @dataclass(frozen=True, eq=False)
 class DenseCost:
-    """What a model costs as it is once merged, measured once, and the share of it that goes with edits.
+    """Cost of a model once merged, measured once, and the share of the cost removed by edits.
 
     Attributes:
-        model: Unwrapped; it is not changed.
-        cost: "macs", "params" or "latency", measured on the model's device, as the median of interleaved pairs.
-        example: One batch.
-        seed: Of the latency's bootstrap.
+        model: Network without wrappers; not changed.
+        cost: "macs", "params" or "latency"; latency is measured on the model's device, as the median of interleaved
+            pairs.
+        example: Batch.
+        seed: Seed of the latency's bootstrap.
     """
 
     model: nn.Module
@@ -45,30 +46,30 @@ class DenseCost:
 
     @cached_property
     def on_few(self) -> DenseCost:
-        """The cost of the same model on few of the samples, or this one if there are hardly more.
+        """Cost of the same model on few of the samples, or the object itself if there are hardly more.
 
-        Other devices than CPUs compute few samples as fast as many, so that few tell nothing.
+        Devices except CPUs compute few samples as fast as many, and few samples show no difference.
         """
         if self.example.n_samples < 2 * TIMED or device_of(self.model).type != "cpu":
             return self
         return replace(self, example=self.example.select(torch.arange(TIMED)))
 
     def live_share(self, edits: Sequence[Edit]) -> float:
-        """Return the share of the MACs or parameters that goes as long as the pruned model is not merged.
+        """Return the removed share of the MACs or parameters while the pruned model is not merged.
 
         Args:
-            edits: In order, without fitted tensors.
+            edits: Edits in order, without fitted tensors.
         """
         with edited(self._twin, edits):
             return 1 - self._counted(self._twin) / self._total
 
     def removed_share(self, edits: Sequence[Edit], *, wanted: float | None = None) -> float:
-        """Return the share of the cost that goes, once the pruned model is merged, as it is when it is saved.
+        """Return the removed share of the cost once the pruned model is merged, as in the saved model.
 
         Args:
-            edits: In order, without fitted tensors: values do not change the cost.
-            wanted: A share; all that matters is whether so much goes, so that few pairs are enough for a latency that
-                is clearly another. None: the share itself matters; few pairs are enough where they agree.
+            edits: Edits in order, without fitted tensors: values do not change the cost.
+            wanted: Share to reach, where only reaching counts: few pairs are enough for a latency far from the share.
+                None: the share itself counts, and few pairs are enough where the pairs agree.
         """
         with self._pruned(edits):
             if self.cost == "latency":
@@ -76,10 +77,10 @@ class DenseCost:
             return 1 - self._counted(self._twin) / self._total
 
     def rough_ratio(self, edits: Sequence[Edit]) -> LatencyRatio:
-        """Return the latency that is left, by few pairs: as many as it takes to tell it by a percent or so.
+        """Return the remaining latency by few pairs, to within about a percent.
 
         Args:
-            edits: In order, without fitted tensors.
+            edits: Edits in order, without fitted tensors.
         """
         with self._pruned(edits):
             return latency_ratio(
@@ -93,7 +94,7 @@ class DenseCost:
             yield
 
     def _faster(self, wanted: float | None) -> float:
-        """Return the share of the latency that the pruned twin saves, by few pairs if these are enough."""
+        """Return the share of the latency saved by the pruned twin, by few pairs where enough."""
         few = latency_ratio(self._merged, self._twin, self.example, pairs=FEW, warmup=1, seed=self.seed).ratio
         if few.high - few.low <= CLOCKS or (wanted is not None and 1 - wanted not in few):
             return 1 - few.value
@@ -101,7 +102,7 @@ class DenseCost:
 
     @cached_property
     def _twin(self) -> nn.Module:
-        """A copy that takes edits, and is as it was again after each."""
+        """Copy for edits, restored after each measurement."""
         # GPT-2's forward pass reads its input: not on meta.
         return meta_copy(self.model) if self.cost == "params" else share_copy(self.model)
 
@@ -120,44 +121,44 @@ class DenseCost:
 
 
 class RoughClock:
-    """Measures shares of the latency by few pairs on few samples, and counts what that takes.
+    """Clock for shares of the latency by few pairs on few samples, with a count of the samples used.
 
     Args:
-        cost: Of the latency.
+        cost: Dense cost, of the latency.
 
     Attributes:
-        timed: Samples that went through the network so far, dense or pruned.
+        timed: Samples through the network until now, dense or pruned.
     """
 
     def __init__(self, cost: DenseCost) -> None:
         self._cost, self.timed = cost.on_few, 0
 
     def __call__(self, edits: Sequence[Edit]) -> float:
-        """Return the share of the latency that edits save.
+        """Return the share of the latency saved by edits.
 
         Args:
-            edits: In order, without fitted tensors.
+            edits: Edits in order, without fitted tensors.
         """
         found = self._cost.rough_ratio(edits)
         self.timed += 2 * (1 + found.pairs) * found.batch_size
         return 1 - found.ratio.value
 
     def passes(self, samples: int) -> float:
-        """Return how many passes over so many calibration samples the measurements took."""
+        """Return the measurements until now as a number of passes over `samples` calibration samples."""
         return self.timed / samples
 
 
 def budget_used(
     plan: Plan, budget: Budget, model: nn.Module, example: Callable[[], ModelInputs], seed: int = 0
 ) -> dict[str, float]:
-    """Return what a plan takes, in the terms of a budget: units by kind, or the share of each cost by its name.
+    """Return the use of a budget by a plan: units by kind, or the removed share of each cost by name.
 
     Args:
-        plan: Not yet applied.
-        budget: What is counted.
-        model: Unwrapped, as it is before.
-        example: Returns one batch, which shares of cost are measured on.
-        seed: Of the latency's bootstrap.
+        plan: Plan before the application.
+        budget: Budget with the units or costs to count.
+        model: Network without wrappers, before the plan.
+        example: Function that returns a batch, for the measurement of shares.
+        seed: Seed of the latency's bootstrap.
     """
     if budget.in_units:
         return {kind: len(names) for kind, names in plan.removed.items()}

@@ -1,16 +1,15 @@
-"""Keep a transformers model standard after surgery: the numbers its attentions carry, and the depth in its config.
+"""Layer numbers and config depth of a transformers model, kept standard after surgery.
 
-An attention finds its keys and values in the cache by `layer_idx`; the model reads how far generation has come off
-cache slot 0, and the sizes of its masks off the first slot of each layer type. So the attentions that stay move to the
-first slots of their type, and cached generation equals uncached generation. After whole blocks are removed,
+An attention finds keys and values in the cache by `layer_idx`. The model reads the progress of generation off cache
+slot 0, and the sizes of masks off the first slot of each layer type. The remaining attentions therefore move to the
+first slots of the type, and cached generation equals uncached generation. After the removal of whole blocks,
 `num_hidden_layers` (`encoder_layers` and `decoder_layers` of models with two lists of blocks) and the per-layer lists
-(`layer_types`) follow, so that `save_pretrained` and `from_pretrained` rebuild the same model.
+(`layer_types`) follow, and `save_pretrained` and `from_pretrained` rebuild the same model.
 
-Order of use: `config_edits` before the blocks go (it only computes), then the removal, `apply_config`, `renumber`.
-To undo: put the blocks back, `apply_config` with the values that the first call returned, `renumber`. Models that are
-not of transformers have neither numbers nor config: the same calls do nothing. Where a config says by indices or by a
-step which layers are mixtures of experts (Qwen's, Llama 4's), or how many of the first are none (DeepSeek's), these
-follow, too.
+Order of use: `config_edits` before the removal (only a computation), then the removal, `apply_config`, `renumber`. To
+undo: put the blocks back, `apply_config` with the values returned by the first call, `renumber`. Models from outside
+transformers have neither numbers nor config, and the same calls have no effect. Config entries for mixtures of experts,
+by indices or a step (Qwen, Llama 4) or by the number of dense first layers (DeepSeek), follow, too.
 """
 
 from __future__ import annotations
@@ -31,24 +30,24 @@ from prunerecover.model.replacements import Replacement
 
 DENSE, SPARSE = "mlp_only_layers", "moe_layers"  # indices of layers
 STEP, FIRST = "decoder_sparse_step", "first_k_dense_replace"
-OWN_DEPTH = "num_layers"  # T5's encoder has so many layers; in the decoder's own copy of the config, the decoder has
-RECURRENT = "linear_attention"  # a type of layers; no model reads how far it has come off their slots
+OWN_DEPTH = "num_layers"  # layers of T5's encoder; in the decoder's own copy of the config, layers of the decoder
+RECURRENT = "linear_attention"  # a layer type; no model reads the progress of generation off slots of linear attentions
 
 
 def config_edits(model: nn.Module, kept: Sequence[int], stack: Layout | None = None) -> dict[str, Any]:
-    """Compute what the config must say once only the blocks `kept` are left; nothing is changed.
+    """Compute the config of a model with only the blocks `kept`; the model is unchanged.
 
     Args:
-        model: The model as it is before the removal.
-        kept: Indices of the blocks that stay, increasing.
-        stack: The list of blocks, of a model with two; None: the only one.
+        model: Network before the removal.
+        kept: Indices of the kept blocks, increasing.
+        stack: List of blocks, for a model with two lists; None: the only list.
 
     Returns:
-        Config attributes and their new values, for `apply_config`; empty if the model has no config.
+        Config attributes and new values, for `apply_config`; empty if the model has no config.
 
     Raises:
-        ValueError: If `kept` is not such a list, or if the model computes with a layer's number or gives layers each a
-            config of their own, so that the rest would not be a standard model.
+        ValueError: If `kept` is no increasing list of valid indices, or if the pruned model would not be standard:
+            layers compute with layer numbers, or have a config each.
     """
     layout = stack or describe_blocks(model)
     depth = len(layout.blocks)
@@ -70,7 +69,7 @@ def config_edits(model: nn.Module, kept: Sequence[int], stack: Layout | None = N
 
 
 def _dense_layers(config: Any, depth: int, kept: Sequence[int]) -> dict[str, Any]:
-    """Compute what tells the layers with a plain MLP from those with a mixture of experts."""
+    """Compute the entries that tell layers with a plain MLP from layers with a mixture of experts."""
     edits: dict[str, Any] = {}
     if isinstance(listed := getattr(config, DENSE, None), list | tuple):
         step = getattr(config, STEP, 1) or 1
@@ -85,13 +84,13 @@ def _dense_layers(config: Any, depth: int, kept: Sequence[int]) -> dict[str, Any
 
 
 def apply_config(model: nn.Module, edits: dict[str, Any]) -> dict[str, Any]:
-    """Set the attributes `edits` in every config object that describes the blocks.
+    """Set the attributes `edits` in every config object of the blocks.
 
     Returns:
-        The values before, in the same form: applying them restores the config.
+        Previous values in the same form: applying them restores the config.
 
     Raises:
-        ValueError: If the config lacks one of the attributes; nothing is changed then.
+        ValueError: If the config lacks an attribute, or a value has another form; the model is unchanged then.
     """
     if not edits:
         return {}
@@ -122,7 +121,7 @@ def apply_config(model: nn.Module, edits: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_depth(model: nn.Module, edits: dict[str, Any]) -> None:
-    """Raise ValueError unless the depth that config edits set is that of the model: whole blocks go before them."""
+    """Raise ValueError unless config edits set the model's present depth: removals of blocks come first."""
     present = {name: len(stack.blocks) for stack in describe_stacks(model) for name in stack.depth_entries}
     for name in present.keys() & edits.keys():
         if isinstance(edits[name], int) and edits[name] != present[name]:
@@ -133,17 +132,17 @@ def check_depth(model: nn.Module, edits: dict[str, Any]) -> None:
 
 
 def _alike(new: Any, old: Any) -> bool:
-    """Whether a value is of the form of another: a number or a word, or a list of such; an empty one is of indices."""
+    """Whether two values have the same form: a number or word, or a list of them; an empty list is of indices."""
     if isinstance(old, list | tuple):
         return isinstance(new, list | tuple) and all(any(_alike(n, o) for o in old or [0]) for n in new)
     return type(new) is type(old) and isinstance(new, bool | int | float | str)
 
 
 def renumber(model: nn.Module) -> None:
-    """Give every attention that is left its cache slot (`layer_idx`), in order of depth within its layer type.
+    """Give every remaining attention a cache slot (`layer_idx`), in order of depth within the layer type.
 
-    The slots depend on the present structure only, so after an undo the same call restores them. Models of no supported
-    family, such as convolutional networks, have none.
+    Slots depend on the present structure only: after an undo, the same call restores the slots. Models without a
+    supported family, for example convolutional networks, have none.
 
     Raises:
         RuntimeError: If the config's `layer_types` do not fit the blocks: `apply_config` comes first.
@@ -171,15 +170,15 @@ def renumber(model: nn.Module) -> None:
 
 
 def numbered_after(model: nn.Module, stack: Layout, gone: int) -> list[tuple[str, int]]:
-    """List what carries the number of its block behind one that goes, in layers whose parts nobody knows.
+    """List the modules with block numbers behind a removed block, in layers of unknown parts.
 
     Args:
-        model: As it is before the block goes.
-        stack: The list of blocks; those of supported families are renumbered as a whole.
-        gone: Index of the block.
+        model: Network before the removal.
+        stack: List of blocks; blocks of supported families are renumbered as a whole.
+        gone: Index of the removed block.
 
     Returns:
-        Paths of the modules once the block is gone, each with its number then.
+        Paths of the modules after the removal, each with the new number.
     """
     moved = []
     for index, block in enumerate(stack.blocks[gone + 1 :], gone + 1):
@@ -190,14 +189,14 @@ def numbered_after(model: nn.Module, stack: Layout, gone: int) -> list[tuple[str
 
 
 def freed_slots(model: nn.Module) -> list[tuple[str, int]]:
-    """List the attentions that move up to cache slots which others have left, in layers whose parts nobody knows.
+    """List the attentions to move up to freed cache slots, in layers of unknown parts.
 
-    Such a model is left alone unless every layer, or every one of a type that its config names, has such an attention
-    or had one, and their numbers follow the depth: it may compute with them. So are models that share slots, and linear
-    attentions: MiniMax fills a list of their states in order of execution, in which a lower number is not there yet.
+    The slots move only if every layer, or every layer of a type in the config, has or had an attention, and the numbers
+    increase with depth: else the model may compute with the numbers. Models with shared slots keep all slots, too, and
+    linear attentions as well: MiniMax fills a list of states in order of execution, where a lower number is missing.
 
     Returns:
-        Paths of the modules, each with its slot; empty for models of supported families: see `renumber`.
+        Paths of the modules, each with the slot; empty for models of supported families: see `renumber`.
     """
     return [found for stack in unnamed_stacks(model) for found in _freed_slots(model, stack)]
 
@@ -222,7 +221,7 @@ def _freed_slots(model: nn.Module, stack: Layout) -> list[tuple[str, int]]:
 
 
 def _is_gone(block: nn.Module, part: str) -> bool:
-    """Whether a replacement stands where the part of a block was, or in the place of what held it."""
+    """Whether a replacement stands at a part of a block, or at a module around the part."""
     for name in part.split("."):
         if isinstance(block, Replacement) or not isinstance(getattr(block, name, None), nn.Module):
             break
@@ -231,7 +230,7 @@ def _is_gone(block: nn.Module, part: str) -> bool:
 
 
 def _numbered_parts(model: nn.Module, layout: Layout) -> dict[str, list[tuple[int, nn.Module]]]:
-    """Modules that carry a number, with the index of their block, by their path inside the block."""
+    """Modules with a number, each with the index of the block, by path inside the block."""
     parts: dict[str, list[tuple[int, nn.Module]]] = defaultdict(list)
     for index, block in enumerate(layout.blocks):
         for path, module in get_module(model, block.path).named_modules():
@@ -246,7 +245,7 @@ def _computes_with_number(module: nn.Module) -> bool:
 
 
 def _refuse_numbered(config: Any, layout: Layout, moved: bool) -> None:
-    """Raise if a layer depends on its number; `moved` says whether a kept block gets another number."""
+    """Raise ValueError if a layer depends on its number; `moved`: whether a kept block gets another number."""
     reasons = {"scale_attn_by_inverse_layer_idx": moved, "is_heterogeneous": True}
     for name, matters in reasons.items():
         if matters and getattr(config, name, False):
@@ -257,7 +256,7 @@ def _refuse_numbered(config: Any, layout: Layout, moved: bool) -> None:
 
 
 def _same_kind(model: nn.Module, config: Any) -> list[Any]:
-    """All config objects of the blocks' class: a larger model may hold one as its `text_config`, its part another."""
+    """All config objects of the class of the blocks' config: a larger model may hold another as `text_config`."""
     held = [module.config for module in model.modules() if hasattr(module, "config")]
     nested = [value for holder in held for value in vars(holder).values()]
     return list({id(c): c for c in (*held, *nested) if type(c) is type(config)}.values())

@@ -1,12 +1,12 @@
-"""Transformers configs of narrowed models: entries that keep a model one that `from_pretrained` reopens.
+"""Transformers configs of narrowed models: entries that let `from_pretrained` reopen a model.
 
-A config has one number for all layers: it can follow once they all have the same width, and stays as it is until then.
-The numbers are read off the layers, by the names that transformers gives to their parts. They are taken over only if
-building a model from them gives this one: a BERT, for example, that lost heads cannot be described, for its code takes
-the size of a head for a share of the hidden size. `load_pruned` opens every narrowed model.
+A config has a single number for all layers: an entry follows once all layers have the same width, and stays unchanged
+until then. The numbers are read off the layers, by the names of parts in transformers. New entries stay only if a model
+built from the entries equals the narrowed model. A BERT without some heads, for example, cannot be described: the code
+computes the size of a head as a share of the hidden size. `load_pruned` opens every narrowed model.
 
-Not covered: experts (`shared_counts` of `experts`), the channels of convolutional networks, fused projections, and
-models of other code than transformers' own.
+Not covered: experts (`shared_counts` in `routing`), the channels of convolutional networks, fused projections, and
+models with code from outside transformers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from prunerecover.model.linears import linear_shape
 from prunerecover.model.paths import parent_path
 from prunerecover.surgery.journal import Journal
 
-# Entries that count an MLP's neurons, by the last names of the linear that makes them; the first that a config has.
+# Config entries for the neurons of an MLP, by the last names of the linear before them; the first present entry counts.
 NEURONS = {
     "mlp.up_proj": ("intermediate_size",),
     "mlp.c_fc": ("n_inner",),
@@ -36,11 +36,11 @@ HEAD_SIZES = ("head_dim", "attention_head_size")
 
 
 def follow_widths(model: nn.Module, journal: Journal) -> None:
-    """Let the configs of transformers models say how wide their layers are, where all are alike.
+    """Set the widths in the configs of transformers models, where all layers agree.
 
     Args:
-        model: A transformers model, or anything around some.
-        journal: Where changes are noted.
+        model: Transformers model, or a module around some.
+        journal: Journal for the changes.
     """
     for part in _outermost(model):
         before, entries = len(journal.entries), _to_say(part)
@@ -62,8 +62,8 @@ def _outermost(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _to_say(model: nn.Module) -> list[tuple[str, str, int]]:
-    """Return paths of modules with entries of their configs, and what these must become."""
-    holders: dict[str, str] = {}  # for each module, where the config is that it was built from
+    """Return paths of modules, with the config entries to change and the new values."""
+    holders: dict[str, str] = {}  # path of the config that a module was built from, by module
     first: dict[int, str] = {}
     widths: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for path, module in model.named_modules():
@@ -100,7 +100,7 @@ def _heads(attention: nn.Module) -> dict[str, int]:
 
 
 def _differing(config: Any, found: Mapping[str, set[int]]) -> dict[str, int]:
-    """Return the entries that change; none if layers differ in any of them, or the config has one number per stage."""
+    """Return the changed entries; none if layers differ in an entry, or the config has a number per stage."""
     per_stage = any(isinstance(getattr(config, name, None), list | tuple) for name in found)
     if per_stage or any(len(values) > 1 for values in found.values()):
         return {}
@@ -109,5 +109,5 @@ def _differing(config: Any, found: Mapping[str, set[int]]) -> dict[str, int]:
     heads = getattr(config, "num_attention_heads", 0)
     size = getattr(config, "head_dim", None) or (heads and getattr(config, "hidden_size", 0) // heads)
     if differing.keys() & {"num_attention_heads", "hidden_size"} or said.get("head_dim", size) != size:
-        differing["head_dim"] = said["head_dim"]  # else it is a share of the hidden size
+        differing["head_dim"] = said["head_dim"]  # else the head size would be a share of the hidden size
     return differing

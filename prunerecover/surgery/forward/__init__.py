@@ -1,1 +1,1 @@
-"""Forwards of single modules, rewritten without some of their calls."""
+"""Forwards of single modules, rewritten without some calls."""

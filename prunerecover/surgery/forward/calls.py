@@ -1,17 +1,19 @@
-"""Names of single calls in a module's own forward, such as "relu:1" or "add:0[1]".
+"""Names of single calls in a module's own forward, for example "relu:1" or "add:0[1]".
 
 Two rules, both in the order of execution and counted from 0 for each name:
 
-- A call of a child is named by the child's path in the module: "act:0", "blocks.2:0". Of several paths of one child, it
-  is the first that `named_modules` lists.
-- An operation on tensors is named as ATen names it, without underscores around: `F.relu6` is "hardtanh", `x += y` is
-  "add", `torch.concat` is "cat", `F.softmax` is "softmax". Where the module has a child at that path, the name means
-  the child, and the operation is "aten.relu:0"; that name always works. Arithmetic on sizes is no call.
+- The name of a call of a child is the child's path in the module: "act:0", "blocks.2:0". Of several paths of a child,
+  the first in `named_modules` counts.
+- The name of an operation on tensors is the name in ATen, without underscores around: `F.relu6` is "hardtanh", `x += y`
+  is "add", `torch.concat` is "cat", `F.softmax` is "softmax". Where the module has a child at the same path, the name
+  means the child, and the operation is "aten.relu:0"; the name with "aten." always works. Arithmetic on sizes is no
+  call.
 
-In brackets follows the number of an operand of an addition, a multiplication or a concatenation. Whoever watched a run
-by a `TorchDispatchMode` finds the names without a trace: by the innermost module that an operation ran in, and by how
-many of its name ran there before. Not covered: operations that ATen runs in several parts, whose parts depend on the
-device (attention, `rms_norm`, dropout in training); they count as one call, by the name that Python has for them.
+The number of an operand of an addition, a multiplication or a concatenation follows in brackets. An observer of a run
+with a `TorchDispatchMode` finds the names without a trace: by the innermost module around an operation, and by the
+number of earlier operations of the same name there. Not covered: operations of several parts in ATen, where the parts
+depend on the device (attention, `rms_norm`, dropout in training); the whole operation counts as a single call, with the
+Python name.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any
 from torch import fx, nn
 
 ATEN = "aten."
-# Names that Python has for what ATen names otherwise.
+# Python names of operations with another name in ATen.
 ALIASES = {
     **{"iadd": "add", "imul": "mul", "isub": "sub", "itruediv": "div", "ipow": "pow", "imatmul": "matmul"},
     **{"multiply": "mul", "subtract": "sub", "truediv": "div", "divide": "div", "true_divide": "div"},
@@ -31,7 +33,7 @@ ALIASES = {
     **{"prelu": "prelu_kernel", "log_sigmoid": "log_sigmoid_forward", "rrelu": "rrelu_with_noise"},
     **{"absolute": "abs", "negative": "neg", "clip": "clamp", "square": "pow"},
 }
-# What ATen runs in parts that are alike on all devices.
+# Operations that ATen runs in parts, the same on all devices.
 PARTS = {"softsign": ("abs", "add", "div"), "tanhshrink": ("tanh", "sub"), "rtruediv": ("reciprocal", "mul")}
 NO_CALLS = ("getattr", "getitem", "setitem", "assert")
 SIZES = frozenset({"size", "dim", "numel", "stride", "ndimension", "nelement", "item", "is_contiguous"})
@@ -43,8 +45,8 @@ def named_calls(graph: fx.Graph, module: nn.Module) -> dict[str, fx.Node]:
     """Return the calls of a module's own forward by name, in the order of execution.
 
     Args:
-        graph: Of the forward.
-        module: Whose it is.
+        graph: Graph of the forward.
+        module: Module of the graph.
     """
     children = {path for path, _ in module.named_modules()}
     counts: Counter[str] = Counter()
@@ -68,7 +70,7 @@ def named_calls(graph: fx.Graph, module: nn.Module) -> dict[str, fx.Node]:
 
 
 def operation_of(node: fx.Node) -> str:
-    """Return the name that ATen has for what a node calls, without underscores around."""
+    """Return the ATen name of a node's operation, without underscores around."""
     target: Any = node.target
     name = (target if isinstance(target, str) else getattr(target, "__name__", str(target))).strip("_")
     name = ALIASES.get(name, name)
@@ -77,15 +79,15 @@ def operation_of(node: fx.Node) -> str:
 
 
 def find_call(named: Mapping[str, fx.Node], call: str, where: str) -> fx.Node:
-    """Return the call of a name without an operand.
+    """Return the node of a call, named without an operand.
 
     Args:
-        named: Calls by name, as `named_calls` returns them.
-        call: Such as "relu:1".
-        where: What messages call the module.
+        named: Calls by name, from `named_calls`.
+        call: Name, for example "relu:1".
+        where: Name of the module in messages.
 
     Raises:
-        ValueError: If the forward makes no such call.
+        ValueError: If the forward lacks the call.
     """
     bare = call.removeprefix(ATEN)
     node = named.get(call) or named.get(bare)
@@ -98,7 +100,7 @@ def find_call(named: Mapping[str, fx.Node], call: str, where: str) -> fx.Node:
 
 
 def numbers_in(graph: fx.Graph) -> set[fx.Node]:
-    """Return the nodes that are sizes or other facts about tensors, or computed of such alone."""
+    """Return the nodes of sizes and similar facts about tensors, and of values computed from facts alone."""
     numbers: set[fx.Node] = set()
     for node in graph.nodes:
         if _is_number(node, numbers):

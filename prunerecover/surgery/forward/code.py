@@ -1,4 +1,4 @@
-"""Classes of modules whose forward was written anew: the original class with other code, by which they are pickled."""
+"""Classes of modules with a rewritten forward: the original class with new code, pickled as class and code."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 
-# What code that torch.fx writes may name without saying where it comes from.
+# Names that code from torch.fx uses without an import.
 GLOBALS = {"torch": torch, "inf": math.inf, "nan": math.nan, "NoneType": type(None), "device": torch.device}
 
 
 @dataclass(frozen=True)
 class Forward:
-    """Code of a forward, as data that can be pickled and compared.
+    """Code of a forward, as data for pickling and comparison.
 
     Attributes:
-        source: A function `forward(self, ...)`.
-        functions: What it calls beyond `torch`, by name.
-        settings: Attributes of the module whose values are written into the code.
+        source: Source of a function `forward(self, ...)`.
+        functions: Called functions outside `torch`, by name.
+        settings: Attributes of the module whose values are in the code.
     """
 
     source: str
@@ -32,12 +32,12 @@ class Forward:
 
 
 class RewrittenForward:
-    """Mixin of the classes that rewritten modules are of, in front of their original class.
+    """Mixin of the classes of rewritten modules, in front of the original class.
 
     Attributes:
-        original: The class before.
-        code: Of the forward.
-        rerouted: Calls that were taken out, in order, each as the forward was just before.
+        original: Class before the rewriting.
+        code: Code of the forward.
+        rerouted: Removed calls in order, each named for the forward just before.
     """
 
     original: type[nn.Module]
@@ -57,7 +57,7 @@ class RewrittenForward:
         return (_empty, (self.original, self.code), *plain[2:])
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows: also what was taken out."""
+        """Text of `print(model)`, with the removed calls."""
         shown: str = super().extra_repr()  # type: ignore[misc]
         return ", ".join([shown] * bool(shown) + [f"without {' '.join(self.rerouted)}"])
 
@@ -66,8 +66,8 @@ def code_of(graph: fx.Graph, settings: frozenset[str]) -> Forward:
     """Return a graph as code.
 
     Args:
-        graph: Of a forward.
-        settings: Attributes of the module whose values are in it.
+        graph: Graph of a forward.
+        settings: Attributes of the module whose values are in the graph.
     """
     for node in graph.nodes:
         node.type = None  # annotations would have to be pickled
@@ -78,14 +78,14 @@ def code_of(graph: fx.Graph, settings: frozenset[str]) -> Forward:
 
 
 def forward_of(module: nn.Module) -> tuple[type[nn.Module], Forward | None, tuple[str, ...]]:
-    """Return the original class of a module, the code of its forward if that was rewritten, and what was taken out."""
+    """Return the original class of a module, the code of a rewritten forward or None, and the removed calls."""
     if isinstance(module, RewrittenForward):
         return module.original, module.code, module.rerouted
     return type(module), None, ()
 
 
 def set_forward(module: nn.Module, original: type[nn.Module], code: Forward | None, rerouted: tuple[str, ...]) -> None:
-    """Give a module a forward, as `forward_of` returned it."""
+    """Set a module's forward, in the form of `forward_of`."""
     vars(module).pop("rerouted", None)
     if code is None:
         module.__class__ = original
@@ -96,7 +96,7 @@ def set_forward(module: nn.Module, original: type[nn.Module], code: Forward | No
 
 @cache
 def class_of(original: Any, code: Forward) -> Any:
-    """Return the subclass with this code as its forward, under the name of the original."""
+    """Return the subclass with the code as forward, under the name of the original."""
     scope: dict[str, Any] = {**GLOBALS, **dict(code.functions)}
     file = f"<rewritten forward of {original.__qualname__} {abs(hash(code.source)):x}>"
     exec(compile(code.source, file, "exec"), scope)

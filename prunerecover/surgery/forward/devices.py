@@ -1,4 +1,4 @@
-"""Devices of what surgery takes out and puts back."""
+"""Devices of parts removed and put back by surgery."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 
 def moved(module: nn.Module, device: torch.device) -> nn.Module:
-    """Move a module to a device; not to the meta device, where a model has parameters and no buffers."""
+    """Move a module to a device, except the meta device, where a model has parameters and no buffers."""
     return module if device.type == "meta" else module.to(device)
 
 
 def move_tensor(tensor: Tensor, device: torch.device) -> None:
-    """Move a tensor that others hold by identity; its gradient goes with it."""
+    """Move a tensor in place, with the gradient: references to the tensor stay valid."""
     if tensor.device == device or tensor.is_meta or device.type == "meta":
         return
     tensor.data = tensor.data.to(device)

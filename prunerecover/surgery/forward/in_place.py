@@ -1,9 +1,9 @@
-"""Calls that write into their input, made such that taking out others changes nothing but what was named.
+"""In-place calls, rewritten so that the removal of calls has no effect beyond the named calls.
 
-First, every later reader of what is written into reads the call's result, and functions become those that return a new
-tensor. Once calls are gone, children that write into their input (`nn.ReLU(inplace=True)`) get a copy of it if it is
-read again, or if it has become another one that may be needed for gradients. A function that writes into an argument of
-the forward keeps doing so: callers may read it.
+First, later readers of an overwritten tensor read the result of the writing call, and in-place functions become
+functions that return a new tensor. After the removal, in-place children (`nn.ReLU(inplace=True)`) get a copy of the
+input if the input is read again, or if the removal made the input another tensor that gradients may need. A function on
+an argument of the forward stays in place: callers may read the argument.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ OPERATORS = frozenset({"iadd", "imul", "isub", "itruediv", "ipow", "imatmul", "i
 
 @dataclass
 class InPlace:
-    """Calls of one graph that write into their input.
+    """In-place calls of a graph.
 
     Attributes:
-        children: Calls of children that do so, or may do so within, with the input that they had.
-        kept: Functions that go on doing so, with their input.
-        outputs: What the forward returned.
+        children: Calls of children with in-place parts, each with the input before the removal.
+        kept: Functions kept in place, each with the input.
+        outputs: Nodes returned by the forward.
     """
 
     children: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -49,18 +49,18 @@ class InPlace:
 
 
 def make_functional(graph: fx.Graph, module: nn.Module, where: str) -> InPlace:
-    """Let readers of what is written into read the result of the call that writes, which changes no result.
+    """Redirect readers of an overwritten tensor to the result of the writing call; no result changes.
 
     Args:
-        graph: Of the module's forward, changed in place.
-        module: Whose it is.
-        where: What messages call the module.
+        graph: Graph of the module's forward, changed in place.
+        module: Module of the graph.
+        where: Name of the module in messages.
 
     Returns:
-        What `copy_where_needed` must look at once calls were taken out.
+        Calls for the check of `copy_where_needed` after the removal.
 
     Raises:
-        ValueError: If something is read through another view of what is written into.
+        ValueError: If the overwritten tensor is read through another view, or only a part of a tensor is written.
     """
     order = {node: number for number, node in enumerate(graph.nodes)}
     found, numbers = InPlace(), numbers_in(graph)
@@ -86,14 +86,15 @@ def make_functional(graph: fx.Graph, module: nn.Module, where: str) -> InPlace:
 
 
 def copy_where_needed(graph: fx.Graph, module: nn.Module, found: InPlace) -> None:
-    """Give calls that write into their input a copy where it is needed elsewhere.
+    """Copy the input of in-place calls where the input is needed elsewhere.
 
-    What the forward returns is copied where it has become one of its arguments: callers may write into it.
+    A returned tensor is copied if, after the removal, it is an argument of the forward: callers may write into the
+    result.
 
     Args:
-        graph: As it is once calls were taken out, and changed in place.
-        module: Whose it is.
-        found: What `make_functional` returned for it.
+        graph: Graph after the removal of calls, changed in place.
+        module: Module of the graph.
+        found: Result of `make_functional` for the graph.
     """
     order = {node: number for number, node in enumerate(graph.nodes)}
     for node, before in (found.children | found.kept).items():
@@ -125,7 +126,7 @@ def _later(node: fx.Node, order: dict[fx.Node, int]) -> Callable[[fx.Node], bool
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether a function or method writes into its first argument."""
+    """Whether a function or method writes into the first argument."""
     if node.op == "call_method":
         name = str(node.target)
     elif node.op == "call_function":
@@ -147,7 +148,7 @@ def _children_in_place(module: nn.Module, node: fx.Node) -> bool:
 
 
 def _return_new(node: fx.Node, where: str) -> None:
-    """Let a function or method return a new tensor instead of writing."""
+    """Make a function or method return a new tensor instead of writing."""
     target: Any = node.target
     name = target if isinstance(target, str) else target.__name__
     bare = name.removesuffix("_")
@@ -173,14 +174,14 @@ def _is_view(node: fx.Node, module: nn.Module | None = None) -> bool:
 
 
 def _root(node: fx.Node, module: nn.Module | None = None) -> fx.Node:
-    """Return what a chain of views is of; with `module`, also of what children without effect hand on."""
+    """Return the origin of a chain of views; with `module`, also through children that return their input."""
     while _is_view(node, module) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 
 
 def _views(root: fx.Node, module: nn.Module | None = None) -> Iterator[fx.Node]:
-    """Yield all that may share memory with a tensor that is no view."""
+    """Yield a tensor that is no view, and all nodes that may share memory with the tensor."""
     yield root
     for user in root.users:
         if _is_view(user, module) and user.all_input_nodes[0] is root:
@@ -195,14 +196,14 @@ def _check_views(source: fx.Node, node: fx.Node, order: dict[fx.Node, int], numb
 
 
 def _is_free(source: fx.Node, module: nn.Module) -> bool:
-    """Whether what made a tensor needs it no more, neither as its own input nor for gradients."""
+    """Whether the call that made a tensor no longer needs the tensor, as input or for gradients."""
     if source.op == "call_module":
         return isinstance(module.get_submodule(str(source.target)), FREE)
     return source.op in ("call_function", "call_method") and operation_of(source) in ("add", "sub", "cat", "clone")
 
 
 def _is_read_again(source: fx.Node, node: fx.Node, order: dict[fx.Node, int], module: nn.Module) -> bool:
-    """Whether what a call writes into is read by others later, or is an argument that children handed on."""
+    """Whether the input of a writing call is read later, or is an argument handed on by children."""
     root = _root(source, module)
     if root.op in ("placeholder", "get_attr") and _root(source) is not root:
         return True

@@ -1,4 +1,4 @@
-"""Calls and operands that are taken out of the graph of a forward."""
+"""Removal of calls and operands from the graph of a forward."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Removed = dict[fx.Node, set[int] | None]
 
 
 def take_out(graph: fx.Graph, module: nn.Module, calls: Sequence[str], where: str) -> None:
-    """Let the named calls hand their first tensor on, and sums and lists go without the named operands.
+    """Replace named calls by their first tensor, and remove named operands from sums and lists.
 
     Args:
-        graph: Of the module's forward, changed in place; what is dead afterwards stays.
-        module: Whose it is.
-        calls: All named as the graph is before.
-        where: What messages call the module.
+        graph: Graph of the module's forward, changed in place; dead nodes stay.
+        module: Module of the graph.
+        calls: Names of calls, all for the graph before the removal.
+        where: Name of the module in messages.
 
     Raises:
-        ValueError: If there is no such call or operand, or nothing is left to hand on.
+        ValueError: If a call or operand is missing, or no tensor would remain.
     """
     named, removed = named_calls(graph, module), Removed()
     for call in calls:
@@ -48,7 +48,7 @@ def _has_operands(node: fx.Node) -> bool:
 
 
 def _operands(node: fx.Node, operand: int | None, call: str, where: str) -> set[int]:
-    """Return the numbers of the operands that a name takes out: all behind the first tensor if it names none."""
+    """Return the numbers of the removed operands: the named operand, or all behind the first tensor."""
     if not _has_operands(node):
         raise ValueError(
             f"Expected an operand of an addition, a multiplication or a concatenation, but got '{call}' of {where}. "
@@ -67,7 +67,7 @@ def _operands(node: fx.Node, operand: int | None, call: str, where: str) -> set[
 
 
 def _values(node: fx.Node, where: str) -> list[Any]:
-    """Return the operands of a sum, tensors first as ATen has them, or of a list."""
+    """Return the operands of a sum, with a tensor first as in ATen, or of a list."""
     if operation_of(node) in LISTS:
         values = node.args[0] if node.args else node.kwargs["tensors"]
         if not isinstance(values, list | tuple):
@@ -81,7 +81,7 @@ def _values(node: fx.Node, where: str) -> list[Any]:
 
 
 def _without(node: fx.Node, operands: set[int], where: str) -> fx.Node | None:
-    """Take operands out; return the one that is left if it is alone, else None."""
+    """Remove operands; return a single remaining operand, else None."""
     values = _values(node, where)
     left = [value for number, value in enumerate(values) if number not in operands]
     if not any(isinstance(value, fx.Node) for value in left):

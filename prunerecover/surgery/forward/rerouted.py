@@ -1,7 +1,6 @@
-"""Calls taken out of a live module's forward, and how that is undone.
+"""Removal of calls from a live module's forward, with the undo.
 
-The module stays the same object, which keeps what others know it by: its place, its tensors, its hooks. So the network
-itself can be rewritten, too.
+The module stays the same object, with the same place, tensors and hooks. Even the network itself can be rewritten.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from prunerecover.surgery.forward.rewritten_forward import find_rewriting, insta
 
 @dataclass(frozen=True)
 class Rerouted:
-    """The forward of the module at `path` made more calls, of parts that are gone.
+    """Removal of calls from the forward of the module at `path`, with the removed parts.
 
     Attributes:
-        path: Of the module.
-        original: Its class before any of its calls were taken out.
-        code: Of the forward that it had; None: that of its class.
-        rerouted: Calls that were taken out before.
-        parts: The children, parameters and buffers that are gone, by their paths in the module.
+        path: Path of the module.
+        original: Class before any removal of calls.
+        code: Previous code of the forward; None: the code of the class.
+        rerouted: Calls removed before.
+        parts: Removed children, parameters and buffers, by path in the module.
         training: Whether the module was in training mode.
-        orders: For the places of these, the names that they had: path of the holder, and name of the registry.
+        orders: Previous order of names at the places of the parts, by path of the holder and name of the registry.
     """
 
     path: str
@@ -42,7 +41,7 @@ class Rerouted:
     orders: dict[tuple[str, str], tuple[str, ...]]
 
     def undo(self, model: nn.Module, device: torch.device) -> None:
-        """Give the module the parts and the forward that it had."""
+        """Restore the parts and the forward of the module."""
         module = get_module(model, self.path)
         for path, part in self.parts.items():
             if isinstance(part, nn.Module):
@@ -60,7 +59,7 @@ class Rerouted:
         set_forward(module, self.original, self.code, self.rerouted)
 
     def to_cpu(self) -> None:
-        """Move the parts that are gone to the CPU."""
+        """Move the removed parts to the CPU."""
         for part in self.parts.values():
             if isinstance(part, nn.Module):
                 part.cpu()
@@ -69,16 +68,16 @@ class Rerouted:
 
 
 def reroute(model: nn.Module, path: str, calls: Sequence[str], journal: list[Any]) -> None:
-    """Take calls out of the forward of a module.
+    """Remove calls from the forward of a module.
 
     Args:
-        model: Unwrapped.
-        path: Of the module; the empty one is the model itself.
-        calls: As of `without_calls`.
-        journal: List of changes, to which this one is added first.
+        model: Network without wrappers.
+        path: Path of the module; the empty path is the model itself.
+        calls: Names of calls, see `without_calls`.
+        journal: List of changes; the removal is added first.
 
     Raises:
-        ValueError: If there is no such module, its forward cannot be traced, or it makes no such call.
+        ValueError: If the module is missing, the forward cannot be traced, or lacks a call.
     """
     module = get_module(model, path)
     rewriting = find_rewriting(module, calls, f"'{path}'" if path else "")

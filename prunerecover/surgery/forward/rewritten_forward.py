@@ -1,10 +1,10 @@
-"""Modules whose own forward goes without some of its calls: an activation, an addend, a child.
+"""Modules with their own forward rewritten without some calls: an activation, an addend, a child.
 
-Depth pruning takes out single layers, and the activation behind a layer with it. Where that is a function
-(`F.relu(x)`) or a child that is called several times, no submodule can be replaced: the forward of the smallest module
-around it is traced with torch.fx, the call taken out, and the code written anew. The module stays of its class, with
-its children, parameters, hooks and attributes, and can be copied, pickled, exported and compiled like any other. See
-`calls` for the names of calls, `tracing` for what is refused and `in_place` for calls that write into their input.
+Depth pruning removes single layers, and the activation behind a layer with the layer. Where the activation is a
+function (`F.relu(x)`) or a child with several calls, no submodule can be replaced. The forward of the smallest module
+around the activation is traced with torch.fx, the call removed, and the code rewritten. The module keeps the class,
+children, parameters, hooks and attributes, and can be copied, pickled, exported and compiled as before. See `calls` for
+the names of calls, `tracing` for refusals and `in_place` for in-place calls.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from prunerecover.surgery.forward.tracing import trace_forward
 
 @dataclass(frozen=True)
 class Rewriting:
-    """What taking out calls does to a module.
+    """Change of a module by the removal of calls.
 
     Attributes:
-        calls: Their names.
-        forward: The code that is left.
-        gone: Paths in the module of the children, parameters and buffers that its forward reads no more.
+        calls: Names of the calls.
+        forward: Remaining code.
+        gone: Paths in the module of the children, parameters and buffers no longer read by the forward.
     """
 
     calls: tuple[str, ...]
@@ -39,21 +39,21 @@ class Rewriting:
 
 
 def without_calls(module: nn.Module, calls: Sequence[str]) -> nn.Module:
-    """Return a module that does what this one does, without some calls of its own forward.
+    """Return a module without some calls of the module's own forward.
 
-    Each named call hands its first tensor on, and a sum or list goes without a named operand: of `x + f(x)` without
-    "add:0[1]", x is left. What the forward called or read before and now does not is gone from the module, with its
-    parameters; children that it never called stay. Calls that write into their input are made to return a new tensor.
+    Each named call returns the first tensor instead, and a sum or list loses a named operand: `x + f(x)` without
+    "add:0[1]" is x. Parts used by the removed calls alone leave the module, with all parameters; children never called
+    by the forward stay. In-place calls return a new tensor instead.
 
     Args:
-        module: Left as it is. The new one shares its children, parameters, buffers and hooks.
-        calls: Names as in `prunerecover.surgery.forward.calls`, all of the forward as it is now.
+        module: Module, left unchanged; the new module shares the children, parameters, buffers and hooks.
+        calls: Names as in `prunerecover.surgery.forward.calls`, all for the present forward.
 
     Returns:
         An instance of the same class in the same mode.
 
     Raises:
-        ValueError: If the forward cannot be traced, or makes no such call.
+        ValueError: If the forward cannot be traced, or lacks a call.
 
     >>> class Block(nn.Module):
     ...     def forward(self, x):
@@ -92,15 +92,15 @@ def calls_of(module: nn.Module) -> tuple[str, ...]:
 
 
 def find_rewriting(module: nn.Module, calls: Sequence[str], where: str = "") -> Rewriting:
-    """Find what taking out calls does to a module, which is not changed.
+    """Compute the change of a module by the removal of calls; the module is not changed.
 
     Args:
-        module: Any with a forward of its own.
-        calls: As in `without_calls`.
-        where: What messages call the module; its class if not given.
+        module: Any module with an own forward.
+        calls: Names of calls, see `without_calls`.
+        where: Name of the module in messages; by default the class.
 
     Raises:
-        ValueError: If the forward cannot be traced, or makes no such call.
+        ValueError: If the forward cannot be traced, or lacks a call.
     """
     where = where or _named(module)
     traced = trace_forward(module, where)
@@ -118,7 +118,7 @@ def find_rewriting(module: nn.Module, calls: Sequence[str], where: str = "") -> 
 
 
 def install(module: nn.Module, rewriting: Rewriting) -> None:
-    """Give a module its new forward, and take out what that reads no more; in a list, an identity keeps the numbers."""
+    """Set a module's new forward and remove unread parts; in a list, an identity keeps the numbers."""
     for path in rewriting.gone:
         at, registry, holder, name = place_of(module, path)
         if registry != "_modules":
@@ -132,17 +132,17 @@ def install(module: nn.Module, rewriting: Rewriting) -> None:
 
 
 def place_of(module: nn.Module, path: str) -> tuple[str, str, dict[str, Any], str]:
-    """Return where a part of a module is.
+    """Return the place of a part of a module.
 
     Args:
-        module: That holds it, itself or in a child.
-        path: Of a child, parameter or buffer.
+        module: Module with the part, directly or in a descendant.
+        path: Path of a child, parameter or buffer.
 
     Returns:
-        Path of the module that holds it, the name of the registry there, the registry itself, and the name in it.
+        Path of the holding module, name of the registry there, the registry, and the part's name in the registry.
 
     Raises:
-        ValueError: If there is no such part.
+        ValueError: If the module lacks the part.
     """
     at, _, name = path.rpartition(".")
     holder = vars(module.get_submodule(at))
@@ -153,7 +153,7 @@ def place_of(module: nn.Module, path: str) -> tuple[str, str, dict[str, Any], st
 
 
 def put_part(module: nn.Module, path: str, part: nn.Module | Tensor) -> None:
-    """Put back what `install` took out; children that are put back come last."""
+    """Put back a part removed by `install`; restored children come last."""
     at, _, name = path.rpartition(".")
     holder = module.get_submodule(at)
     if isinstance(part, nn.Module):
@@ -168,22 +168,22 @@ def _named(module: nn.Module) -> str:
 
 
 def _share(module: nn.Module) -> nn.Module:
-    """Copy a module that goes on holding the same children, parameters, buffers and hooks."""
+    """Copy a module; the copy shares children, parameters, buffers and hooks."""
     new: nn.Module = object.__new__(type(module))
     vars(new).update(vars(module))
     for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
         vars(new)[name] = copy.copy(vars(module)[name])
-    vars(new).pop("_compiled_call_impl", None)  # it would call the one that was copied
+    vars(new).pop("_compiled_call_impl", None)  # the compiled call would run the original
     return new
 
 
 def _read(graph: fx.Graph) -> list[str]:
-    """Return the paths of all children that a graph calls, and of all tensors that it reads."""
+    """Return the paths of all children called and all tensors read in a graph."""
     return list(dict.fromkeys(str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")))
 
 
 def _is_held(module: nn.Module, path: str) -> bool:
-    """Whether a path is that of a child, parameter or buffer, not of another attribute."""
+    """Whether a path names a child, parameter or buffer rather than a plain attribute."""
     at, _, name = path.rpartition(".")
     holder = module.get_submodule(at)
     return any(name in registry for registry in (holder._modules, holder._parameters, holder._buffers))

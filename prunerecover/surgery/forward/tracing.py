@@ -1,11 +1,11 @@
-"""Tracing of a module's own forward with torch.fx, and refusal of all that a trace would freeze.
+"""Tracing of a module's own forward with torch.fx, which refuses all that a trace would freeze.
 
-Child modules are leaves: their forwards are not looked into. A trace follows one way through Python code and keeps the
-values that it meets. It is refused where another call could take another way: decisions on data or its type, on the
-mode, on which arguments are given, on random numbers; where the forward sets attributes or makes tensors of its own,
-and where it switches gradients or autocast. Plain attributes that it reads (a number of heads) are frozen as well:
-they are listed, so that a rewritten module can refuse another value. Not covered: what a forward prints, and numbers
-that it reads from objects it holds (a config).
+Child modules are leaves: the forwards of children are not traced. A trace follows a single path through Python code and
+freezes the values on the path. Refused are forwards where another call could take another path: decisions on data or
+types, on the mode, on the given arguments, on random numbers; forwards that set attributes or make tensors of their
+own; and forwards that switch gradients or autocast. Plain attributes (a number of heads) are frozen as well: the trace
+lists the attributes, and a rewritten module refuses new values. Not covered: printed output, and numbers read from held
+objects (a config).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Traced:
     """A module's own forward.
 
     Attributes:
-        graph: Its calls in the order of execution.
+        graph: Calls in the order of execution.
         settings: Names of plain attributes whose values are in the graph.
     """
 
@@ -42,11 +42,11 @@ class Traced:
 
 
 def trace_forward(module: nn.Module, where: str) -> Traced:
-    """Trace a module's own forward; the module and the random states are left as they were.
+    """Trace a module's own forward; the module and the random states stay unchanged.
 
     Args:
-        module: Any that is no container.
-        where: What messages call it.
+        module: Any module except containers.
+        where: Name of the module in messages.
 
     Raises:
         ValueError: If a trace could not stand for the forward.
@@ -77,7 +77,7 @@ def refusal(where: str, reason: str) -> ValueError:
 
 
 def _not_traced(module: nn.Module) -> str:
-    """Return why a module is not traced at all, or nothing."""
+    """Return the reason why a module is not traced at all, or an empty string."""
     forward = inspect.unwrap(type(module).forward)
     if isinstance(module, torch.jit.ScriptModule | fx.GraphModule):
         return "it is a script or a graph already"
@@ -94,7 +94,7 @@ def _not_traced(module: nn.Module) -> str:
 
 
 class _Proxy(fx.Proxy):
-    """A value whose `x += y` is traced as what it is: others that hold x see the sum."""
+    """A value whose `x += y` is traced as an in-place addition: all references to x see the sum."""
 
 
 def _in_place(function: Any) -> Any:
@@ -106,7 +106,7 @@ for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"):
 
 
 class _Tracer(fx.Tracer):
-    """Records parameters and buffers as what they are, and calls of children as one node each."""
+    """Tracer with parameters and buffers as nodes, and a node for each call of a child."""
 
     proxy_buffer_attributes = True
 
@@ -136,7 +136,7 @@ def _switches() -> tuple[bool, ...]:
 
 
 def _trace(module: nn.Module, read: set[str], training: bool, defaults: bool) -> fx.Graph:
-    """Trace a copy that shares all tensors and children, and notes which attributes are read."""
+    """Trace a copy with shared tensors and children, and record the attributes read."""
     kind: Any = type(module)
 
     class Reading(kind):  # type: ignore[misc]
@@ -171,7 +171,7 @@ def _identities(held: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _isinstance_watched(kind: type) -> Iterator[None]:
-    """Let code of the files that a class comes from fail where it asks for the type of what is traced."""
+    """Make `isinstance` fail for traced values in the files of the class and the base classes."""
 
     def watched(value: Any, kinds: Any) -> bool:
         if isinstance(value, fx.Proxy):
@@ -213,7 +213,7 @@ def _check_equal(graph: fx.Graph, other: fx.Graph, where: str, difference: str) 
 
 
 def _lines(graph: fx.Graph) -> dict[str, str]:
-    """Return what each node does; arguments that are not given are their defaults."""
+    """Return the operation of each node; omitted arguments count as defaults."""
 
     def given(node: fx.Node) -> Argument:
         return node.args[0] if node.op == "placeholder" and node.args else node
