@@ -1,1 +1,1 @@
-"""BoundaryDPT: find the split of a depth budget between attentions and activations by short recoveries."""
+"""BoundaryDPT: the best split of a depth budget between attentions and activations, found by short recoveries."""

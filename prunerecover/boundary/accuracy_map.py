@@ -1,13 +1,13 @@
-"""Predict the accuracy of every split of a depth budget from a few short training runs, and pick the best.
+"""Map of predicted accuracies of all splits of a depth budget, from a few short training runs.
 
-The Model Accuracy Predictor of BoundaryDPT (arXiv 2607.03784): how much attentions and activations hurt cannot be
-compared before recovery, so a few splits are trained for a short while, a surface is fitted to their accuracies
-(`surfaces`, `gaussian_surface`), and all feasible splits (`designs`) are compared on it. We add an interval for what
-the pick may cost, and refuse what the paper's own table warns of: degrees that the runs do not determine, and
-predictions above dense.
+The Model Accuracy Predictor of BoundaryDPT (arXiv 2607.03784): the damage of removed attentions and activations cannot
+be compared before recovery, so a few splits are trained for a short while, a surface is fitted to the accuracies
+(`surfaces`, `gaussian_surface`), and all feasible splits (`designs`) are compared on the surface. We add an interval
+for the regret of the pick, and refuse the pitfalls in the paper's own table: undetermined degrees, and predictions
+above dense.
 
-`map_fitting.fit_map` makes the map. Nothing is trained here. A map knows only what its runs know: runs shorter for one
-type than it needs shift the pick.
+`fit_map.fit_map` makes the map. Nothing is trained here. A map is as good as the runs: runs too short for one type
+shift the pick.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ DRAWS = 4000
 
 @dataclass(frozen=True)
 class AccuracyMap:
-    """Accuracies of all splits, as predicted from the runs; made by `fit_map`.
+    """Predicted accuracies of all splits; made by `fit_map`.
 
     Args:
-        points: The runs.
+        points: Results of the runs.
         layers: Number of attention and activation units of the dense model.
-        surface: Fitted to the runs.
+        surface: Surface fitted to the runs.
         dense: Accuracy of the dense model in percent, if known.
-        noise: Standard deviation of one run in points.
-        seed: Of the bootstrap.
+        noise: Standard deviation of a run in points.
+        seed: Seed of the bootstrap.
     """
 
     points: tuple[MapPoint, ...]
@@ -47,7 +47,7 @@ class AccuracyMap:
 
     @property
     def cv_rmse(self) -> float | None:
-        """Leave-two-out RMSE in points, pooled over all pairs of runs; None if there are too few runs to leave out."""
+        """Leave-two-out RMSE in points, pooled over all pairs of runs; None for too few runs."""
         return self.surface.cv_rmse
 
     @property
@@ -57,7 +57,7 @@ class AccuracyMap:
 
     @property
     def coefficients(self) -> tuple[float, ...] | None:
-        """Of 1, a, t, a^2, at, t^2, ... (of 1, a, a^2 for a parabola); None for a Gaussian process."""
+        """Coefficients of 1, a, t, a^2, at, t^2, ... (of 1, a, a^2 for a parabola); None for a Gaussian process."""
         return getattr(self.surface, "coefficients", None)
 
     def predict(self, a: float, t: float) -> float:
@@ -68,7 +68,7 @@ class AccuracyMap:
             t: Kept fraction of the activations.
 
         Raises:
-            ValueError: If a fraction is not between 0 and 1, or the runs lie along a line that (a, t) is off.
+            ValueError: If a fraction is not between 0 and 1, or (a, t) is off the line of the runs.
         """
         if not (0 <= a <= 1 and 0 <= t <= 1):
             raise ValueError(f"Expected kept fractions between 0 and 1, but got a={a}, t={t}. Counts go to `best`.")
@@ -77,16 +77,16 @@ class AccuracyMap:
     def best(
         self, *, n_remove: int | None = None, n_keep: int | None = None, splits: Iterable[Split] | None = None
     ) -> Pick:
-        """Compare all feasible splits and return the best; of equal ones, that which removes fewest attentions.
+        """Compare all feasible splits and return the best; among equal splits, with the fewest removed attentions.
 
         Args:
             n_remove: Number of units to remove, both types together.
             n_keep: Number of units to keep, both types together.
-            splits: The feasible splits themselves, for instance `affordable_splits(...)`. Exactly one of the three.
+            splits: Feasible splits, for instance from `affordable_splits(...)`. Exactly one of the three is given.
 
         Raises:
-            ValueError: If none or several are given, the budget is infeasible, a split is predicted above dense by
-                more than the noise of the runs, or the runs lie along the line of another budget.
+            ValueError: If none or several are given, the budget is infeasible, a split is predicted above dense by more
+                than the noise of the runs, or the runs lie along the line of another budget.
         """
         feasible = self._feasible(n_remove, n_keep, splits)
         kept = kept_fractions(feasible, self.layers)

@@ -1,10 +1,10 @@
-"""Experimental designs: the feasible splits of a depth budget, and those of them to train first.
+"""Experimental designs: the feasible splits of a depth budget, and the splits to train first.
 
-A *split* is a pair (attention, activation): how many units of each type are removed. A budget in layers leaves the
-splits with one sum, a line; a budget in cost leaves a staircase close to a line. An accuracy map (`accuracy_map`) is
-fitted to short training runs at a few splits, and these functions choose the splits. Algorithms 1 and 2 are those of
-BoundaryDPT (arXiv 2607.03784), `axes_and_staircase` is the design of its published table, and `spread` is ours: its
-runs go where the question is, to the feasible splits. `next_split` chooses runs that depend on earlier results.
+A *split* is a pair (attention, activation): numbers of removed units of each type. The splits of a budget in layers
+have the same sum, a line; a budget in cost leaves a staircase close to a line. An accuracy map (`accuracy_map`) is
+fitted to short training runs at a few splits from these functions. Algorithms 1 and 2 are from BoundaryDPT (arXiv
+2607.03784), `axes_and_staircase` is the design of its published table, and `spread` is ours: runs lie on the feasible
+splits, the splits in question. `next_split` chooses runs by earlier results.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 Split = tuple[int, int]
 Layers = int | tuple[int, int]  # units of the dense model: (attention, activation), or one number for both
-ROUNDING = 1e-9  # of a share of cost: sums of shares that equal the budget on paper do so here
+ROUNDING = 1e-9  # of a share of cost: sums of shares equal to the budget on paper are equal here
 
 
 def layer_counts(layers: Layers) -> tuple[int, int]:
-    """Return the number of attention and activation units of the dense model, given both or one for both.
+    """Return the number of attention and activation units of the dense model, from a pair or a common number.
 
     Raises:
         ValueError: If a number is below 1.
@@ -35,12 +35,12 @@ def feasible_splits(layers: Layers, *, n_remove: int | None = None, n_keep: int 
     """List all splits of a budget in layers, fewest attentions first.
 
     Args:
-        layers: Number of attention and activation units of the dense model; one number stands for both.
+        layers: Number of attention and activation units of the dense model, as a pair or a common number.
         n_remove: Number of units to remove, both types together.
         n_keep: Number of units to keep, both types together. Exactly one of the two is given.
 
     Raises:
-        ValueError: If none or both are given, or the model does not have that many units.
+        ValueError: If none or both are given, or the model has too few units.
 
     >>> feasible_splits(2, n_remove=3)
     ((1, 2), (2, 1))
@@ -64,16 +64,16 @@ def feasible_splits(layers: Layers, *, n_remove: int | None = None, n_keep: int 
 def affordable_splits(
     layers: Layers, attention_share: float, activation_share: float, budget: float
 ) -> tuple[Split, ...]:
-    """List the splits that meet a budget in cost with nothing to spare, fewest attentions first.
+    """List the splits that just meet a budget in cost, fewest attentions first.
 
-    For each number of attentions the fewest activations that meet the budget are taken; a split that removes as many
-    activations as one with fewer attentions is dropped. Shares are taken to add up, as MACs do and latency nearly does.
+    For each number of attentions, the least number of activations is taken; a split is dropped if a split with fewer
+    attentions has the same number of activations. Shares are assumed additive: MACs are, latency nearly is.
 
     Args:
-        layers: Number of attention and activation units of the dense model; one number stands for both.
-        attention_share: Share of the model's cost (MACs, latency) that goes with one attention, measured.
-        activation_share: Share that goes with one activation once its linears are merged.
-        budget: Share of the cost that has to go.
+        layers: Number of attention and activation units of the dense model, as a pair or a common number.
+        attention_share: Measured share of the cost of the model (MACs, latency) per attention.
+        activation_share: Measured share per activation, once its linears are merged.
+        budget: Share of the cost to remove.
 
     Raises:
         ValueError: If a share is not between 0 and 1, or removing everything does not meet the budget.
@@ -100,14 +100,14 @@ def affordable_splits(
 
 
 def spread(splits: Sequence[Split], runs: int) -> tuple[Split, ...]:
-    """Choose splits at even distances along the feasible ones, both ends among them.
+    """Choose splits at even distances along the feasible splits, with both ends.
 
     Args:
-        splits: The feasible splits, in order.
-        runs: How many to choose; all of them if there are no more.
+        splits: Feasible splits, in order.
+        runs: Number of splits to choose; all if there are no more.
 
     Raises:
-        ValueError: If there is no split, or fewer than two runs are asked for.
+        ValueError: If there is no split, or `runs` is below two.
 
     >>> spread(feasible_splits(12, n_remove=8), 4)
     ((0, 8), (3, 5), (5, 3), (8, 0))
@@ -122,12 +122,12 @@ def spread(splits: Sequence[Split], runs: int) -> tuple[Split, ...]:
 
 
 def one_type_at_a_time(layers: Layers, n_remove: int) -> tuple[Split, ...]:
-    """Return the runs of Algorithm 1 (arXiv 2607.03784): dense, attentions alone one by one, activations alone.
+    """Return the runs of Algorithm 1 (arXiv 2607.03784): dense, attentions alone step by step, activations alone.
 
     No run removes both types, so a polynomial of degree 2 cannot be fitted to these runs alone.
 
     Raises:
-        ValueError: If the model does not have `n_remove` units.
+        ValueError: If the model has fewer than `n_remove` units.
     """
     attention, activation = _budgeted(layers, n_remove)
     alone = [(n, 0) for n in range(1, min(n_remove, attention) + 1)]
@@ -135,12 +135,12 @@ def one_type_at_a_time(layers: Layers, n_remove: int) -> tuple[Split, ...]:
 
 
 def interleaved(layers: Layers, n_remove: int) -> tuple[Split, ...]:
-    """Return the runs of Algorithm 2 (arXiv 2607.03784): dense, then attentions and activations in turn, kept removed.
+    """Return the runs of Algorithm 2 (arXiv 2607.03784): dense, then attentions and activations in turn, cumulative.
 
-    The runs lie along a diagonal, so a polynomial of degree 2 cannot be fitted to them alone.
+    The runs lie along a diagonal, so a polynomial of degree 2 cannot be fitted to these runs alone.
 
     Raises:
-        ValueError: If the model does not have `n_remove` units.
+        ValueError: If the model has fewer than `n_remove` units.
     """
     attention, activation = _budgeted(layers, n_remove)
     steps = [((n + 1) // 2, n // 2) for n in range(n_remove + 1)]
@@ -148,18 +148,18 @@ def interleaved(layers: Layers, n_remove: int) -> tuple[Split, ...]:
 
 
 def axes_and_staircase(layers: Layers, n_remove: int = 8, steps: int = 5) -> tuple[Split, ...]:
-    """Return the design of the published table of BoundaryDPT: both axes and a staircase where both types go.
+    """Return the design of the published table of BoundaryDPT: both axes and a staircase with both types removed.
 
-    With 12 layers and the defaults these are its 22 runs: dense, 8 with attentions removed, 8 with activations removed,
-    and (1, 1), (1, 2), (2, 2), (2, 3), (3, 3).
+    With 12 layers and the defaults these are the 22 runs of the paper: dense, 8 with attentions removed, 8 with
+    activations removed, and (1, 1), (1, 2), (2, 2), (2, 3), (3, 3).
 
     Args:
-        layers: Number of attention and activation units of the dense model; one number stands for both.
-        n_remove: Units of one type that the last run along an axis removes; at most all of them.
-        steps: Runs of the staircase; splits that the model is too shallow for are left out.
+        layers: Number of attention and activation units of the dense model, as a pair or a common number.
+        n_remove: Number of removed units in the last run along an axis; at most all units of the type.
+        steps: Number of runs of the staircase; splits too large for the model are left out.
 
     Raises:
-        ValueError: If the model does not have `n_remove` units.
+        ValueError: If the model has fewer than `n_remove` units.
     """
     attention, activation = layer_counts(layers)
     staircase = [((n + 2) // 2, (n + 3) // 2) for n in range(steps)]
@@ -178,5 +178,5 @@ def _budgeted(layers: Layers, n_remove: int) -> tuple[int, int]:
 
 
 def _fewest(missing: float, share: float, most: int) -> int | None:
-    """Return the least number of units, at most `most`, whose shares reach what is missing; None if all do not."""
+    """Return the least number of units, at most `most`, with enough shares for `missing`; None if all are too few."""
     return next((n for n in range(most + 1) if n * share >= missing - ROUNDING), None)

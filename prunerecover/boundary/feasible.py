@@ -1,4 +1,4 @@
-"""The splits that a budget of BoundaryDPT allows, and further ones if what units leave costs too much."""
+"""Feasible splits of a budget of BoundaryDPT, with further splits to make up for the cost of replacements."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 
 TYPES = ("attention", "activation")
-CLOCK = 0.02  # shares of latency below this cannot be told apart
+CLOCK = 0.02  # smallest difference of latency shares that a clock resolves
 
 
 def layers_of(planner: FamilyPlanner) -> tuple[int, int]:
-    """Return how many attentions and activations a planner has to choose from.
+    """Return the numbers of attentions and activations that a planner may remove.
 
     Raises:
-        ValueError: If it has none of a type.
+        ValueError: If there is no unit of a type.
     """
     attention, activation = (count_by_kind(planner.units).get(kind, 0) for kind in TYPES)
     if not attention or not activation:
@@ -32,12 +32,12 @@ def layers_of(planner: FamilyPlanner) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Feasible:
-    """What a budget allows.
+    """Splits within a budget.
 
     Attributes:
-        splits: (attentions, activations) removed.
-        more: Takes the plan of the picked split; returns the splits to take one of instead, all beyond it, if it
-            removes too little, and none if it is enough.
+        splits: Pairs of removed (attentions, activations).
+        more: Function from the plan of the picked split to larger splits to choose from, if the plan removes too
+            little; empty if the plan is enough.
     """
 
     splits: tuple[Split, ...]
@@ -50,13 +50,13 @@ def feasible_within(
     """Return the feasible splits of a budget: exactly one of `budget`, `n_remove` and `n_keep`.
 
     Args:
-        planner: With attentions and activations to choose from; the splits count those.
-        budget: A share of the MACs, the parameters or the latency, measured per type on half of its units.
+        planner: Planner with attentions and activations to choose from, the units of the splits.
+        budget: Share of the MACs, the parameters or the latency, measured per type on half of the units.
         n_remove: Number of units to remove, both types together.
         n_keep: Number of units to keep, both types together.
 
     Raises:
-        ValueError: If not exactly one budget is given, or it cannot be met.
+        ValueError: If not exactly one budget is given, or the budget cannot be met.
     """
     layers = layers_of(planner)
     if budget is None:
@@ -75,17 +75,17 @@ def feasible_within(
 
 @dataclass(frozen=True)
 class CostLine:
-    """The splits that meet a share of cost if what single units save adds up; beyond it, if a plan then saves less.
+    """Splits that meet a share of cost if savings of units add up, and larger splits if a plan saves less.
 
-    What units leave costs something, and a clock does not add up exactly.
+    Replacements have a cost, and a clock does not add up exactly.
 
     Args:
-        layers: See `affordable_splits`.
-        attention_share: See `affordable_splits`.
-        activation_share: See `affordable_splits`.
-        share: Of the cost that has to go.
-        removed: Measures the share that goes with a plan.
-        slack: By how much that may fall short.
+        layers: Numbers of units, see `affordable_splits`.
+        attention_share: Share per attention, see `affordable_splits`.
+        activation_share: Share per activation, see `affordable_splits`.
+        share: Share of the cost to remove.
+        removed: Function to measure the removed share of a plan.
+        slack: Tolerated shortfall.
     """
 
     layers: tuple[int, int]
@@ -97,11 +97,11 @@ class CostLine:
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """The splits that meet the share by addition."""
+        """Splits that meet the share by addition."""
         return affordable_splits(self.layers, self.attention_share, self.activation_share, self.share)
 
     def more(self, plan: Plan) -> tuple[Split, ...]:
-        """Return the splits that save more than a plan's by what it falls short; none if it meets the share.
+        """Return the splits that save more than a plan by its shortfall; empty if the plan meets the share.
 
         Raises:
             ValueError: If nothing is left to remove.

@@ -1,7 +1,7 @@
-"""Picture of an accuracy map: the runs, what was predicted from them, the feasible splits and the pick.
+"""Picture of an accuracy map: the runs, the prediction, the feasible splits and the pick.
 
-A map of runs along one line is drawn as accuracy over the attentions removed, with a band of what the runs leave
-possible; a map of the plane as contours over both numbers removed.
+A map of runs along a line is drawn as accuracy over the removed attentions, with a band of uncertainty; a map of the
+plane as contours over both removed numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from prunerecover.boundary.map_points import Pick, kept_fractions
 from prunerecover.display.style import BLACK, BLUE, LIGHT, SKY, VERMILION, add_heading, add_legend, new_figure
 
 DRAWS = 2000
-PIXELS = 81  # along each side of the grid that contours are drawn on
+PIXELS = 81  # along each side of the contour grid
 POINT: dict[str, Any] = {"linestyle": "none", "markeredgewidth": 1.1, "zorder": 5, "clip_on": False}
 RUN: dict[str, Any] = {**POINT, "marker": "o", "markersize": 6.5, "color": "white", "markeredgecolor": BLACK}
 PICK: dict[str, Any] = {**POINT, "marker": "*", "markersize": 16, "color": VERMILION, "markeredgecolor": "white"}
@@ -30,12 +30,12 @@ def plot_map(fitted: AccuracyMap, splits: Sequence[Split], pick: Pick | None = N
     """Draw a map.
 
     Args:
-        fitted: The map, as made by `fit_map`.
-        splits: The feasible splits of a budget, in order.
-        pick: The best of them, from `fitted.best`.
+        fitted: Map from `fit_map`.
+        splits: Feasible splits of a budget, in order.
+        pick: Best split, from `fitted.best`.
 
     Raises:
-        ValueError: If there is no split, or the map holds along the line of another budget.
+        ValueError: If there is no split, or the map is for the line of another budget.
     """
     if not splits:
         raise ValueError("Expected at least one feasible split to draw, but got none. `feasible_splits` lists them.")

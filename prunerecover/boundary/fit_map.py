@@ -1,4 +1,4 @@
-"""Fit an accuracy map to short training runs: which surface, along which line, and what is known of the dense model."""
+"""Fit of an accuracy map to short training runs: choice of surface and line, accuracy of the dense model."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def fit_map(
     """Fit a surface to the accuracies of short training runs.
 
     Args:
-        points: The runs; the dense model may be among them.
-        layers: Number of attention and activation units of the dense model; one number stands for both.
+        points: Results of the runs; the dense model may be among them.
+        layers: Number of attention and activation units of the dense model, as a pair or a common number.
         degrees: Degrees of the polynomial to choose from.
-        surface: "polynomial" is the paper's, "parabola" holds along one line, "gaussian_process" both there and in the
-            plane. By default a Gaussian process when the runs lie along the line of one budget, where it has the least
-            regret (`benchmarks/boundary/map_synthetic.py`), and a polynomial otherwise.
-        splits: All splits of the budget that the runs are for, if they are for one: what holds along its line holds for
-            each of them. By default the line is that of the runs.
-        divergences: Output divergence of splits as planned, before any training: they guide a Gaussian process.
-        dense: Accuracy of the dense model in percent after a run like the others, if that is not among the points. It
-            is not fitted, only kept above.
-        noise: Standard deviation of the accuracy of one run, in points; from two runs that differ in seed only.
-        seed: Of the bootstrap.
+        surface: Surface: "polynomial" (the paper), "parabola" (along a line), "gaussian_process" (along a line or in
+            the plane). By default a Gaussian process for runs along the line of a budget, with the least regret there
+            (`benchmarks/boundary/map_synthetic.py`), and otherwise a polynomial.
+        splits: All splits of the budget of the runs, if there is a common budget: a surface on the line then covers
+            each split. By default the line is fitted to the runs.
+        divergences: Output divergence of splits as planned, before any training: guides for a Gaussian process.
+        dense: Accuracy of the dense model in percent after an equal run, if not among the points. Not fitted, only an
+            upper limit.
+        noise: Standard deviation of the accuracy of a run, in points; from two runs with different seeds.
+        seed: Seed of the bootstrap.
 
     Raises:
         ValueError: If a point does not fit the model, the runs do not determine the surface, a divergence is not
@@ -64,7 +64,7 @@ def fit_map(
 
 
 def check_fit(surface: str | None, noise: float) -> None:
-    """Raise ValueError if there is no such surface, or the noise is not above 0."""
+    """Raise ValueError if the surface is unknown, or the noise is not above 0."""
     if surface not in (None, *SURFACES):
         raise ValueError(f"Expected a surface among {', '.join(SURFACES)} or None, but got {surface!r}.")
     if not noise > 0:

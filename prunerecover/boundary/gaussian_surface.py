@@ -1,12 +1,12 @@
-"""A Gaussian process through measured accuracies, with a prior that is fixed: a handful of runs cannot teach one.
+"""Gaussian process through measured accuracies, with a fixed prior: a handful of runs cannot teach a prior.
 
-The prior says: a quadratic in the kept fractions of whatever slope and curvature, plus smooth deviations of about two
-points over a third of the depth (a cliff where one attention too many goes), plus the noise of a run. Unlike a parabola
-it bends where the runs do, and it knows where it does not know, which `next_split` uses to choose the next run.
+The prior is a quadratic in the kept fractions of any slope and curvature, plus smooth deviations of about two points
+over a third of the depth (a cliff once an attention too many is removed), plus the noise of a run. Unlike a parabola
+the surface bends with the runs, and has large variance away from runs, which `next_split` uses to choose the next run.
 
-Where divergences before any training are known, the surface is a mean over that process and such as take the
-divergences for rough copies of the accuracies (`guide`), one for each of several scales; how well each foretells the
-runs decides what it counts for. What both leave to lose is in `benchmarks/boundary/map_synthetic.py`.
+With divergences from before any training, the surface is a mean over the plain process and over processes with the
+divergences as rough copies of the accuracies (`guide`), for several scales; the weight of each process is given by its
+prediction of the runs. The remaining regret is in `benchmarks/boundary/map_synthetic.py`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from prunerecover.boundary.surfaces import Array, Line, left_out_errors, pooled_
 QUADRATIC = 36.0  # points: prior sd of the curvature term; at depth 12, a quarter of a point per layer squared
 DEVIATION = 2.0  # points: how far the surface strays from a quadratic
 LENGTH = 0.47  # in kept fractions (a, t): along a line of equal counts, a third of the depth
-LOST = (1.5, 3.0, 6.0, 12.0, 24.0, 48.0)  # points lost at the mean divergence: scales that are tried, all as likely
-SILENT = 0.35  # probability beforehand that divergences say nothing of accuracies
+LOST = (1.5, 3.0, 6.0, 12.0, 24.0, 48.0)  # points lost at the mean divergence: scales to try, equally likely
+SILENT = 0.35  # prior probability of divergences without information on accuracies
 
 
 class Processes(Protocol):
-    """Gaussian processes, S of them, that have seen the same runs."""
+    """Gaussian processes conditioned on the same runs, S of them."""
 
     @property
     def log_evidence(self) -> Array:
@@ -40,10 +40,10 @@ class Processes(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PlainProcess:
-    """One Gaussian process that has seen runs alone.
+    """Gaussian process conditioned on runs alone.
 
     Args:
-        model: A fitted `sklearn.gaussian_process.GaussianProcessRegressor`.
+        model: Fitted `sklearn.gaussian_process.GaussianProcessRegressor`.
     """
 
     model: Any
@@ -61,14 +61,14 @@ class PlainProcess:
 
 @dataclass(frozen=True, eq=False)
 class GaussianSurface:
-    """A mean over Gaussian processes that have seen the runs.
+    """Mean over Gaussian processes conditioned on the runs.
 
     Args:
-        processes: That which has seen runs alone, and those that are guided, if any.
-        weights: What each process counts for; their sum is 1.
-        cv_rmse: Leave-two-out RMSE in points of the process that has seen runs alone; None if fewer than three runs
-            would stay, and the prior would decide.
-        line: If the runs lie along one line, that line: off it they say nothing.
+        processes: The process on runs alone, and guided processes, if any.
+        weights: Weight of each process; the sum is 1.
+        cv_rmse: Leave-two-out RMSE in points of the process on runs alone; None for fewer than five runs, where the
+            prior would decide.
+        line: Line of the runs, to refuse predictions off the line; None: no line.
     """
 
     processes: Sequence[Processes]
@@ -80,7 +80,7 @@ class GaussianSurface:
         """Return the expected accuracies `(M,)` in percent.
 
         Raises:
-            ValueError: If the runs lie along a line, and a split is off it.
+            ValueError: If a split is off the line of the runs.
         """
         return self.posterior(kept)[0]
 
@@ -94,12 +94,12 @@ class GaussianSurface:
         return mean, within + (means - mean).T @ (self.weights[:, None] * (means - mean))
 
     def draw(self, kept: Array, size: int, rng: np.random.Generator) -> Array:
-        """Return accuracies `(size, M)` in percent from a Gaussian of the posterior's mean and covariance.
+        """Return accuracies `(size, M)` in percent from a Gaussian with mean and covariance of the posterior.
 
         Args:
-            kept: `(M, 2)` fractions of attentions and activations.
+            kept: Kept fractions of attentions and activations, `(M, 2)`.
             size: Number of draws.
-            rng: What draws.
+            rng: Random generator.
         """
         mean, covariance = self.posterior(kept)
         return rng.multivariate_normal(mean, covariance, size, check_valid="ignore", method="eigh")
@@ -108,13 +108,13 @@ class GaussianSurface:
 def fit_gaussian(
     kept: Array, accuracy: Array, noise: float, line: Line | None = None, guide: Guide | None = None
 ) -> GaussianSurface:
-    """Condition the process on the runs, and on divergences if there are some.
+    """Condition the process on the runs, and on divergences if given.
 
     Args:
-        kept: `(N, 2)` fractions of attentions and activations that the runs kept.
-        accuracy: `(N,)` in percent.
-        noise: Standard deviation of one run in points.
-        line: That the runs lie on, if predictions off it are to be refused.
+        kept: Kept fractions of attentions and activations in the runs, `(N, 2)`.
+        accuracy: Accuracies in percent, `(N,)`.
+        noise: Standard deviation of a run in points.
+        line: Line of the runs, to refuse predictions off the line.
         guide: Divergences of splits before any training.
     """
     from sklearn.gaussian_process import GaussianProcessRegressor

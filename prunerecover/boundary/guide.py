@@ -1,9 +1,9 @@
-"""Output divergences before any training, as a rough copy, of unknown scale, of the accuracies after it.
+"""Guide: output divergences before any training, as a rough copy, of unknown scale, of the accuracies afterwards.
 
-The accuracy that a split loses is taken to be about proportional to the divergence of the network as planned, which
-costs no run. So the divergences are observations of the surface: all from one height, which is unknown, each off by
-about a tenth of what the split loses, in part like its neighbours. On real DeiT-Tiny they correlate by 0.992, and the
-scatter is 4% of the loss (`benchmarks/boundary/boundary_divergences.py`).
+The loss of accuracy of a split is assumed roughly proportional to the divergence of the planned network, which needs no
+run. Divergences are observations of the surface: from a common, unknown height, with a scatter of about a tenth of the
+loss, partly shared with neighbours. On a real DeiT-Tiny the correlation is 0.992, and the scatter is 4% of the loss
+(`benchmarks/boundary/boundary_divergences.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from prunerecover.boundary.map_points import check_inside, kept_fractions
 from prunerecover.boundary.surfaces import Array
 
 HEIGHT = 40.0  # points: prior sd of the accuracy at divergence 0
-COMMON, OWN = 0.06, 0.08  # scatter as a share of the loss: what neighbours share, and what they do not
-ROUNDING = 1e-6  # of a divergence, in single precision; it may be negative by that
+COMMON, OWN = 0.06, 0.08  # scatter as a share of the loss: shared with neighbours, and independent
+ROUNDING = 1e-6  # of a divergence, in single precision; a divergence may be negative by as much
 Kernel = Callable[..., Array]
 
 
@@ -28,8 +28,8 @@ class Guide:
     """Divergences of splits.
 
     Args:
-        kept: `(M, 2)` fractions of attentions and activations.
-        relative: `(M,)` divergences, as multiples of their geometric mean.
+        kept: Kept fractions of attentions and activations, `(M, 2)`.
+        relative: Divergences as multiples of their geometric mean, `(M,)`.
     """
 
     kept: Array
@@ -37,10 +37,10 @@ class Guide:
 
 
 def guide_of(divergences: Mapping[Split, float], layers: tuple[int, int]) -> Guide | None:
-    """Return what divergences say; None if that is nothing: one is 0, or all are the same, up to rounding.
+    """Return divergences as a guide; None without information: a divergence is 0, or all are equal, up to rounding.
 
     Raises:
-        ValueError: If one is NaN or infinite, or a split does not fit the model.
+        ValueError: If a divergence is NaN or infinite, or a split does not fit the model.
     """
     check_inside(divergences, layers)
     values = np.array(list(divergences.values()), dtype=np.float64)
@@ -56,14 +56,14 @@ def guide_of(divergences: Mapping[Split, float], layers: tuple[int, int]) -> Gui
 
 @dataclass(frozen=True, eq=False)
 class GuidedProcesses:
-    """Gaussian processes that have seen divergences and runs, one for each of S scales of the divergences.
+    """Gaussian processes conditioned on divergences and runs, for each of S scales of the divergences.
 
     Args:
-        kernel: Of the surface.
-        seen: `(N, 2)` kept fractions, of the divergences and then of the runs.
-        precision: `(S, N, N)` inverse covariance of all that was seen.
-        values: `(S, N)` seen, in points.
-        log_evidence: `(S,)` log density of the runs, the divergences given.
+        kernel: Kernel of the surface.
+        seen: Kept fractions of the divergences and then of the runs, `(N, 2)`.
+        precision: Inverse covariance of all observations, `(S, N, N)`.
+        values: Observations in points, `(S, N)`.
+        log_evidence: Log density of the runs given the divergences, `(S,)`.
     """
 
     kernel: Kernel
@@ -86,13 +86,13 @@ def fit_guided(
     """Condition processes on divergences and runs.
 
     Args:
-        kernel: Of the surface.
+        kernel: Kernel of the surface.
         common: Correlation of the scatter of splits.
-        kept: `(N, 2)` fractions of attentions and activations that the runs kept.
-        accuracy: `(N,)` in percent.
-        noise: Standard deviation of one run in points.
-        guide: The divergences.
-        lost: The scales: points that a split of mean divergence loses.
+        kept: Kept fractions of attentions and activations in the runs, `(N, 2)`.
+        accuracy: Accuracies in percent, `(N,)`.
+        noise: Standard deviation of a run in points.
+        guide: Divergences of splits.
+        lost: Scales: points lost at the mean divergence.
     """
     n, losses = len(guide.kept), np.outer(lost, guide.relative)
     seen = np.vstack([guide.kept, kept])
@@ -107,7 +107,7 @@ def fit_guided(
 
 
 def _log_density(covariance: Array, values: Array) -> Array:
-    """Return the log density of values `(S, N)` that Gaussians of mean 0 and covariance `(S, N, N)` draw."""
+    """Return the log density of values `(S, N)` under Gaussians of mean 0 and covariance `(S, N, N)`."""
     fit = (values * np.linalg.solve(covariance, values[..., None])[..., 0]).sum(axis=1)
     density: Array = -0.5 * (fit + np.linalg.slogdet(covariance)[1] + values.shape[1] * np.log(2 * np.pi))
     return density

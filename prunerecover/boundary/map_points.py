@@ -1,4 +1,4 @@
-"""Runs and picks of an accuracy map: how many attentions and activations went, and what was measured or predicted."""
+"""Runs and picks of an accuracy map: removed attentions and activations, with a measured or predicted accuracy."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from prunerecover.cost.statistics import Interval
 
 @dataclass(frozen=True)
 class MapPoint:
-    """The result of one run.
+    """Result of a run.
 
     Args:
-        attention: Number of attentions removed.
-        activation: Number of activations removed.
-        accuracy: In percent.
+        attention: Number of removed attentions.
+        activation: Number of removed activations.
+        accuracy: Accuracy in percent.
 
     Raises:
         ValueError: If a number is negative, or the accuracy is not a percentage.
@@ -39,19 +39,19 @@ class MapPoint:
 
     @property
     def split(self) -> Split:
-        """(attention, activation)."""
+        """Pair (attention, activation)."""
         return self.attention, self.activation
 
 
 @dataclass(frozen=True)
 class Pick:
-    """The best split of a budget.
+    """Best split of a budget.
 
     Args:
         attention: Number of attentions to remove.
         activation: Number of activations to remove.
-        predicted: Accuracy in percent.
-        regret: How many points better the truly best feasible split may be: the expectation and a 95% interval.
+        predicted: Predicted accuracy in percent.
+        regret: Expected gap in points to the truly best feasible split, with a 95% interval.
     """
 
     attention: int
@@ -61,7 +61,7 @@ class Pick:
 
     @property
     def split(self) -> Split:
-        """(attention, activation)."""
+        """Pair (attention, activation)."""
         return self.attention, self.activation
 
 
@@ -71,7 +71,7 @@ def kept_fractions(splits: Iterable[Split], layers: tuple[int, int]) -> Array:
 
 
 def check_inside(splits: Iterable[Split], layers: tuple[int, int]) -> None:
-    """Raise ValueError if the model does not have the units that a split removes."""
+    """Raise ValueError if a split removes more units than the model has."""
     for split in splits:
         if not (0 <= split[0] <= layers[0] and 0 <= split[1] <= layers[1]):
             raise ValueError(

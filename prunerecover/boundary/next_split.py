@@ -1,11 +1,11 @@
-"""Sequential design: the split to train next, given the runs so far, so that the final pick costs least.
+"""Sequential design: the next split to train, given the runs so far, for the least regret of the final pick.
 
-The first three runs are spread over the feasible splits; where their divergences before any training are known, over
-those near the least one, five at least. Each further one is where a run is expected to raise the predicted accuracy
-of the final pick most: the knowledge gradient (Frazier, Powell and Dayanik 2009) of the Gaussian process in
-`gaussian_surface`. That is near the top, on the side that is less certain, and at times a second run of the best split
-so far. On synthetic surfaces five such runs lose 0.07 points to the best split, 0.045 beside divergences, and
-five spread runs with a parabola 0.13 (`benchmarks/boundary/map_synthetic.py`). Not from the paper, whose runs are fixed
+The first three runs are spread over the feasible splits; with divergences from before any training, over the splits
+near the least divergence, five at least. Each further run is the split with the largest expected rise of the predicted
+accuracy of the final pick: the knowledge gradient (Frazier, Powell and Dayanik 2009) of the Gaussian process in
+`gaussian_surface`. The choice lies near the top, on the less certain side, and at times repeats the best split so far.
+On synthetic surfaces five adaptive runs lose 0.07 points to the best split, 0.045 beside divergences, and five spread
+runs with a parabola 0.13 (`benchmarks/boundary/map_synthetic.py`). Not from the paper, where all runs are fixed
 beforehand.
 """
 
@@ -21,9 +21,9 @@ from prunerecover.boundary.guide import guide_of
 from prunerecover.boundary.map_points import MapPoint, check_inside, kept_fractions
 from prunerecover.boundary.surfaces import Array
 
-FIRST = 3  # runs that are spread; fewer do not show a bend
-NEAR = 2.0  # times the least divergence: they are spread over splits whose divergence is no larger
-FEWEST = 5  # splits of least divergence that they are spread over in any case
+FIRST = 3  # spread runs; fewer do not show a bend
+NEAR = 2.0  # limit, times the least divergence, on the splits to spread first runs over
+FEWEST = 5  # minimum number of splits to spread first runs over, by least divergence
 NODES = 15  # of Gauss-Hermite quadrature; the integrand is piecewise linear
 
 
@@ -35,20 +35,20 @@ def next_split(
     divergences: Mapping[Split, float] | None = None,
     noise: float = 0.5,
 ) -> Split:
-    """Choose the next run among the feasible splits. Stateless: a search that was killed goes on from its runs.
+    """Choose the next run among the feasible splits. Stateless: an interrupted search goes on from the runs.
 
     Args:
-        points: The runs so far; those off the feasible splits count too.
-        splits: The feasible splits, from `feasible_splits` or `affordable_splits`.
-        layers: Number of attention and activation units of the dense model; one number stands for both.
-        divergences: See `fit_map`.
-        noise: Standard deviation of one run in points.
+        points: Runs so far; runs off the feasible splits count, too.
+        splits: Feasible splits, from `feasible_splits` or `affordable_splits`.
+        layers: Number of attention and activation units of the dense model, as a pair or a common number.
+        divergences: Output divergences of splits, see `fit_map`.
+        noise: Standard deviation of a run in points.
 
     Returns:
-        The split. It may be one that was run before: then run it again with another seed.
+        The split. A repeated split is meant to run again with another seed.
 
     Raises:
-        ValueError: If there is no feasible split, one does not fit the model, or a divergence is not finite.
+        ValueError: If there is no feasible split, a split does not fit the model, or a divergence is not finite.
 
     >>> runs = [MapPoint(0, 8, 72.0), MapPoint(4, 4, 75.0), MapPoint(8, 0, 65.0)]
     >>> from prunerecover.boundary.designs import feasible_splits
@@ -71,12 +71,12 @@ def next_split(
 def first_splits(
     splits: Iterable[Split], layers: tuple[int, int], divergences: Mapping[Split, float] | None = None
 ) -> tuple[Split, ...]:
-    """Return the first runs, which need no others.
+    """Return the first runs, chosen without results.
 
     Args:
-        splits: The feasible splits.
+        splits: Feasible splits.
         layers: Number of attention and activation units of the dense model.
-        divergences: See `fit_map`; what is not known of every split says nothing.
+        divergences: Output divergences, see `fit_map`; used only if known for every split.
 
     Raises:
         ValueError: If there is no feasible split, or a divergence is not finite or of no split of the model.
@@ -94,19 +94,19 @@ def first_splits(
 
 
 def knowledge_gradient(mean: Array, covariance: Array, noise: float) -> Array:
-    """Return by how many points one more run of each split is expected to raise the best predicted accuracy.
+    """Return the expected rise, in points, of the best predicted accuracy by another run of each split.
 
     Args:
-        mean: `(M,)` predicted accuracies.
-        covariance: `(M, M)` of the predictions.
-        noise: Standard deviation of one run in points.
+        mean: Predicted accuracies, `(M,)`.
+        covariance: Covariance of the predictions, `(M, M)`.
+        noise: Standard deviation of a run in points.
 
     Returns:
-        `(M,)`, at least 0; higher means run it.
+        `(M,)`, at least 0; the highest is the next run.
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
     spread_of_run = np.sqrt(np.maximum(np.diag(covariance), 0) + noise**2)
-    shifts = covariance / spread_of_run  # (M, M): column i is how a run of i that is one sd high moves all predictions
+    shifts = covariance / spread_of_run  # (M, M): column i is the shift of all predictions by a run of i, one sd high
     best = (mean[:, None, None] + shifts[:, :, None] * nodes).max(axis=0)  # (M, nodes)
     gains: Array = best @ weights / weights.sum() - mean.max()
     return gains

@@ -1,14 +1,14 @@
-"""BoundaryDPT (arXiv 2607.03784): how many attentions and how many activations go, and which of them.
+"""BoundaryDPT (arXiv 2607.03784): planning of the numbers of attentions and activations to remove, and of the units.
 
-How much either type hurts shows only after recovery, so a few splits of the budget are recovered for a short while
+The damage of either type shows only after recovery, so a few splits of the budget are recovered for a short while
 (`evaluate`, given by the caller: nothing is trained here), an accuracy map is fitted to the results, and the best split
-of the map is planned. Which units of each type go is decided within the type (`plan_depth`).
+of the map is planned. The units of each type are chosen within the type (`plan_depth`).
 
-Where we differ from the paper, by default: the runs lie on the budget's own line and the last ones are chosen as the
-results come in (`next_split`), and the divergences of all splits before any training are read beside them (`guide`), so
-5 runs do what the paper needs 22 for; units go by output divergence, one after the other, and leave what fits best
-instead of an identity. `PUBLISHED` are the arguments of the paper's own choices. Every run starts from the dense
-weights; the paper hands weights on from run to run.
+Differences from the paper, by default: the runs lie on the budget's own line, the last runs are chosen by earlier
+results (`next_split`), and the divergences of all splits before any training guide the map (`guide`), so 5 runs are
+enough, against 22 in the paper; units are removed by output divergence, one after the other, with the best-fitting
+replacement instead of an identity. `PUBLISHED` holds the arguments of the paper's choices. Every run starts from the
+dense weights; the paper passes weights on from run to run.
 """
 
 from __future__ import annotations
@@ -63,26 +63,26 @@ def plan_boundary(
     ignore: Sequence[str] = (),
     seed: int = 0,
 ) -> Plan:
-    """Find the best split of a budget between attentions and activations, by short runs, and plan it.
+    """Find the best split of a budget between attentions and activations, by short runs, and plan the split.
 
     Args:
-        model: A supported model whose feed-forward parts are not gated (those have no activation unit).
-        budget: `Budget(macs=...)`, or `Budget(latency=...)` measured on the model's device, as a share removed.
-        n_remove: Number of attentions and activations to remove, or
-        n_keep: to keep, both types together. Exactly one of the three is given.
+        model: Supported model whose feed-forward parts are not gated (gated parts have no activation unit).
+        budget: Removed share, `Budget(macs=...)`, or `Budget(latency=...)` measured on the device of the model.
+        n_remove: Number of attentions and activations to remove, both types together.
+        n_keep: Number of attentions and activations to keep, both types together. Exactly one of the three is given.
         batches: Calibration batches; see `plan_depth`.
-        evaluate: See `BoundarySearch`.
-        design: See `BoundaryConfig`.
-        runs: See `BoundaryConfig`.
-        surface: See `fit_map`.
-        dense: See `BoundaryConfig`.
-        noise: See `BoundaryConfig`.
-        importance: See `plan_depth`.
-        loss: See `plan_depth`.
-        replace: See `plan_depth`.
-        search: See `plan_depth`.
-        ignore: See `plan_depth`.
-        seed: See `plan_depth`; also of the first run of each split.
+        evaluate: Function from trials to accuracies, see `BoundarySearch`.
+        design: Design of the runs, see `BoundaryConfig`.
+        runs: Number of runs, see `BoundaryConfig`.
+        surface: Surface of the map, see `fit_map`.
+        dense: Accuracy of the dense model, see `BoundaryConfig`.
+        noise: Standard deviation of a run, see `BoundaryConfig`.
+        importance: Importance of units, see `plan_depth`.
+        loss: Loss function, see `plan_depth`.
+        replace: Replacement of units, see `plan_depth`.
+        search: Search within a type, see `plan_depth`.
+        ignore: Units to keep, see `plan_depth`.
+        seed: Seed, see `plan_depth`; also of the first run of each split.
 
     Returns:
         The plan, with the trials, the predicted accuracy and its expected regret as evidence.

@@ -1,4 +1,4 @@
-"""The search of BoundaryDPT: runs that are chosen, a map that is fitted to them, and the plan of its best split."""
+"""Search of BoundaryDPT: choice of the runs, fit of the map, and the plan of the best split."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ DESIGNS = ("line", "spread", "axes_and_staircase", "one_type_at_a_time", "interl
 
 @dataclass(frozen=True)
 class Trial:
-    """One short run.
+    """A short run.
 
     Attributes:
-        plan: What is removed before it; without edits for the dense model.
-        seed: Of the run. Two trials of one plan differ in it.
+        plan: Plan to apply before the run; without edits for the dense model.
+        seed: Seed of the run. Two trials of the same plan have different seeds.
     """
 
     plan: Plan
@@ -40,7 +40,7 @@ def accuracies_of(evaluate: Evaluate, trials: Sequence[Trial]) -> Sequence[float
     """Return the accuracies of trials, in percent.
 
     Raises:
-        ValueError: If `evaluate` returns more or fewer.
+        ValueError: If the number of accuracies from `evaluate` differs from the number of trials.
     """
     accuracies = evaluate(trials) if trials else []
     if len(accuracies) != len(trials):
@@ -52,17 +52,17 @@ def accuracies_of(evaluate: Evaluate, trials: Sequence[Trial]) -> Sequence[float
 
 @dataclass(frozen=True, kw_only=True)
 class BoundaryConfig:
-    """How the runs of a search are chosen and judged; checked when it is put together.
+    """Choice and rating of the runs of a search; checked on construction.
 
     Args:
-        design: Which splits are run: "line" (three spread over the splits of little divergence, the others chosen by
-            the results), "spread", the paper's "axes_and_staircase" (its published table), "one_type_at_a_time"
-            (Algorithm 1) and "interleaved" (Algorithm 2), or the splits themselves.
-        runs: How many runs "line" and "spread" make.
-        surface: See `fit_map`.
-        dense: Accuracy of the dense model in percent after such a run; no prediction may lie above it.
-        noise: Standard deviation of the accuracy of one run, in points.
-        seed: Of the first run; each repetition of a split takes the next.
+        design: Design of the runs: "line" (three spread over the splits of little divergence, the rest chosen by the
+            results), "spread", the paper's "axes_and_staircase" (its published table), "one_type_at_a_time" (Algorithm
+            1) and "interleaved" (Algorithm 2), or a list of splits.
+        runs: Number of runs for "line" and "spread".
+        surface: Surface of the map, see `fit_map`.
+        dense: Accuracy of the dense model in percent after an equal run; predictions must not lie above.
+        noise: Standard deviation of the accuracy of a run, in points.
+        seed: Seed of the first run; each repetition of a split takes the next seed.
 
     Raises:
         ValueError: If the design or surface is unknown, or a number is out of range.
@@ -90,22 +90,22 @@ class BoundaryConfig:
 
     @property
     def guided(self) -> bool:
-        """Whether divergences before any training are read beside the runs."""
+        """Whether divergences before any training are used beside the runs."""
         return self.along_line and self.surface in (None, "gaussian_process")
 
 
 @dataclass
 class BoundarySearch:
-    """Finds the split of a budget and its plan.
+    """Search for the best split of a budget, with the plan of the split.
 
     Args:
-        planner: Plans splits; made for attentions and activations.
-        splits: The feasible splits: (attentions, activations) removed.
-        evaluate: Recovers the pruned models of some trials, each for a short while, and returns their accuracies in
-            percent. It gets as many trials at once as do not depend on one another.
-        config: How runs are chosen and judged.
-        more: See `Feasible`; of further splits the one nearest to the pick is planned, as the runs say nothing of
-            splits off their line. The prediction is the pick's.
+        planner: Planner for attentions and activations.
+        splits: Feasible splits: removed (attentions, activations).
+        evaluate: Function that recovers the pruned models of some trials, each for a short while, and returns the
+            accuracies in percent. All independent trials come in the same call.
+        config: Choice and rating of the runs.
+        more: Function for larger splits, see `Feasible`; the split nearest to the pick is planned, as the runs give no
+            information off their line. The prediction stays that of the pick.
     """
 
     planner: FamilyPlanner
@@ -117,17 +117,17 @@ class BoundarySearch:
     _plans: dict[Split, Plan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check that the runs will determine the surface: before them, not after them."""
+        """Check that the runs will determine the surface: before the runs, not afterwards."""
         self._fitted([MapPoint(*split, 50.0) for split in self._designed()], {})
 
     @property
     def layers(self) -> tuple[int, int]:
-        """How many attentions and activations there are to choose from."""
+        """Numbers of attentions and activations to choose from."""
         return layers_of(self.planner)
 
     @property
     def n_runs(self) -> int:
-        """How many runs it makes."""
+        """Number of runs of the search."""
         return self.config.runs if self.config.design == "line" and len(self.splits) >= FIRST else len(self._designed())
 
     def run(self) -> tuple[AccuracyMap, Plan]:
@@ -161,7 +161,7 @@ class BoundarySearch:
         return fitted, plan.model_copy(update={"made_by": made_by, "evidence": {**plan.evidence, **found.to_dict()}})
 
     def plan_of(self, split: Split) -> Plan:
-        """Return the plan that removes a split."""
+        """Return the plan of a split."""
         if split == (0, 0):
             return Plan()
         if split not in self._plans:
@@ -170,13 +170,13 @@ class BoundarySearch:
 
     @cached_property
     def divergences(self) -> dict[Split, float]:
-        """Output divergence of every feasible split as planned; none where no Gaussian process along the line asks."""
+        """Output divergence of every feasible split as planned; empty without a Gaussian process along the line."""
         if not self.config.guided or len(self.splits) < FIRST:
             return {}
         return {split: _divergence(self.plan_of(split)) for split in self.splits}
 
     def _next(self) -> list[Split]:
-        """Return the splits to run now, given the points; none when there are enough."""
+        """Return the splits to run now, given the points; empty after the last run."""
         if self.config.design == "line":
             return self._next_on_line()
         return [] if self.points else list(self._designed())
@@ -204,7 +204,7 @@ class BoundarySearch:
         )
 
     def _designed(self) -> Sequence[Split]:
-        """Return the splits that are run; with the design "line" such as may be run."""
+        """Return the splits to run; with the design "line" examples of such splits."""
         n_remove = max(sum(split) for split in self.splits)
         if self.config.along_line:
             return spread(self.splits, self.config.runs)
@@ -228,5 +228,5 @@ class BoundarySearch:
 
 
 def _divergence(plan: Plan) -> float:
-    """Return the output divergence of a plan: that once its last unit in depth has gone."""
+    """Return the output divergence of a plan, after the removal of its last unit in depth."""
     return list(DepthEvidence.of(plan.evidence).divergence.values())[-1] if plan.edits else 0.0

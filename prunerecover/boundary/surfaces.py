@@ -1,9 +1,9 @@
-"""Surfaces through measured accuracies: polynomials in the kept fractions, and a parabola along one line of them.
+"""Surfaces through measured accuracies: polynomials in the kept fractions, and a parabola along a line.
 
 BoundaryDPT (arXiv 2607.03784) predicts the accuracy of a split by a polynomial sum_{i+j<=k} theta_ij a^i t^j, where a
-and t are the kept fractions of attentions and activations, and chooses k by leave-two-out cross-validation. Both are
-least squares, so every left-out error has a closed form and nothing is refitted. Degrees that the runs do not determine
-are refused. A Gaussian process is in `gaussian_surface`; `accuracy_map` puts surfaces to use.
+and t are the kept fractions of attentions and activations, and chooses k by leave-two-out cross-validation. Both fits
+are least squares, so every left-out error has a closed form without a refit. Degrees not determined by the runs are
+refused. A Gaussian process is in `gaussian_surface`; `accuracy_map` uses the surfaces.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ PARABOLA = ((0, 0), (1, 0), (2, 0))
 
 
 class Surface(Protocol):
-    """What an accuracy map needs of a fitted surface. `kept` is `(M, 2)`: fractions of attentions and activations."""
+    """Interface of a fitted surface. `kept` is `(M, 2)`: fractions of attentions and activations."""
 
     @property
     def cv_rmse(self) -> float | None:
-        """Leave-two-out RMSE in points, pooled over all pairs of runs; None if there are too few runs to leave out."""
+        """Leave-two-out RMSE in points, pooled over all pairs of runs; None for too few runs."""
 
     def predict(self, kept: Array) -> Array:
         """Return the predicted accuracies `(M,)` in percent."""
 
     def draw(self, kept: Array, size: int, rng: np.random.Generator) -> Array:
-        """Return accuracies `(size, M)` that the runs leave possible: where to doubt the prediction, and how much.
+        """Return plausible accuracies `(size, M)` given the runs: a measure of the uncertainty of the prediction.
 
         Args:
-            kept: `(M, 2)` fractions of attentions and activations.
+            kept: Kept fractions of attentions and activations, `(M, 2)`.
             size: Number of draws.
-            rng: What draws.
+            rng: Random generator.
         """
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line t = intercept + slope * a through kept fractions, and how far off it a split may lie.
+    """Line t = intercept + slope * a through kept fractions, with a tolerance for splits.
 
     Args:
-        intercept: Of t at a = 0.
-        slope: Negative along a budget: what one type keeps, the other must lose.
-        tolerance: In t; one layer, or a step of a budget in cost.
+        intercept: Value of t at a = 0.
+        slope: Slope, negative along a budget: the more units of one type are kept, the fewer of the other.
+        tolerance: Tolerance in t; one layer, or a step of a budget in cost.
     """
 
     intercept: float
@@ -56,11 +56,11 @@ class Line:
     tolerance: float
 
     def contains(self, kept: Array) -> NDArray[np.bool_]:
-        """Return which splits `(M,)` lie on the line."""
+        """Return a mask `(M,)` of the splits on the line."""
         return np.abs(kept[:, 1] - self.intercept - self.slope * kept[:, 0]) <= self.tolerance + SINGULAR
 
     def check(self, kept: Array) -> None:
-        """Raise ValueError if a split is off the line, where nothing was measured."""
+        """Raise ValueError if a split is off the line, away from all measurements."""
         on = self.contains(kept)
         if not on.all():
             a, t = kept[~on][0]
@@ -73,15 +73,15 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class PolynomialSurface:
-    """A least-squares fit to measured accuracies.
+    """Least-squares fit to measured accuracies.
 
     Args:
-        exponents: Of (a, t), one pair per coefficient.
-        coefficients: In points.
-        refit: `(P, N)` takes the accuracies of the N runs to the P coefficients.
+        exponents: Exponents of (a, t), a pair per coefficient.
+        coefficients: Coefficients in points.
+        refit: Matrix from the accuracies of the N runs to the P coefficients, `(P, N)`.
         sigma: Standard deviation of a run around the surface, in points.
-        cv_rmse: Leave-two-out RMSE in points; None if there are too few runs.
-        line: For a parabola, the line that it holds on.
+        cv_rmse: Leave-two-out RMSE in points; None for too few runs.
+        line: Line of a parabola, for predictions on the line only.
     """
 
     exponents: tuple[tuple[int, int], ...]
@@ -100,7 +100,7 @@ class PolynomialSurface:
         """Return the predicted accuracies `(M,)`.
 
         Raises:
-            ValueError: If the surface holds on a line only, and a split is off it.
+            ValueError: If the surface is for a line only, and a split is off the line.
         """
         predicted: Array = self._terms(kept) @ np.array(self.coefficients)
         return predicted
@@ -108,12 +108,13 @@ class PolynomialSurface:
     def draw(self, kept: Array, size: int, rng: np.random.Generator) -> Array:
         """Return predictions `(size, M)` after refits to accuracies drawn around the surface: a parametric bootstrap.
 
-        Resampling the residuals themselves would say little: with four runs and three coefficients they are one number.
+        Resampling of residuals would show little: with four runs and three coefficients the residuals are a single
+        number.
 
         Args:
-            kept: `(M, 2)` fractions of attentions and activations.
+            kept: Kept fractions of attentions and activations, `(M, 2)`.
             size: Number of refits.
-            rng: What draws the accuracies.
+            rng: Random generator of the accuracies.
         """
         noise = self.sigma * rng.standard_normal((size, self.refit.shape[1]))
         return (np.array(self.coefficients) + noise @ self.refit.T) @ self._terms(kept).T
@@ -134,13 +135,14 @@ def monomials(degree: int) -> tuple[tuple[int, int], ...]:
 
 
 def fit_polynomial(kept: Array, accuracy: Array, degrees: Iterable[int], noise: float) -> PolynomialSurface:
-    """Fit the degree with the least leave-two-out error; the lower one of two that are equal up to rounding.
+    """Fit the degree with the least leave-two-out error; the lower degree of two equal up to rounding.
 
     Args:
-        kept: `(N, 2)` fractions of attentions and activations that the runs kept.
-        accuracy: `(N,)` in percent.
-        degrees: To choose from. One that the runs do not determine, with all of them or without some pair, is left out.
-        noise: Standard deviation of one run in points; the surface is never taken to be more certain than that.
+        kept: Kept fractions of attentions and activations in the runs, `(N, 2)`.
+        accuracy: Accuracies in percent, `(N,)`.
+        degrees: Degrees to choose from. A degree not determined by the runs, with all runs or without some pair, is
+            left out.
+        noise: Standard deviation of a run in points, a lower limit for the uncertainty of the surface.
 
     Raises:
         ValueError: If no degree is left.
@@ -163,25 +165,25 @@ def fit_polynomial(kept: Array, accuracy: Array, degrees: Iterable[int], noise: 
 
 
 def fit_parabola(kept: Array, accuracy: Array, line: Line, noise: float) -> PolynomialSurface:
-    """Fit 1, a, a^2 to runs on one line. It predicts nothing off that line.
+    """Fit 1, a, a^2 to runs on a line, for predictions on the line only.
 
     Args:
-        kept: `(N, 2)` fractions of attentions and activations that the runs kept.
-        accuracy: `(N,)` in percent.
-        line: That the runs lie on, as found by `constraint_line`.
-        noise: Standard deviation of one run in points.
+        kept: Kept fractions of attentions and activations in the runs, `(N, 2)`.
+        accuracy: Accuracies in percent, `(N,)`.
+        line: Line of the runs, from `constraint_line`.
+        noise: Standard deviation of a run in points.
     """
     return _least_squares(kept, accuracy, PARABOLA, noise, line)
 
 
 def constraint_line(kept: Array, tolerance: float, budget: Array | None = None) -> Line | None:
-    """Return the falling line that at least three different runs lie on, up to the tolerance; None if there is none.
+    """Return the falling line through at least three different runs, up to the tolerance; None without a line.
 
     Args:
-        kept: `(N, 2)` fractions of attentions and activations.
-        tolerance: In the fraction of activations; one layer.
-        budget: `(M, 2)`, all splits of a budget. The line is then theirs, and the tolerance at least as wide as the
-            steps of a budget in cost.
+        kept: Kept fractions of attentions and activations, `(N, 2)`.
+        tolerance: Tolerance in the fraction of activations; one layer.
+        budget: Kept fractions of all splits of a budget, `(M, 2)`. The line is then fitted to these splits, with a
+            tolerance at least as wide as the steps of a budget in cost.
     """
     if len(np.unique(kept[:, 0])) < len(PARABOLA):
         return None
@@ -194,14 +196,14 @@ def constraint_line(kept: Array, tolerance: float, budget: Array | None = None) 
 
 
 def left_out_errors(precision: Array, accuracy: Array) -> Array | None:
-    """Return how far every pair of runs lies from a fit to all the others, in closed form.
+    """Return the distance of every pair of runs from a fit to all other runs, in closed form.
 
-    For a set S of runs, the error of the fit without them is inv(Q_SS) (Q y)_S, where Q is I - H for least squares with
+    For a set S of runs, the error of the fit without S is inv(Q_SS) (Q y)_S, where Q is I - H for least squares with
     hat matrix H, and the inverse covariance of the runs for a Gaussian process.
 
     Args:
-        precision: `(N, N)`, Q.
-        accuracy: `(N,)`, y.
+        precision: Matrix Q, `(N, N)`.
+        accuracy: Accuracies y, `(N,)`.
 
     Returns:
         `(N (N - 1) / 2, 2)` in points, pairs in the order of `itertools.combinations`; None if the fit without some
@@ -216,7 +218,7 @@ def left_out_errors(precision: Array, accuracy: Array) -> Array | None:
 
 
 def pooled_rmse(errors: Array | None) -> float | None:
-    """Return the root of the mean squared error over all pairs and both runs of each."""
+    """Return the root of the mean squared error over all pairs and both runs of each pair."""
     return None if errors is None else float(np.sqrt(np.mean(errors**2)))
 
 
@@ -239,7 +241,7 @@ def _terms(kept: Array, exponents: Iterable[tuple[int, int]]) -> Array:
 
 
 def _undetermined(terms: Array) -> str | None:
-    """Say why the coefficients are not determined by the runs, or not without some pair of them; None if they are."""
+    """Return the reason for undetermined coefficients, with all runs or without some pair; None if determined."""
     runs, size = terms.shape
     rank = int(np.linalg.matrix_rank(terms))
     if rank < size:
@@ -258,5 +260,5 @@ def _pairs(runs: int) -> NDArray[np.int64]:
 
 
 def _singular(blocks: Array) -> NDArray[np.bool_]:
-    """Return which of the symmetric blocks `(B, 2, 2)` are singular."""
+    """Return a mask of the singular blocks among symmetric blocks `(B, 2, 2)`."""
     return np.asarray(np.linalg.eigvalsh(blocks)[:, 0] <= SINGULAR)
