@@ -1,7 +1,7 @@
-"""The residual networks of He et al. (arXiv 1512.03385, 4.2) for 32 x 32 images, under timm names.
+"""Residual networks of He et al. (arXiv 1512.03385, 4.2) for 32 x 32 images, under timm names.
 
 Three stages of n blocks with 16, 32 and 64 channels. Where the size halves, the shortcut takes every second pixel and
-pads the channels with zeros (option A), so it has no parameters. Importing this module registers `cifar_resnet20`,
+pads the channels with zeros (option A), without parameters. Importing this module registers `cifar_resnet20`,
 `cifar_resnet32`, `cifar_resnet44`, `cifar_resnet56` and `cifar_resnet110`.
 """
 
@@ -27,7 +27,7 @@ default_cfgs = generate_default_cfgs({f"cifar_resnet{depth}.untrained": CONFIG f
 
 
 class PaddedShortcut(nn.Module):
-    """Every second pixel, with zeros for the channels that are new (half of them on either side)."""
+    """Shortcut with every second pixel, and zeros for the new channels (half of them on either side)."""
 
     def __init__(self, new_channels: int) -> None:
         super().__init__()
@@ -58,10 +58,10 @@ class BasicBlock(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """A network of `6 * blocks + 2` layers.
+    """Network of `6 * blocks + 2` layers.
 
     Args:
-        blocks: Per stage.
+        blocks: Blocks per stage.
         num_classes: Size of the head.
         in_chans: Channels of the images.
     """

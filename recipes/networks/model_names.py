@@ -1,10 +1,10 @@
 """Names as a user writes them: paths with variables, models from timm's registry, the hub or a local folder.
 
-Three forms name a timm model, everywhere in the recipes: a timm name (`deit_tiny_patch16_224`), a folder that holds
-timm's `config.json` and weights (`local-dir:/path`), and a hub id (`timm/deit_tiny_patch16_224.fb_in1k`, with or
-without timm's `hf-hub:` prefix). Two name a language model: a folder as transformers saves it, and a hub id.
-Environment variables and `~` are expanded when the name is used, never when it is stored, so that a checkpoint's
-hyperparameters stay valid on another machine.
+A timm model has a name of three forms, everywhere in the recipes: a timm name (`deit_tiny_patch16_224`), a folder with
+timm's `config.json` and weights (`local-dir:/path`), or a hub id (`timm/deit_tiny_patch16_224.fb_in1k`, with or without
+timm's `hf-hub:` prefix). A language model has a folder as saved by transformers, or a hub id. Environment variables and
+`~` are expanded when the name is used, never when stored, so that a checkpoint's hyperparameters stay valid on another
+machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def expand(path: str) -> str:
     """Return `path` with environment variables and `~` replaced.
 
     Raises:
-        ValueError: If the path uses a variable that is not set.
+        ValueError: If the path uses an unset variable.
     """
     expanded = os.path.expandvars(path)
     unset = _UNSET.search(expanded)
@@ -37,9 +37,9 @@ def expand(path: str) -> str:
 
 
 def timm_name(name: str) -> str:
-    """Return `name` in the form `timm.create_model` takes: hub ids get the `hf-hub:` prefix.
+    """Return `name` in the form for `timm.create_model`: hub ids get the `hf-hub:` prefix.
 
-    Names of `cifar_resnet` are registered with timm when they are first asked for.
+    Names of `cifar_resnet` are registered with timm on first use.
 
     >>> timm_name("timm/vit_tiny_patch16_224.augreg_in21k")
     'hf-hub:timm/vit_tiny_patch16_224.augreg_in21k'
@@ -66,16 +66,16 @@ def timm_name(name: str) -> str:
 def from_pretrained(
     opened: Callable[..., Any], name: str, argument: str = "model (--model.model)", **kwargs: Any
 ) -> Any:
-    """Return what a `from_pretrained` of transformers makes of a folder or hub id.
+    """Return the object of a `from_pretrained` of transformers for a folder or hub id.
 
     Args:
-        opened: Such as `AutoTokenizer.from_pretrained`.
-        name: As a user writes it: variables and `~` are expanded.
-        argument: Argument that the user names it by, for the message.
-        kwargs: Its further arguments.
+        opened: Function such as `AutoTokenizer.from_pretrained`.
+        name: Name as a user writes it: variables and `~` are expanded.
+        argument: Name of the user's argument, for the message.
+        kwargs: Further arguments of the function.
 
     Raises:
-        ValueError: If there is nothing at a local path, nothing that it can open, or the hub cannot be reached.
+        ValueError: If a local path does not exist, the files cannot be opened, or the hub cannot be reached.
     """
     local = Path(expand(name))
     is_path = local.is_absolute() or name.startswith((".", "~", "$")) or name.count("/") > 1
@@ -95,9 +95,9 @@ def from_pretrained(
 
 
 def preprocessing(name: str) -> dict[str, Any]:
-    """Return the image size, mean, std, interpolation and crop that the model `name` was trained with.
+    """Return the image size, mean, std, interpolation and crop of the training of the model `name`.
 
-    Reads the model's configuration only; its weights are not loaded.
+    Reads the model's configuration only, not its weights.
 
     Raises:
         ValueError: If timm does not know the model.

@@ -1,8 +1,8 @@
-"""Decoders that make a segmenter of a timm backbone: linear for vision transformers, a sum of stages for all others.
+"""Decoders that turn a timm backbone into a segmenter: linear for vision transformers, a sum of stages for the rest.
 
-- `LinearSegmenter`: each patch token is classified by itself (Segmenter, arXiv 2105.05633, 3.2).
-- `PyramidSegmenter`: the stages are brought to one width and size, added and classified, as in the decoder of SegFormer
-  (arXiv 2105.15203, 3.2), with a sum where that has a concatenation.
+- `LinearSegmenter`: a linear map classifies each patch token (Segmenter, arXiv 2105.05633, 3.2).
+- `PyramidSegmenter`: the stages are brought to equal width and size, added and classified, as in the decoder of
+  SegFormer (arXiv 2105.15203, 3.2), with a sum in place of the concatenation.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WIDTH, FINEST = 128, 4  # channels of the decoder; no stage of a smaller stride is used
+WIDTH, FINEST = 128, 4  # channels of the decoder; smallest stride of a stage in use
 
 
 class LinearSegmenter(nn.Module):
     """A vision transformer and a linear map from each patch token to class scores.
 
     Args:
-        backbone: A timm vision transformer that returns all tokens (`num_classes=0, global_pool=""`).
-        classes: How many are scored.
+        backbone: Vision transformer of timm with all tokens as output (`num_classes=0, global_pool=""`).
+        classes: Number of scored classes.
     """
 
     def __init__(self, backbone: nn.Module, classes: int) -> None:
@@ -36,17 +36,17 @@ class LinearSegmenter(nn.Module):
         return F.interpolate(scores, images.shape[-2:], mode="bilinear")
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters that weight decay spares, as timm's models do."""
+        """Return the names of parameters without weight decay, as timm's models do."""
         backbone: Any = self.backbone
         return {f"backbone.{name}" for name in backbone.no_weight_decay()}
 
 
 class PyramidSegmenter(nn.Module):
-    """A backbone with several stages, and a decoder that adds them up.
+    """A backbone with several stages, and a decoder that adds the stages.
 
     Args:
-        backbone: A timm model with `features_only=True`.
-        classes: How many are scored.
+        backbone: Model of timm with `features_only=True`.
+        classes: Number of scored classes.
     """
 
     def __init__(self, backbone: nn.Module, classes: int) -> None:

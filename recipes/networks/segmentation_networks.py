@@ -1,9 +1,9 @@
-"""Networks that give a class per pixel, by name: transformers, torchvision, or a timm backbone with a decoder.
+"""Networks with a class per pixel, by name: transformers, torchvision, or a timm backbone with a decoder.
 
-The name says which: one of torchvision's segmentation models (`deeplabv3_mobilenet_v3_large`); a folder or hub id whose
-`config.json` has a `model_type` (SegFormer, UperNet and whatever else transformers knows for semantic segmentation), or
-such a type alone (`segformer`), which is built untrained; anything else is a timm backbone. Weights that were trained
-for another number of classes get a new last layer.
+The name picks the library: one of torchvision's segmentation models (`deeplabv3_mobilenet_v3_large`); a folder or hub
+id with a `model_type` in `config.json` (SegFormer, UperNet and all further semantic segmentation models of
+transformers), or the type alone (`segformer`), built untrained; any other name is a timm backbone. Weights trained for
+another number of classes get a new last layer.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Size = int | tuple[int, int]
 
 
 def build_segmenter(name: str, classes: int, pretrained: bool, image_size: Size, options: dict[str, Any]) -> nn.Module:
-    """Return a network whose output `scores_of` reads.
+    """Return a network with an output for `scores_of`.
 
     Args:
-        name: See the module.
-        classes: How many are scored.
-        pretrained: Load the weights that come with the name.
-        image_size: Of the images, in pixels; only timm's transformers want to know.
+        name: Name of the network; see the module.
+        classes: Number of scored classes.
+        pretrained: Whether to load the pretrained weights of the name.
+        image_size: Size of the images, in pixels; needed by timm's transformers only.
         options: Further arguments: of the configuration (transformers), of the constructor (torchvision) or of
             `timm.create_model`.
 
     Raises:
-        ValueError: If there is no such network, or its weights cannot be reached.
+        ValueError: If the network does not exist, or its weights cannot be reached.
     """
     if name in _torchvision_names():
         return _from_torchvision(name, classes, pretrained, options)
@@ -47,7 +47,7 @@ def scores_of(output: Any, size: tuple[int, int]) -> Tensor:
     """Return class scores `(N, classes, H, W)` at a size.
 
     Args:
-        output: Of the network: the scores, or a mapping with "logits" (transformers) or "out" (torchvision).
+        output: Output of the network: the scores, or a mapping with "logits" (transformers) or "out" (torchvision).
         size: Height and width, in pixels.
     """
     scores: Any = output
@@ -86,7 +86,7 @@ def _from_torchvision(name: str, classes: int, pretrained: bool, options: dict[s
 
 
 def _is_transformers(name: str) -> bool:
-    """Whether a name is a type of transformers', or its `config.json` names one."""
+    """Whether a name is a model type of transformers, or its `config.json` has a model type."""
     from timm.models import is_model
     from transformers import CONFIG_MAPPING
     from transformers.utils import cached_file
@@ -154,7 +154,7 @@ def _from_timm(name: str, classes: int, pretrained: bool, image_size: Size, opti
 
 
 def _with_stages(name: str, options: dict[str, Any], image_size: Size) -> nn.Module:
-    """Return a timm model that gives its stages; those with windows or position embeddings are told the size."""
+    """Return a timm model with its stages as output; models with an argument `img_size` are given the image size."""
     import timm
 
     try:

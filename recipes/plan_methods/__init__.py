@@ -1,1 +1,1 @@
-"""Plan methods that `prunerecover plan --method` can name."""
+"""Plan methods for `prunerecover plan --method`."""

@@ -1,7 +1,7 @@
-"""Plan methods: decide about a network, fed with its inputs at the start of a recipe's fit.
+"""Base of plan methods, which decide about a network on its inputs at the start of a recipe's fit.
 
-A method is a class, so that the command line can name any of them (`--method depth`, `--method boundary`, or your own
-class path) with its arguments (`--method.remove '{"activation": 3}'`).
+A method is a class, so that the command line can name a method (`--method depth`, `--method boundary`, or a class path)
+with its arguments (`--method.remove '{"activation": 3}'`).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ CALIBRATION = 192
 
 @dataclass(frozen=True)
 class PlanTask:
-    """What a method decides about.
+    """Subject of a plan method.
 
     Attributes:
-        module: Holds the dense network.
-        datamodule: Its data; None: the module has its own.
+        module: Module with the dense network.
+        datamodule: Data of the module; None: the module has its own loaders.
         target: Path of the network in the module.
-        calibration: How many training samples to calibrate on; `capture_inputs` draws them.
-        output: The plan's file; what else a method writes goes beside it.
-        checkpoint: File that the weights were loaded from; None: they are those that the module was built with.
+        calibration: Number of training samples to calibrate on; `capture_inputs` draws the samples.
+        output: File of the plan; further files of a method go beside it.
+        checkpoint: File with the loaded weights; None: the weights from the module's construction.
     """
 
     module: pl.LightningModule
@@ -49,28 +49,28 @@ class PlanTask:
 
 
 class PlanMethod(ABC):
-    """Decides what to remove from a network.
+    """Method that chooses the units to remove from a network.
 
     Attributes:
-        calibration: Number of training samples to calibrate on, where the command says none.
+        calibration: Number of training samples to calibrate on, unless the command gives a number.
     """
 
     calibration = CALIBRATION
 
     def find(self, module: pl.LightningModule, target: str | None) -> str:
-        """Return the path of the network that this method can decide about: the only supported one by default."""
+        """Return the path of a network for this method: the only supported network by default."""
         return find_target(module, target)
 
     @abstractmethod
     def make(self, task: PlanTask) -> Plan:
-        """Return the plan; network and module stay as they are."""
+        """Return the plan; network and module stay unchanged."""
 
     def write(self, plan: Plan, output: Path) -> None:
-        """Write the plan and whatever there is to look at; on one rank."""
+        """Write the plan and further files to look at; on the first rank only."""
         plan.save(output)
 
     def written(self, plan: Plan, output: Path) -> str:
-        """Say what `write` has written: units of depth by name, those of width by number."""
+        """Describe the written files: removed units of depth by name, units of width by number."""
         groups = plan.kept_groups
         parts = []
         for kind, units in plan.removed.items():
@@ -84,10 +84,10 @@ class PlanMethod(ABC):
 
 
 class AnyNetworkMethod(PlanMethod):
-    """Decides about any network, of a supported family or not."""
+    """Method for any network, of a supported family or not."""
 
     def find(self, module: pl.LightningModule, target: str | None) -> str:
-        """Return the path of the network: any will do."""
+        """Return the path of the network, of any kind."""
         return find_network(module, target)
 
 
@@ -107,7 +107,7 @@ class BudgetArguments(ShareArguments, total=False):
 
 
 def parted(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of a budget that were given, and all others.
+    """Return the given arguments of a budget, and all further arguments.
 
     >>> parted({"macs": 0.3, "params": None, "seed": 1})
     ({'macs': 0.3}, {'seed': 1})
@@ -118,13 +118,13 @@ def parted(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 class PlanningMethod(AnyNetworkMethod):
-    """Decides as a pruning callback does at the start of a fit.
+    """Method that decides as a pruning callback does at the start of a fit.
 
     Args:
         planning: Planning of the callback.
         budget: Budget of the callback.
-        calibration: Number of training samples to calibrate on, where the command says none.
-        target: Path of the network in the module, where the command says none.
+        calibration: Number of training samples to calibrate on, unless the command gives a number.
+        target: Path of the network in the module, unless the command gives a path.
     """
 
     def __init__(
@@ -139,16 +139,16 @@ class PlanningMethod(AnyNetworkMethod):
         return self.planning.config
 
     def find(self, module: pl.LightningModule, target: str | None) -> str:
-        """Return the path of the network: any will do."""
+        """Return the path of the network, of any kind."""
         return super().find(module, self.target if target is None else target)
 
     def decide(self, surgery: Surgery) -> Plan:
-        """Return the plan for the network as it is at the start of a fit."""
+        """Return the plan for the network in its state at the start of a fit."""
         plan: Plan = self.planning.decide(surgery, self.budget)
         return plan
 
     def make(self, task: PlanTask) -> Plan:
-        """Return the plan that the callback would make at the start of a fit."""
+        """Return the callback's plan at the start of a fit."""
 
         def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
             return self.decide(Surgery(trainer, module, task.target, task.calibration, self.config.seed))
@@ -157,18 +157,18 @@ class PlanningMethod(AnyNetworkMethod):
 
 
 def decided_at_start(prune: PruneCallback, task: PlanTask) -> Plan:
-    """Return the plan that a callback makes at the start of a fit.
+    """Return the plan of a callback at the start of a fit.
 
     Args:
         prune: Callback with the budget.
-        task: What it decides about.
+        task: Network, data and files.
     """
     method = PlanningMethod(prune.planning, prune.budget)
     return method.make(dataclasses.replace(task, calibration=prune.calibration))
 
 
 def beside(output: Path, ending: str) -> Path:
-    """Return the path of what lies beside a plan, named as `Plan.save` names the fitted tensors.
+    """Return the path of a file beside a plan, named as `Plan.save` names the fitted tensors.
 
     >>> beside(Path("plans/vit.json"), ".md").name
     'vit.md'
@@ -177,11 +177,11 @@ def beside(output: Path, ending: str) -> Path:
 
 
 def search_store(output: Path) -> Path:
-    """Return the folder of what a search in depth has found, until its plan is written."""
+    """Return the folder with the results of a search in depth, kept until the plan is written."""
     return beside(output, ".search")
 
 
 def save_found(plan: Plan, output: Path) -> None:
-    """Write the plan of a search in depth, and delete what was found on the way."""
+    """Write the plan of a search in depth, and delete the results of the search."""
     plan.save(output)
     delete_results(search_store(output))

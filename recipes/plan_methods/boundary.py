@@ -1,7 +1,7 @@
-"""`prunerecover plan --method boundary`: BoundaryDPT's search (arXiv 2607.03784) on a recipe's module and data.
+"""Method `boundary` of `prunerecover plan`: BoundaryDPT's search (arXiv 2607.03784) on a recipe's module and data.
 
-Beside the plan lie the trials (`<plan>.trials.jsonl`: a search that was killed goes on from there), a page with the
-trial table and what the search took (`<plan>.md`), and a figure of the accuracy map (`<plan>.map.png`).
+Beside the plan lie the trials (`<plan>.trials.jsonl`, from which a killed search goes on), a page with the trial table
+and the cost of the search (`<plan>.md`), and a figure of the accuracy map (`<plan>.map.png`).
 """
 
 from __future__ import annotations
@@ -38,25 +38,26 @@ from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
 
 
 class BoundaryPlan(PlanMethod):
-    """Find how many attentions and activations go by short recoveries, and which ones (`plan_boundary`).
+    """Find the number of attentions and activations to remove by short recoveries, and the units (`plan_boundary`).
 
     Args:
-        n_remove: Attentions and activations to remove, both together. Give exactly one budget.
-        n_keep: Attentions and activations to keep, both together.
+        n_remove: Number of attentions and activations to remove, both together. Give exactly one budget.
+        n_keep: Number of attentions and activations to keep, both together.
         macs: Share of the MACs to remove.
         params: Share of the parameters to remove.
         latency: Share of the measured latency to remove.
-        trials: How each short recovery trains and is judged.
-        design: Which splits are tried: `line`, `spread`, `axes_and_staircase`, `one_type_at_a_time`, `interleaved`, or
-            a list of (attentions, activations) removed.
-        runs: How many recoveries `line` and `spread` make.
-        surface: `polynomial`, `gaussian_process` or `parabola`; None takes what suits the design.
-        noise: Standard deviation of the accuracy of one recovery, in points.
-        importance: What ranks the units of one type.
-        replace: What removed units leave: `calibrated`, `zero` or `identity`.
-        search: `one_shot` or `greedy`; None takes the better one that is possible.
+        trials: Settings of training and evaluation in each short recovery.
+        design: Splits to try: `line`, `spread`, `axes_and_staircase`, `one_type_at_a_time`, `interleaved`, or a list of
+            (attentions, activations) removed.
+        runs: Number of recoveries in `line` and `spread`.
+        surface: Model of the accuracy: `polynomial`, `gaussian_process` or `parabola`; None takes the surface for the
+            design.
+        noise: Standard deviation of the accuracy of a recovery, in points.
+        importance: Importance that ranks the units of a type.
+        replace: Replacement of removed units: `calibrated`, `zero` or `identity`.
+        search: Search in depth, `one_shot` or `greedy`; None takes the better possible search.
         ignore: Shell patterns of units that stay.
-        seed: Of everything random.
+        seed: Seed of all random draws.
     """
 
     def __init__(
@@ -94,11 +95,11 @@ class BoundaryPlan(PlanMethod):
             reset_peak_memory(device)
             planner = self._planner(task)
             feasible = feasible_within(planner, self.budget, **self.counts)
-            most = peak_memory(device)  # every trial counts its own
+            most = peak_memory(device)  # each trial resets the peak
             runner = TrialRunner(task.module, task.datamodule, store, self.trials, task.target)
             search = BoundarySearch(
                 planner,
-                from_first_rank(feasible.splits),  # a latency is measured
+                from_first_rank(feasible.splits),  # measured latencies differ among ranks
                 runner,
                 self.config,
                 more=lambda plan: from_first_rank(feasible.more(plan)),
@@ -118,18 +119,18 @@ class BoundaryPlan(PlanMethod):
         return plan.model_copy(update={"evidence": {**plan.evidence, **SearchEvidence(search=cost).to_dict()}})
 
     def _planner(self, task: PlanTask) -> FamilyPlanner:
-        """Return what plans splits, calibrated and scored at the start of a fit, as `DepthPrune` is."""
+        """Return the planner of splits, calibrated and scored at the start of a fit, as in `DepthPrune`."""
 
         def start(trainer: pl.Trainer, module: pl.LightningModule) -> FamilyPlanner:
             surgery = Surgery(trainer, module, task.target, task.calibration, self.depth.seed)
             config = dataclasses.replace(self.depth, loss=surgery.loss if self.depth.reads_loss else None)
             planner = FamilyPlanner(surgery.session(config.loss), TYPES, config)
             if config.reads_loss:
-                planner.rank()  # while there is a training step to ask
+                planner.rank()  # the loss needs the training step of the fit
             return planner
 
         planner = at_start_of_fit(task.module, task.datamodule, start, self.depth.seed)
-        planner.model.to(task.module.device)  # a fit that ends leaves it on the CPU
+        planner.model.to(task.module.device)  # the end of a fit moves the model to the CPU
         return planner
 
     def write(self, plan: Plan, output: Path) -> None:
@@ -143,15 +144,15 @@ class BoundaryPlan(PlanMethod):
 
 
 class PublishedBoundaryPlan(BoundaryPlan):
-    """The search by the book: 22 runs, a polynomial surface, gate gradients within each type, identities left behind.
+    """Run the published search: 22 runs, a polynomial surface, gate gradients within each type, identity replacements.
 
     Args:
-        n_remove: Attentions and activations to remove, both together, or
-        n_keep: to keep.
-        trials: How each short recovery trains and is judged.
-        noise: Standard deviation of the accuracy of one recovery, in points.
+        n_remove: Number of attentions and activations to remove, both together; or give `n_keep`.
+        n_keep: Number of attentions and activations to keep, both together.
+        trials: Settings of training and evaluation in each short recovery.
+        noise: Standard deviation of the accuracy of a recovery, in points.
         ignore: Shell patterns of units that stay.
-        seed: Of everything random.
+        seed: Seed of all random draws.
     """
 
     def __init__(
@@ -167,11 +168,11 @@ class PublishedBoundaryPlan(BoundaryPlan):
 
 
 def page_of(plan: Plan, records: Sequence[TrialRecord], figure: str) -> str:
-    """Return the page of a search, Markdown: what was asked for, found and planned, the trials, and what it took.
+    """Return the page of a search, Markdown: budget, prediction, plan, trials, and the cost of the search.
 
     Args:
-        plan: What `BoundaryPlan.make` returned, with the prediction and what the search took as evidence.
-        records: The trials.
+        plan: Plan of `BoundaryPlan.make`, with the prediction and the cost of the search as evidence.
+        records: Records of the trials.
         figure: File name of the accuracy map, beside the page.
     """
     predicted, cost = BoundaryEvidence.of(plan.evidence).predicted, SearchEvidence.of(plan.evidence).search

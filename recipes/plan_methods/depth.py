@@ -1,8 +1,8 @@
-"""`prunerecover plan --method depth` and `--method graph`: blocks, attentions, MLPs, activations and layers go.
+"""Methods `depth` and `graph` of `prunerecover plan`: removal of blocks, attentions, MLPs, activations and layers.
 
-What is found on the way lies in `<plan>.search` until the plan is written: a command that is interrupted goes on. Of
-`graph` a picture of the pruned network lies beside the plan (`<plan>.network.png`): which layers are identities,
-narrowed, or gone.
+Intermediate results lie in `<plan>.search` until the plan is written, and an interrupted command goes on from there.
+For `graph` a picture of the pruned network lies beside the plan (`<plan>.network.png`), with identities, narrowed and
+removed layers marked.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class DepthPlanArguments(BudgetArguments, DepthArguments, total=False):
 
 
 class DepthMethod(PlanningMethod):
-    """Decides as `DepthPrune` does; see `PlanningMethod`."""
+    """Method that decides as `DepthPrune` does; see `PlanningMethod`."""
 
     def make(self, task: PlanTask) -> Plan:
-        """Return the plan that `DepthPrune` would make at the start of a fit."""
+        """Return the plan of `DepthPrune` at the start of a fit."""
         store = self.config.store or search_store(task.output)
         self.planning.config = dataclasses.replace(self.config, store=store)
         return super().make(task)
@@ -55,8 +55,8 @@ class DepthPlan(DepthMethod):
     """Remove whole blocks, attentions, MLPs, activations or layers (`plan_depth`).
 
     Args:
-        scores: File of scores that `--method sensitivity` wrote for the same network: units are not ranked again.
-        store: Folder of what planning has found; None: it lies beside the plan until that is written.
+        scores: File of scores by `--method sensitivity` for the same network: units are not ranked again.
+        store: Folder of intermediate results; None: beside the plan until the plan is written.
     """
 
     def __init__(self, **arguments: Unpack[DepthPlanArguments]) -> None:
@@ -69,7 +69,8 @@ class GraphPlan(PlanningMethod):
     """Remove single linears and convolutions, and attentions, of any network (`plan_depth` on its computation graph).
 
     Args:
-        kinds: For a share of a cost: among "layer", "attention", "mlp" and "block"; None: layers and attentions.
+        kinds: Kinds of units for a share of a cost, among "layer", "attention", "mlp" and "block"; None: layers and
+            attentions.
     """
 
     def __init__(self, **arguments: Unpack[DepthPlanArguments]) -> None:

@@ -1,6 +1,6 @@
-"""Frontier of a network, before a budget is picked: `prunerecover plan --method frontier`.
+"""Method `frontier` of `prunerecover plan`: the frontier of a network, before a budget is picked.
 
-No plan is written. `<output>.md` tells what several shares of a cost would take, and `<output>.png` draws it.
+No plan is written. `<output>.md` holds the divergence at several shares of a cost, and `<output>.png` a picture.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from prunerecover.shared_budget.planner import SharedBudgetPlanner
 
 
 class FrontierTable(AnyNetworkMethod):
-    """Tell what several shares of a cost would take in depth and width (`frontier`).
+    """Predict the effect of several shares of a cost in depth and width (`frontier`).
 
     Args:
-        cost: Cost that the shares are of, or several, of each of which as much goes.
-        shares: Shares that would go, in rising order.
-        kinds: Kinds of the units that may go; None: all that are usual.
+        cost: Cost to save, or several costs, each reduced by the same share.
+        shares: Shares to remove, in rising order.
+        kinds: Kinds of the removable units; None: all usual kinds.
         ignore: Shell patterns of units and groups that stay.
-        seed: Seed of everything random.
+        seed: Seed of all random draws.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class FrontierTable(AnyNetworkMethod):
         self.config = SharedBudgetConfig(kinds=kinds, ignore=tuple(ignore or ()), seed=seed)
 
     def make(self, task: PlanTask) -> Plan:
-        """Make the library and the frontier; nothing goes."""
+        """Make the library and the frontier; nothing is removed."""
 
         def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Frontier:
             surgery = Surgery(trainer, module, task.target, task.calibration, self.config.seed)

@@ -1,7 +1,7 @@
-"""`prunerecover plan --method joint`: units of depth and of width go within one budget.
+"""Method `joint` of `prunerecover plan`: removal of units of depth and of width within one budget.
 
-Splits that are recovered (`--method.search recovered`) leave their trials beside the plan (`<plan>.trials.jsonl`), from
-which a search that was killed goes on, and a page with their table (`<plan>.md`).
+Recovered splits (`--method.search recovered`) leave trials beside the plan (`<plan>.trials.jsonl`, from which a killed
+search goes on), and a page with the table of trials (`<plan>.md`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from prunerecover.shared_budget.arguments import SharedBudgetConfig
 
 
 class JointMethod(PlanningMethod):
-    """Decides as `Prune` does.
+    """Method that decides as `Prune` does.
 
     Args:
         planning: Planning of the callback.
         budget: Budget of the callback.
-        trials: How a short recovery of each split trains and is judged; None: splits are compared by their outputs.
-        where: Other arguments of `PlanningMethod`.
+        trials: Settings of training and evaluation in a short recovery of each split; None: splits are compared by
+            their outputs.
+        where: Further arguments of `PlanningMethod`.
     """
 
     def __init__(
@@ -42,14 +43,14 @@ class JointMethod(PlanningMethod):
         self._runner: TrialRunner | None = None
 
     def make(self, task: PlanTask) -> Plan:
-        """Return the plan that `Prune` would make at the start of a fit, or that of the split that recovers best."""
+        """Return the plan of `Prune` at the start of a fit, or the plan of the split with the best recovery."""
         if self.trials is None:
             return super().make(task)
         store, ranks = beside(task.output, ".trials.jsonl"), all_ranks()
         self._runner = runner = TrialRunner(task.module, task.datamodule, store, self.trials, task.target)
 
         def evaluate(trials: Sequence[Trial]) -> list[float]:
-            with among(ranks):  # planning is alone, and recoveries are shared
+            with among(ranks):  # planning runs on a single rank, recoveries are shared
                 return runner(trials)
 
         self.planning.evaluate = evaluate
@@ -57,7 +58,7 @@ class JointMethod(PlanningMethod):
             return super().make(task)
 
     def write(self, plan: Plan, output: Path) -> None:
-        """Write the plan, and of splits that were recovered a page."""
+        """Write the plan, and a page if splits were recovered."""
         plan.save(output)
         if self._runner is not None:
             write_text(beside(output, ".md"), page_of(plan, self._runner))
@@ -72,9 +73,9 @@ class JointPlan(JointMethod):
     """Remove units of depth and of width within one budget (`plan_pruning`).
 
     Args:
-        search: How splits between depth and width are compared: by the `divergence` of their outputs, or `recovered`
-            for a short while each, in this module and on its data.
-        trials: How each short recovery trains and is judged.
+        search: Comparison of splits between depth and width: by the `divergence` of their outputs, or `recovered` for a
+            short while each, in this module and on its data.
+        trials: Settings of training and evaluation in each short recovery.
 
     Raises:
         ValueError: If the arguments do not fit together.
@@ -95,11 +96,11 @@ class JointPlan(JointMethod):
 
 
 def page_of(plan: Plan, runner: TrialRunner) -> str:
-    """Return the page of a search by recoveries, Markdown: how accurate each split was, and what its trial took.
+    """Return the page of a search by recoveries, Markdown: the accuracy of each split, and the cost of its trial.
 
     Args:
-        plan: What the search returned.
-        runner: That made its trials.
+        plan: Plan of the search.
+        runner: Runner of the trials.
     """
     found = SplitEvidence.of(plan.evidence)
     lines = [

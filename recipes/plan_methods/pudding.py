@@ -1,10 +1,10 @@
-"""`prunerecover plan --method pudding`: prompt-routed depth of a language model (PuDDing, arXiv 2502.04348).
+"""Method `pudding` of `prunerecover plan`: prompt-routed depth of a language model (PuDDing, arXiv 2502.04348).
 
-Writes the plan of the best static set, beside it the folder of the routed model (`<plan>.routed`: sets, router, and
-where the base model is) and a page (`<plan>.md`) that says whether routing is worth it. The static set is the one that
-makes right answers likeliest on the router's own questions. Where routing is not ahead of it on questions kept apart,
-in likelihood and with the whole interval, or is behind in accuracy, the saved model routes only once it is told to.
-What is found on the way lies in `<plan>.search` until the plan is written: a command that is interrupted goes on.
+Writes the plan of the best static set; beside the plan the folder of the routed model (`<plan>.routed`: sets, router,
+and the place of the base model), and a page (`<plan>.md`) with the value of routing. The static set is the set with the
+likeliest right answers on the router's own questions. On separate questions routing must be ahead of the static set in
+likelihood, with the whole interval, and not behind in accuracy; otherwise the saved model routes only on demand.
+Intermediate results lie in `<plan>.search` until the plan is written, and an interrupted command goes on from there.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from prunerecover.routing.routed_folder import save_routed
 from prunerecover.routing.router import EncoderRouter, PrefixRouter
 
 METRICS = ("log-likelihood per token", "accuracy")
-DENSE = (frozenset[int](),)  # the set of no blocks
+DENSE = (frozenset[int](),)  # set without blocks
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What is written beside the plan.
+    """Results to write beside the plan.
 
     Attributes:
-        routed: The model with its sets and its router.
-        compared: By likelihood and by accuracy.
-        asked: Which questions served what.
-        weights: Whether the dense weights are in no file that transformers opens.
+        routed: Model with its sets and its router.
+        compared: Comparisons by likelihood and by accuracy.
+        asked: Questions by their use.
+        weights: Whether the dense weights lie in no file that transformers opens.
     """
 
     routed: RoutedCausalLM
@@ -61,25 +61,26 @@ class _Found:
 
 
 class PuddingPlan(PlanMethod):
-    """Search a set of blocks per task and loss, train a router over them, and compare it with the best static set.
+    """Search a set of blocks per task and loss, train a router over the sets, and compare with the best static set.
 
-    The language model is that of the module (`--model.model`), with its tokenizer.
+    The language model is the module's (`--model.model`), with its tokenizer.
 
     Args:
-        tasks: Questions by the name of the task: a hub id or local file, as `ChoiceData` takes it; its training split
-            is read.
-        blocks: Number of blocks that go.
-        names: Of configurations on the hub, or of data sets in a local folder, by the name of the task.
-        tokenizer: Path or hub id of another tokenizer; None: where transformers has loaded the model from.
-        router: "prefix", on the output of the model's own first blocks, or the path or hub id of a text encoder.
-        calibration_questions: Per task, that sets are searched on.
-        router_questions: Per task, for the router.
-        losses: Of the sets: likelihood, contrastive, or both.
-        router_loss: soft_cross_entropy, cross_entropy or mse, see `RoutePicker`.
-        epochs: Of the router.
+        tasks: Questions by the name of the task: a hub id or local file, as in `ChoiceData`; the training split is
+            read.
+        blocks: Number of blocks to remove.
+        names: Names of configurations on the hub, or of data sets in a local folder, by the name of the task.
+        tokenizer: Path or hub id of another tokenizer; None: the source of the model in transformers.
+        router: Kind of router: "prefix", on the output of the model's first blocks, or the path or hub id of a text
+            encoder.
+        calibration_questions: Number of questions per task to search sets on.
+        router_questions: Number of questions per task for the router.
+        losses: Losses of the sets: likelihood, contrastive, or both.
+        router_loss: Loss of the router: soft_cross_entropy, cross_entropy or mse, see `RoutePicker`.
+        epochs: Epochs of the router's training.
         chat: Whether prompts are messages in the tokenizer's chat template.
         batch_size: Answers at a time.
-        seed: Of everything random.
+        seed: Seed of all random draws.
     """
 
     def __init__(
@@ -142,16 +143,16 @@ class PuddingPlan(PlanMethod):
         write_text(beside(output, ".md"), page(found.routed, found.compared, found.asked, str(folder)))
 
     def written(self, plan: Plan, output: Path) -> str:
-        """Say what `write` has written, and whether the saved model routes."""
+        """Describe the written files, and whether the saved model routes."""
         folder, about = beside(output, ".routed"), beside(output, ".md")
         return f"{super().written(plan, output)}. {folder} {routing_of(self._found.routed)}; see {about}"
 
     def _routed(
         self, network: nn.Module, sets: PlanSet, asked: Asked, encoding: Encoding
     ) -> tuple[RoutedCausalLM, list[int]]:
-        """Train the router, and return what it picks for the questions that are reported on; a single set needs none.
+        """Train the router, and return its choices for the reported questions; a single set needs no router.
 
-        The default set is the best one for all prompts, which the router has to beat.
+        The default set is the best set for all prompts, the baseline of the router.
         """
         if len(sets.plans) == 1:
             return RoutedCausalLM(network, sets, tokenizer=encoding.tokenizer), [0] * len(asked.reported)
@@ -190,6 +191,6 @@ class PuddingPlan(PlanMethod):
 
 @torch.no_grad()
 def _picked(router: nn.Module, features: Tensor) -> list[int]:
-    """Return the number of the set that a router picks for each prompt."""
+    """Return the number of the router's set for each prompt."""
     picked: list[int] = router(features).argmax(1).tolist()
     return picked

@@ -1,4 +1,4 @@
-"""The Markdown page beside a plan of prompt-routed depth: sets, whether routing is worth it, and what was saved."""
+"""Markdown page beside a plan of prompt-routed depth: sets, the value of routing, and the saved model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def page(routed: RoutedCausalLM, compared: Sequence[RouteComparison], asked: Ask
     """Return the page.
 
     Args:
-        routed: The model with its sets.
-        compared: Comparisons by likelihood and by accuracy, on the questions that are reported on.
-        asked: Questions in the parts that they served.
+        routed: Model with its sets.
+        compared: Comparisons by likelihood and by accuracy, on the reported questions.
+        asked: Questions by their use.
         folder: Path of the routed model.
     """
     likely, right = compared
@@ -33,7 +33,7 @@ def page(routed: RoutedCausalLM, compared: Sequence[RouteComparison], asked: Ask
 
 
 def routing_of(routed: RoutedCausalLM) -> str:
-    """Say whether a model routes."""
+    """Describe whether a model routes."""
     if routed.router is None:
         return "has nothing to route, for all tasks miss the same blocks least"
     return "routes" if routed.routed else "does not route"
@@ -52,7 +52,7 @@ def _sets(routed: RoutedCausalLM, picked: dict[str, int]) -> list[tuple[str, str
 
 
 def _saved(routed: RoutedCausalLM, likely: RouteComparison, right: RouteComparison, folder: str) -> str:
-    """Say what the folder does when it is opened, why, and how to have it otherwise."""
+    """Describe the routing of the folder when opened, the reason, and the way to change the routing."""
     opened, said = f'load_routed("{folder}"', f"`{folder}` {routing_of(routed)}"
     if routed.router is None:
         return f"{said}. `{opened})` opens the model without these blocks."

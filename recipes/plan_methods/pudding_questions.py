@@ -1,6 +1,6 @@
-"""Questions of `PuddingPlan`, in the parts that they serve: sets, the router, its epoch, and the report.
+"""Questions of `PuddingPlan` by use: for sets, for the router, for the choice of its epoch, and for the report.
 
-Questions are told apart by their prompts, however these are spaced or capitalised, so that no prompt is in two parts.
+Questions are told apart by their prompts, without regard to spaces and capitals, so that no prompt is in two parts.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from prunerecover.recipes.data.language.choice_columns import find_choice_column
 from prunerecover.recipes.data.language.text_source import open_text
 from prunerecover.recipes.tasks.route_picker import as_written_once, held_out
 
-APART = 0.4  # of the router's questions: half of them choose its epoch, the other half are reported on
+APART = 0.4  # share of the router's questions held out: half to choose its epoch, half to report on
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Questions in the parts that they serve.
+    """Questions by their use.
 
     Attributes:
-        tasks: To search sets on, by task.
-        router: For the router.
-        chosen: Which of the router's questions choose its epoch, boolean.
-        reported: To report on.
+        tasks: Questions to search sets on, by task.
+        router: Questions for the router.
+        chosen: Mask of the router's questions that choose its epoch, boolean.
+        reported: Questions to report on.
     """
 
     tasks: Mapping[str, list[Question]]
@@ -36,7 +36,7 @@ class Asked:
     reported: list[Question]
 
     def counts(self, routed: bool) -> str:
-        """Say how many questions serve which part.
+        """Describe the number of questions per use.
 
         Args:
             routed: Whether there is a router.
@@ -56,12 +56,12 @@ def ask(tasks: Mapping[str, str], names: Mapping[str, str], calibrated: int, rou
     Args:
         tasks: Hub ids or local files, by the name of the task.
         names: Names of configurations on the hub, or of data sets in a local folder, by the name of the task.
-        calibrated: Questions per task to search sets on.
-        routed: Most others per task.
+        calibrated: Number of questions per task to search sets on.
+        routed: Largest number of further questions per task.
         seed: Seed of the order and of the parts.
 
     Raises:
-        ValueError: If a task cannot be read, or too few questions are left for one part.
+        ValueError: If a task cannot be read, or too few questions are left for a part.
     """
     by_task = {name: _read(path, names.get(name), calibrated + routed, seed) for name, path in tasks.items()}
     searched = {name: found[:calibrated] for name, found in by_task.items()}

@@ -1,4 +1,4 @@
-"""Runs of a plan method on a recipe's module and data, with the weights of a checkpoint if one is named."""
+"""Runs of a plan method on a recipe's module and data, optionally with the weights of a checkpoint."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ METHODS: dict[type[Planning], type[PlanningMethod]] = {
 
 
 def method_of(callbacks: Sequence[pl.Callback], name: str | None) -> PlanMethod:
-    """Return what decides as the pruning callback of a recipe does; its whole budget goes at once.
+    """Return a method that decides as the pruning callback of a recipe, with the whole budget at once.
 
     Args:
         callbacks: Callbacks of the recipe.
-        name: Class of the callback; None: the only one.
+        name: Class of the callback; None: the only pruning callback.
 
     Raises:
-        ValueError: If there is none or there are several, or a plan says already what goes.
+        ValueError: If there is no matching callback, there are several, or the callback has a plan already.
     """
     pruning = [callback for callback in callbacks if isinstance(callback, PruneCallback)]
     named = [callback for callback in pruning if name in (None, type(callback).__name__)]
@@ -68,17 +68,17 @@ def plan_with(
     device: torch.device,
     output: Path,
 ) -> Plan:
-    """Make a plan for the network in `module` from training samples; warn if it is as it was initialised.
+    """Make a plan for the network in `module` from training samples; warn if the network is untrained.
 
     Args:
-        method: How to decide.
-        module: Holds the network; unchanged.
-        datamodule: Gives the training loader; None: the module does.
-        calibration: Samples to use; None: as many as the method says.
-        target: Path of the network in the module; None: the only one that the method can decide about.
-        ckpt_path: A Lightning checkpoint with the weights to plan for; None: those of the module.
-        device: Where to calibrate.
-        output: The plan's file.
+        method: Method that decides.
+        module: Module with the network; unchanged.
+        datamodule: Source of the training loader; None: the module.
+        calibration: Number of samples to use; None: the method's.
+        target: Path of the network in the module; None: the only network for the method.
+        ckpt_path: Lightning checkpoint with the weights to plan for; None: the module's weights.
+        device: Device for calibration.
+        output: File of the plan.
 
     Raises:
         ValueError: If the checkpoint is of a pruned model.

@@ -1,7 +1,7 @@
-"""Costs and importances of each unit and group, before anything is decided: `prunerecover plan --method sensitivity`.
+"""Method `sensitivity` of `prunerecover plan`: costs and importances of each unit and group, before a decision.
 
-No plan is written. `<output>.md` is the table, `<output>.png` the picture, and `<output>.scores.safetensors` what later
-plans of the same network take: `--method depth --method.scores ...`, and the methods of width alike.
+No plan is written. `<output>.md` is the table, `<output>.png` the picture, and `<output>.scores.safetensors` the scores
+for later plans of the same network: `--method depth --method.scores ...`, and the methods of width alike.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from prunerecover.sensitivity_table.sensitivity import Sensitivity, sensitivity_
 
 
 class SensitivityTable(AnyNetworkMethod):
-    """Score every unit of depth and every group of width, and measure what they save (`sensitivity`).
+    """Score every unit of depth and every group of width, and measure their savings (`sensitivity`).
 
     Args:
-        kinds: Among `block`, `attention`, `mlp`, `activation` and `layer`, `channel`, `head`, `neuron` and `expert`;
-            None: those that the methods of depth and width take.
-        importance: What says how much a channel, head, neuron or expert matters.
-        replace: What units of depth leave: `calibrated`, `zero` or `identity`.
+        kinds: Kinds among `block`, `attention`, `mlp`, `activation` and `layer`, `channel`, `head`, `neuron` and
+            `expert`; None: the kinds of the methods of depth and width.
+        importance: Importance of channels, heads, neurons and experts.
+        replace: Replacement of units of depth: `calibrated`, `zero` or `identity`.
         ignore: Shell patterns of units and groups that stay.
-        seed: Of everything random.
+        seed: Seed of all random draws.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SensitivityTable(AnyNetworkMethod):
         self.ignore, self.seed = tuple(ignore or ()), seed
 
     def make(self, task: PlanTask) -> Plan:
-        """Score; nothing goes."""
+        """Score; nothing is removed."""
 
         def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Sensitivity:
             surgery = Surgery(trainer, module, task.target, task.calibration, self.seed)

@@ -1,6 +1,7 @@
-"""Sites of a network, before anything is decided: `prunerecover plan --method sites`.
+"""Method `sites` of `prunerecover plan`: the sites of a network, before a decision.
 
-No plan is written. `<output>.md` lists what may go, and what is refused and why; the terminal shows the first lines.
+No plan is written. `<output>.md` lists removable sites, and refused ones with the reason; the terminal shows the first
+lines.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from prunerecover.sites.sites import Sites
 
 
 class SitesTable(AnyNetworkMethod):
-    """List units of depth and groups of width, what they hold, and what is refused and why (`find_sites`).
+    """List units of depth and groups of width with their sizes, and refusals with reasons (`find_sites`).
 
     Args:
-        kinds: Among `block`, `attention`, `mlp`, `activation` and `layer`, `channel`, `head`, `neuron`, `expert` and
-            `hidden`; None: those that plans take by default.
+        kinds: Kinds among `block`, `attention`, `mlp`, `activation` and `layer`, `channel`, `head`, `neuron`, `expert`
+            and `hidden`; None: the default kinds of plans.
         ignore: Shell patterns of sites that stay.
         include_strided: Whether layers that change spatial dimensions are listed, too.
     """
@@ -36,7 +37,7 @@ class SitesTable(AnyNetworkMethod):
         self.kinds, self.ignore, self.include_strided = kinds, tuple(ignore or ()), include_strided
 
     def make(self, task: PlanTask) -> Plan:
-        """Look for sites on one sample; nothing goes."""
+        """Find sites on a single sample; nothing is removed."""
 
         def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Sites[Site]:
             example = capture_inputs(trainer, module, task.target, 1, 0)[0]

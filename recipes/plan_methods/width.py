@@ -1,9 +1,8 @@
-"""`prunerecover plan --method per_cost` and `--method fair`: which channels, heads, neurons or experts go.
+"""Methods `per_cost` and `fair` of `prunerecover plan`: removal of channels, heads, neurons or experts.
 
-Scored on what the network gets at the start of a fit of the recipe, with the loss that its training step returns, as
-`WidthPrune` scores. Beside the plan lie a page with what every group keeps (`<plan>.md`), a figure of it
-(`<plan>.kept.png`) and the scores (`<plan>.scores.safetensors`); for `fair` also a figure of the two rankings
-(`<plan>.ranks.png`).
+Units are scored on the network's inputs at the start of a fit of the recipe, with the loss of the training step, as in
+`WidthPrune`. Beside the plan lie a page with the kept units of every group (`<plan>.md`), a figure (`<plan>.kept.png`)
+and the scores (`<plan>.scores.safetensors`); for `fair` also a figure of the two rankings (`<plan>.ranks.png`).
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ class WidthPlanArguments(BudgetArguments, WidthArguments, total=False):
 
 
 class WidthMethod(PlanningMethod):
-    """Decides as `WidthPrune` does; see `PlanningMethod`."""
+    """Method that decides as `WidthPrune` does; see `PlanningMethod`."""
 
     _scores: dict[str, Scores]
     _groups: tuple[Group, ...]
     _dense: Cost
 
     def make(self, task: PlanTask) -> Plan:
-        """Return the plan that `WidthPrune` would make at the start of a fit.
+        """Return the plan of `WidthPrune` at the start of a fit.
 
         Raises:
-            ValueError: If nothing would go.
+            ValueError: If the plan removes nothing.
         """
         device = task.module.device
         reset_peak_memory(device)
@@ -97,10 +96,10 @@ class WidthMethod(PlanningMethod):
 
 @spelled_out(WidthConfig, Budget)
 class PerCostPlan(WidthMethod):
-    """Remove the channels, heads, neurons or experts that matter least for what they save (`plan_width`'s default).
+    """Remove the channels, heads, neurons or experts of least importance per saved cost (`plan_width`'s default).
 
     Args:
-        scores: File of scores that was written beside an earlier plan of the same network: nothing is scored again.
+        scores: File of scores beside an earlier plan of the same network: nothing is scored again.
     """
 
     def __init__(self, **arguments: Unpack[WidthPlanArguments]) -> None:
@@ -113,8 +112,8 @@ class FairPlan(PerCostPlan):
     """Remove channels, heads, neurons or experts by FAIR-Pruner's Tolerance of Difference (arXiv 2508.02291).
 
     Args:
-        tolerance: One number in [0, 1] for all groups, as published: the share of what goes that the second
-            importance may object to. Or give exactly one budget, for which it is searched.
+        tolerance: Number in [0, 1] for all groups, as published: the share of removed units that the second importance
+            may object to. Or give exactly one budget, for which a tolerance is searched.
 
     Raises:
         ValueError: If the arguments do not fit together.

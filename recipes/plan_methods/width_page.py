@@ -1,4 +1,4 @@
-"""The Markdown page beside a plan in width: what every group keeps, and what a plan by tolerance says about itself."""
+"""Markdown page beside a plan in width: the kept units of every group, and the evidence of a plan by tolerance."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def page(plan: Plan, dense: Cost, file: str, figures: Mapping[str, str]) -> str:
     """Return the page.
 
     Args:
-        plan: With the evidence of `plan_width`, and what the search took.
+        plan: Plan with the evidence of `plan_width`, and the cost of the search.
         dense: Cost of the dense network.
         file: Name of the plan's file.
-        figures: File names by what they show.
+        figures: File names by title.
     """
     groups = plan.kept_groups
     parts = [
@@ -53,7 +53,7 @@ def _summary(plan: Plan, dense: Cost, groups: Sequence[KeptGroup]) -> str:
 
 
 def _weighing(evidence: WidthEvidence) -> str:
-    """Say what kinds count for beside each other, if that was decided."""
+    """Describe the weights of kinds beside each other, if weights were chosen."""
     if not evidence.rates:
         return ""
     (first, _), *others = evidence.rates.items()

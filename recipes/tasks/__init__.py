@@ -1,1 +1,1 @@
-"""LightningModules for image classification, segmentation and language modelling."""
+"""LightningModules for image classification, segmentation, detection and language modelling."""

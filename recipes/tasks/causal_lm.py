@@ -1,9 +1,9 @@
-"""A causal language model around any of transformers: next-token loss, perplexity, and accuracy at multiple choice.
+"""Causal language model around any model of transformers: next-token loss, perplexity, and multiple-choice accuracy.
 
-An ordinary LightningModule that knows nothing about pruning. Batches are mappings of `input_ids`, `labels` and, where
-sequences are padded, `attention_mask`, each `(N, T)`; labels of -100 are not scored, and the model shifts them itself.
-Evaluation batches of `ChoiceData`, which hold all answers of each question, are scored by which one is likeliest.
-AdamW under a cosine with linear warmup, as the other recipes. Generation is the network's own: `module.model.generate`.
+An ordinary LightningModule without knowledge of pruning. Batches are mappings of `input_ids`, `labels` and, for padded
+sequences, `attention_mask`, each `(N, T)`; labels of -100 are not scored, and the model shifts the labels. Evaluation
+batches of `ChoiceData`, with all answers of each question, are scored by the likeliest answer. AdamW under a cosine
+with linear warmup, as in all recipes. Generation is the network's: `module.model.generate`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class CausalLM(EvaluatedModule):
     """Train and evaluate a causal language model; the network is `self.model`.
 
     Args:
-        model: A folder as transformers saves it, or a hub id.
-        pretrained: Load its weights; False makes a new network of its configuration.
-        dtype: Of the weights: `float32`, `bfloat16`, `float16`, or `auto` as they are stored.
+        model: Folder as saved by transformers, or a hub id.
+        pretrained: Whether to load the weights; False makes a new network of the model's configuration.
+        dtype: Type of the weights: `float32`, `bfloat16`, `float16`, or `auto` for the stored type.
         model_kwargs: Further arguments of `from_pretrained`, for example `{"attn_implementation": "sdpa"}`; entries of
             the configuration are replaced, such as `{"num_hidden_layers": 4}` of a new network.
         learning_rate: Peak learning rate of AdamW.
         weight_decay: Weight decay of parameters with two or more dimensions.
         warmup_epochs: Length of the linear warmup, in epochs; may be a fraction.
-        min_learning_rate: Where the cosine ends.
+        min_learning_rate: Learning rate at the end of the cosine.
 
     Raises:
-        ValueError: If there is no such model or dtype.
+        ValueError: If the model or dtype does not exist.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class CausalLM(EvaluatedModule):
         self.val_choices, self.test_choices = choices.clone(prefix="val_"), choices.clone(prefix="test_")
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return the logits `(N, T, V)` of the tokens after each one."""
+        """Return the logits `(N, T, V)` of the next token at each position."""
         return self.model(input_ids, attention_mask=attention_mask, use_cache=False).logits  # type: ignore[no-any-return]
 
     def training_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
-        """Return the model's own loss, averaged over the tokens."""
+        """Return the model's loss, averaged over the tokens."""
         loss = self._loss(batch)
         self.log("train_loss", loss, prog_bar=True, batch_size=len(batch["labels"]))
         return loss
@@ -79,14 +79,14 @@ class CausalLM(EvaluatedModule):
 
     @property
     def trained(self) -> nn.Module:
-        """The language model."""
+        """Language model."""
         return self.model
 
     def _loss(self, batch: TokenBatch) -> Tensor:
         return self.model(**batch, use_cache=False).loss  # type: ignore[no-any-return]
 
     def evaluate(self, batch: TokenBatch, stage: str, where: tuple[int, int]) -> None:
-        """Log loss and perplexity, or of questions loss, acc and acc_norm."""
+        """Log loss and perplexity, or for questions loss, acc and acc_norm."""
         if "question" in batch:
             self._evaluate_choices(batch, getattr(self, f"{stage}_choices"), where)
             return
@@ -94,7 +94,7 @@ class CausalLM(EvaluatedModule):
         count = self.counted(len(batch["labels"]), where)
         if count:
             batch = {name: values[:count] for name, values in batch.items()}
-        loss = self._loss(batch)  # also of a batch that counts elsewhere: a sharded model needs all processes
+        loss = self._loss(batch)  # also for a batch counted elsewhere: a sharded model needs all processes
         tokens = (batch["labels"][:, 1:] != IGNORED).sum()
         if count and tokens:
             metrics.update(loss, tokens)

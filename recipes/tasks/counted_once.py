@@ -1,8 +1,8 @@
 """Evaluation on several processes that counts each sample once.
 
-Lightning deals the samples of a loader out in turn, so that all processes get as many: where the turns do not come out
-even, the last processes get some of the first samples again (`torch.utils.data.DistributedSampler` pads). Whoever
-leaves them out of the metrics gets what one process gets. All processes still run all batches, as DDP needs.
+Lightning deals the samples of a loader out in turn, equally many to all processes: if the turns are uneven, the last
+processes repeat some of the first samples (`torch.utils.data.DistributedSampler` pads). Metrics without the repeated
+samples equal those of a single process. All processes still run all batches, as DDP needs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch.utils.data import DistributedSampler
 
 
 def counted(trainer: pl.Trainer, batch_idx: int, size: int, dataloader_idx: int = 0) -> int:
-    """Return how many samples of a batch count here; those behind them are repeated, and count elsewhere.
+    """Return the number of samples of a batch to count here; the rest are repeated, and counted elsewhere.
 
     Args:
-        trainer: That validates or tests.
+        trainer: Trainer in validation or test.
         batch_idx: Number of the batch in its loader.
-        size: Samples in it.
+        size: Number of samples in the batch.
         dataloader_idx: Number of the loader.
     """
     loader: Any = tree_leaves(trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders)[dataloader_idx]

@@ -1,4 +1,4 @@
-"""A small vision transformer for scikit-learn's digits: real data that needs no download."""
+"""Small vision transformer for scikit-learn's digits: real data without a download."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from prunerecover.recipes.tasks.image_classifier import ImageClassifier
 
 
 class DigitsClassifier(ImageClassifier):
-    """A small timm ViT for the digits: 16 patches of 2 x 2 pixels.
+    """Small timm ViT for the digits: 16 patches of 2 x 2 pixels.
 
-    Its position embeddings start 25 times larger than timm's. Where a patch lies tells more about a digit than what is
-    in it, and from timm's 0.02 most of a short training goes into finding that out.
+    The position embeddings start 25 times larger than timm's. The place of a patch tells more about a digit than its
+    content, and from timm's 0.02 a short training spends most of its steps on learning positions.
 
     Args:
         depth: Number of blocks.
         embed_dim: Channels of the tokens.
-        num_heads: Attention heads.
+        num_heads: Number of attention heads.
         learning_rate: Peak learning rate of AdamW.
         weight_decay: Weight decay of parameters with two or more dimensions.
         warmup_epochs: Length of the linear warmup, in epochs.
@@ -47,12 +47,12 @@ class DigitsClassifier(ImageClassifier):
 
 
 def vit_kwargs(depth: int, embed_dim: int, num_heads: int) -> dict[str, Any]:
-    """Return the arguments that make any timm ViT a small one for grey images of 8 x 8 pixels.
+    """Return the arguments of any timm ViT for a small network on grey images of 8 x 8 pixels.
 
     Args:
         depth: Number of blocks.
         embed_dim: Channels of the tokens.
-        num_heads: Attention heads; they divide the channels.
+        num_heads: Number of attention heads, a divisor of the channels.
     """
     return {
         "img_size": 8,

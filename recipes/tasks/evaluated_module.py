@@ -1,6 +1,6 @@
-"""The base of all recipes' modules: AdamW under a cosine, and an evaluation that validation and test share.
+"""Base of the recipes' modules: AdamW under a cosine, and a shared evaluation for validation and test.
 
-Metrics and losses are those of all samples, each counted once, on however many processes (see `counted_once`).
+Metrics and losses cover all samples, each counted once, on any number of processes (see `counted_once`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from prunerecover.recipes.tasks.optimization import adamw_with_cosine
 
 
 class EvaluatedModule(pl.LightningModule):
-    """Trains one network, and evaluates it alike in validation and test.
+    """Base that trains a network, and evaluates alike in validation and test.
 
     Args:
         learning_rate: Peak learning rate of AdamW.
         weight_decay: Weight decay of parameters with two or more dimensions.
         warmup_epochs: Length of the linear warmup, in epochs; may be a fraction.
-        min_learning_rate: Where the cosine ends.
-        layer_decay: Each layer learns at this share of the rate of the layer after it; None: all at the same.
+        min_learning_rate: Learning rate at the end of the cosine.
+        layer_decay: Ratio of each layer's learning rate to the rate of the next layer; None: equal rates.
     """
 
     def __init__(
@@ -43,28 +43,28 @@ class EvaluatedModule(pl.LightningModule):
     @property
     @abstractmethod
     def trained(self) -> nn.Module:
-        """The network that the optimizer trains."""
+        """Network that the optimizer trains."""
 
     @abstractmethod
     def evaluate(self, batch: Any, stage: str, where: tuple[int, int]) -> None:
-        """Log what a batch adds, and the metrics.
+        """Add a batch to the metrics, and log the metrics.
 
         Args:
             batch: Batch of the loader.
-            stage: "val" or "test", the prefix of what is logged.
+            stage: Prefix of the logged names, "val" or "test".
             where: Number of the batch, and of the loader.
         """
 
     def counted(self, size: int, where: tuple[int, int]) -> int:
-        """Return how many samples of a batch of some size count in this process; see `counted_once`."""
+        """Return the number of samples of a batch to count in this process; see `counted_once`."""
         return counted(self.trainer, where[0], size, where[1])
 
     def on_validation_epoch_start(self) -> None:
-        """Start the sums anew: those that `validate` leaves are inference tensors, which a fit cannot add to."""
+        """Reset the sums: `validate` leaves inference tensors, which cannot be added to in a fit."""
         self._start("val_")
 
     def on_test_epoch_start(self) -> None:
-        """Start the sums anew, as in validation."""
+        """Reset the sums, as in validation."""
         self._start("test_")
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -76,7 +76,7 @@ class EvaluatedModule(pl.LightningModule):
         self.evaluate(batch, "test", (batch_idx, dataloader_idx))
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW under a cosine; see `optimization`."""
+        """Return AdamW under a cosine; see `optimization`."""
         rates = (self.learning_rate, self.weight_decay, self.warmup_epochs, self.min_learning_rate, self.layer_decay)
         return adamw_with_cosine(self, self.trained, *rates)
 

@@ -1,11 +1,11 @@
-"""An image classifier around any timm model: an ordinary LightningModule that knows nothing about pruning.
+"""Image classifier around any timm model: an ordinary LightningModule without knowledge of pruning.
 
-Trains with cross-entropy (hard labels, or soft ones from timm's Mixup/CutMix and label smoothing) and AdamW under a
-cosine schedule with linear warmup, as timm and DeiT (arXiv 2012.12877) do; reports top-1 and top-5 accuracy.
+Trains with cross-entropy (hard labels, or soft labels from timm's Mixup/CutMix and label smoothing) and AdamW under a
+cosine schedule with linear warmup, as in timm and DeiT (arXiv 2012.12877); reports top-1 and top-5 accuracy.
 
 A label map restricts a head to some of its classes: `imagenet1k_index.json` of tiny_imagenet scores 200 classes with a
-1000-way head. The network itself is untouched, so its weights and its plan stay those of the full model.
-Does not cover detection, segmentation or multi-label targets.
+1000-way head. The network stays unchanged: its weights and plans are those of the full model. Does not cover detection,
+segmentation or multi-label targets.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def read_label_map(source: str | Sequence[int]) -> Tensor:
     """Return the head's class index of each label of the data, `(classes,)`.
 
     Args:
-        source: The indices, or the path of a JSON file with a list of them or a mapping with one such list.
+        source: List of indices, or the path of a JSON file with a list of indices or a mapping with a single list.
 
     Raises:
-        ValueError: If there is no such file, or it holds no list of different non-negative integers.
+        ValueError: If the file does not exist, or holds no list of different non-negative integers.
     """
     indices: Any = source
     if isinstance(source, str):
@@ -55,21 +55,21 @@ class ImageClassifier(VisionModule):
     """Train and evaluate a timm model; the network is `self.model`.
 
     Args:
-        model: A timm name, `local-dir:/path`, a hub id, or one of `cifar_resnet`.
-        pretrained: Load the weights that come with the name.
-        num_classes: Size of the head; None keeps the model's own.
+        model: Name of a timm model, `local-dir:/path`, a hub id, or a name of `cifar_resnet`.
+        pretrained: Whether to load the pretrained weights of the name.
+        num_classes: Size of the head; None keeps the model's.
         model_kwargs: Further arguments of `timm.create_model`, for example `{"drop_path_rate": 0.1}`, or
             `{"checkpoint_path": "$HOME/weights.safetensors"}` for weights of your own.
-        label_map: The head's class index of each label of the data: a list, or a JSON file (see `read_label_map`).
+        label_map: Class index of the head for each label of the data: a list, or a JSON file (see `read_label_map`).
         learning_rate: Peak learning rate of AdamW.
         weight_decay: Weight decay of parameters with two or more dimensions.
         warmup_epochs: Length of the linear warmup, in epochs; may be a fraction.
-        min_learning_rate: Where the cosine ends.
-        label_smoothing: Of the training targets.
-        mixup: Mixup's alpha; 0 turns it off.
-        cutmix: CutMix's alpha; 0 turns it off.
-        layer_decay: Each layer learns at this share of the rate of the layer after it, as in fine-tuning BEiT (0.65 to
-            0.75); None: all at the same.
+        min_learning_rate: Learning rate at the end of the cosine.
+        label_smoothing: Label smoothing of the training targets.
+        mixup: Alpha of Mixup; 0 turns Mixup off.
+        cutmix: Alpha of CutMix; 0 turns CutMix off.
+        layer_decay: Ratio of each layer's learning rate to the rate of the next layer, as in fine-tuning BEiT (0.65 to
+            0.75); None: equal rates.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ImageClassifier(VisionModule):
 
     @property
     def trained(self) -> nn.Module:
-        """The timm model."""
+        """Model of timm."""
         return self.model
 
     def loss_of(self, scores: Tensor, target: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class ImageClassifier(VisionModule):
         return F.cross_entropy(scores, target)
 
     def heads(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return the logits of every head, each `(N, classes)`: distilled DeiT has two while it is distilled."""
+        """Return the logits of every head, each `(N, classes)`: distilled DeiT has two during distillation."""
         output = self.model(images)
         outputs = output if isinstance(output, tuple) else (output,)
         return outputs if self.label_index is None else tuple(o[:, self.label_index] for o in outputs)
@@ -140,7 +140,7 @@ class ImageClassifier(VisionModule):
         metrics.update(scores, target)
 
     def _check_labels(self, target: Tensor) -> None:
-        """Raise ValueError if labels are of classes that are not scored: a GPU would fail without a word, for good."""
+        """Raise ValueError for labels of unscored classes: a GPU would fail without a message, for good."""
         wrong = target[(target < 0) | (target >= self.classes)]
         if wrong.numel():
             raise ValueError(
@@ -166,7 +166,7 @@ def _create(name: str, pretrained: bool, num_classes: int | None, kwargs: dict[s
 
 
 def _check_classes(model: nn.Module, label_index: Tensor | None) -> int:
-    """Return how many classes are scored."""
+    """Return the number of scored classes."""
     outputs = int(model.num_classes)  # type: ignore[arg-type]
     if label_index is None:
         return outputs

@@ -1,4 +1,4 @@
-"""The perplexity of a language model over tokens, right also on several processes."""
+"""Perplexity of a language model over tokens, correct also on several processes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torchmetrics import MeanMetric
 
 
 class MeanPerplexity(MeanMetric):
-    """The perplexity of all tokens, exp(mean loss), from the mean loss of each batch and its number of tokens.
+    """Perplexity of all tokens, exp(mean loss), from the mean loss of each batch and its number of tokens.
 
-    torchmetrics' `Perplexity` wants all probabilities at once, `(N, T, V)`, which the models' own loss never makes.
+    torchmetrics' `Perplexity` needs all probabilities at once, `(N, T, V)`, which the models' loss never computes.
     """
 
     def compute(self) -> Tensor:

@@ -1,9 +1,9 @@
-"""An object detector of torchvision, transformers or ultralytics: an ordinary LightningModule.
+"""Object detector of torchvision, transformers or ultralytics: an ordinary LightningModule.
 
-The network is a `Detector`: from pixels to raw predictions, which is what is pruned, distilled and exported; the model
-of its library is `network.model`. Reports COCO's mean average precision (mAP) by torchmetrics, on images of their own
-size, each counted once on however many processes. The loss is the mean over batches, weighted by their images: some
-detectors divide by the objects of a batch, so it follows how images are dealt out.
+The network is a `Detector`, pruned, distilled and exported as a map from pixels to raw predictions; the library's model
+is `network.model`. Reports COCO's mean average precision (mAP) by torchmetrics, on images of original size, each
+counted once on any number of processes. The loss is the mean over batches, weighted by the number of images: some
+detectors divide by the objects of a batch, so the loss depends on how images are dealt out.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class ObjectDetector(EvaluatedModule):
     """Train and evaluate a detector; the network is `self.network`.
 
     Args:
-        model: A builder of torchvision (`ssdlite320_mobilenet_v3_large`), a folder or hub id of transformers
+        model: Name of a builder of torchvision (`ssdlite320_mobilenet_v3_large`), a folder or hub id of transformers
             (`PekingU/rtdetr_r18vd`), or a model: of torchvision, transformers, or ultralytics (`YOLO(weights)`).
-        classes: How many categories are detected; the head is made anew if it is for others. None keeps the head,
-            which is for the data's categories in the order of their ids, or for the ids themselves.
-        pretrained: Load the weights that come with the name.
-        image_size: Height and width of what the network sees, in pixels; torchvision's detectors say it themselves.
-        model_kwargs: Further arguments of torchvision's builder, or of transformers' config; of torchvision's
+        classes: Number of detected categories; a head of another size is made anew. None keeps the head, for the data's
+            categories in the order of their ids, or for the ids themselves.
+        pretrained: Whether to load the pretrained weights of the name.
+        image_size: Height and width of the network's input, in pixels; torchvision's detectors define their own.
+        model_kwargs: Further arguments of torchvision's builder, or of transformers' config; for torchvision
             `{"checkpoint_path": "$HOME/weights.pth"}` for weights of your own.
         learning_rate: Peak learning rate of AdamW.
         weight_decay: Weight decay of parameters with two or more dimensions.
         warmup_epochs: Length of the linear warmup, in epochs; may be a fraction.
-        min_learning_rate: Where the cosine ends.
+        min_learning_rate: Learning rate at the end of the cosine.
 
     Raises:
-        ValueError: If there is no such model, its weights cannot be had, or it is no detector.
+        ValueError: If the model does not exist, its weights cannot be loaded, or the model is no detector.
     """
 
     label_index: Tensor
@@ -75,7 +75,7 @@ class ObjectDetector(EvaluatedModule):
         self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
 
     def setup(self, stage: str) -> None:
-        """Learn from the data which of the head's classes are theirs."""
+        """Map the data's categories to the head's classes."""
         categories = getattr(getattr(self.trainer, "datamodule", None), "categories", None)
         if categories:
             self.label_index = head_classes(self.network, list(categories)).to(self.device)
@@ -108,18 +108,18 @@ class ObjectDetector(EvaluatedModule):
 
     @property
     def trained(self) -> nn.Module:
-        """The whole network."""
+        """Whole network."""
         return self.network
 
     def evaluate(self, batch: Batch, stage: str, where: tuple[int, int]) -> None:
-        """Score the images of a batch that count; where none does, the network still sees them all, for DDP."""
+        """Score the counted images of a batch; if none is counted, the network still runs on all images, for DDP."""
         given = len(batch[0])
         count = self.counted(given, where)
         images, targets = batch[0][: count or given], batch[1][: count or given]
         prepared = self.network.prepare(images, self._learned(targets))
         output = self.network(prepared.pixels)
         detected, true = self.network.detections(output, prepared)[:count], self._in_head_classes(targets)[:count]
-        # The metric gathers image by image, as many from each process: one without objects and detections counts not.
+        # The metric gathers equally many images from each process: empty images fill up, and change no score.
         blank = [nothing(self.device)] * (given - count)
         metric: MeanAveragePrecision = getattr(self, f"{stage}_map")
         metric.update(detected + blank, true + blank)
@@ -138,7 +138,7 @@ class ObjectDetector(EvaluatedModule):
         """Return targets with the head's classes.
 
         Raises:
-            ValueError: If a label is of no class.
+            ValueError: If a label belongs to no class.
         """
         most = len(self.label_index) - 1
         wrong = [int(label) for target in targets for label in target["labels"] if not 0 <= label <= most]
@@ -150,7 +150,7 @@ class ObjectDetector(EvaluatedModule):
         return [{**target, "labels": self.label_index[target["labels"]]} for target in targets]
 
     def _learned(self, targets: Sequence[Target]) -> list[Target]:
-        """Return boxes and the head's classes, without crowds and boxes of no size, from which nothing is learned."""
+        """Return boxes and the head's classes for training, without crowds and empty boxes."""
         found = []
         for target in self._in_head_classes(targets):
             kept = (target["boxes"][:, 2:] > target["boxes"][:, :2]).all(1)
@@ -161,16 +161,16 @@ class ObjectDetector(EvaluatedModule):
 
 
 def nothing(device: torch.device) -> Target:
-    """Return the objects, and the detections, of an image without any."""
+    """Return the objects, and the detections, of an empty image."""
     none = torch.zeros(0, device=device)
     return {"boxes": none.view(0, 4), "scores": none, "labels": none.long()}
 
 
 def mean_average_precision() -> MeanAveragePrecision:
-    """Return COCO's metric by the fastest back end that is installed.
+    """Return COCO's metric with the fastest installed back end.
 
     Raises:
-        ModuleNotFoundError: If none is.
+        ModuleNotFoundError: If no back end is installed.
     """
     backend = next((name for name in BACKENDS if find_spec(name)), None)
     if backend is None:
@@ -188,15 +188,14 @@ def mean_average_precision() -> MeanAveragePrecision:
 def head_classes(network: Detector, categories: Sequence[int]) -> Tensor:
     """Return the head's class of each category, `(categories,)`.
 
-    A head is for the categories in the order of their ids, or, as those of weights that were trained on COCO, for the
-    ids themselves.
+    A head is for the categories in the order of their ids, or, in weights trained on COCO, for the ids themselves.
 
     Args:
-        network: Whose head it is.
+        network: Detector with the head.
         categories: Ids of the data's categories.
 
     Raises:
-        ValueError: If it is for neither.
+        ValueError: If the head fits neither.
     """
     if len(categories) + network.background == network.classes:
         return torch.arange(network.background, network.classes)

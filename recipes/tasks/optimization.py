@@ -1,4 +1,4 @@
-"""The optimizer of the recipes: AdamW under a cosine schedule with linear warmup, as DeiT (arXiv 2012.12877)."""
+"""Optimizer of the recipes: AdamW under a cosine schedule with linear warmup, as in DeiT (arXiv 2012.12877)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def adamw_with_cosine(
     """Return AdamW without weight decay on vectors, and its schedule per step.
 
     Args:
-        module: Attached to its trainer, which knows the number of steps.
-        network: What is trained.
-        learning_rate: At the end of the warmup.
-        weight_decay: Of parameters with two or more dimensions.
+        module: Module attached to its trainer, which knows the number of steps.
+        network: Network to train.
+        learning_rate: Learning rate at the end of the warmup.
+        weight_decay: Weight decay of parameters with two or more dimensions.
         warmup_epochs: Length of the linear warmup; may be a fraction.
-        minimum: Where the cosine ends; no higher than the lowest learning rate of a layer.
-        layer_decay: Each layer learns at this share of the rate of the layer after it; None: all at the same.
+        minimum: Learning rate at the end of the cosine; no higher than the lowest learning rate of a layer.
+        layer_decay: Ratio of each layer's learning rate to the rate of the next layer; None: equal rates.
 
     Raises:
         ValueError: If the trainer has neither `max_epochs` nor `max_steps`, or `layer_decay` is not in (0, 1].

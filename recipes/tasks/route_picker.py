@@ -1,8 +1,8 @@
-"""Train a router: from what a prompt looks like to how well each set of removed blocks will answer it.
+"""Training of a router: from features of a prompt to the quality of the answer under each set of removed blocks.
 
-An ordinary LightningModule over features that are computed once. Labels are the log-likelihoods of right answers under
-each set (PuDDing, arXiv 2502.04348, section 4.2); the router sees prompts alone, and prompts are split by their text,
-so that no question is in both parts.
+An ordinary LightningModule over features computed once. Labels are the log-likelihoods of right answers under each set
+(PuDDing, arXiv 2502.04348, section 4.2); the router reads prompts alone, and prompts are split by their text, so that
+no question is in both parts.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ RouterLoss = Literal["soft_cross_entropy", "cross_entropy", "mse"]
 
 
 class RoutePicker(pl.LightningModule):
-    """Trains a router.
+    """LightningModule that trains a router.
 
     Args:
-        router: To train.
-        loss: "soft_cross_entropy" against the softmax of the likelihoods, in which sets that do nearly as well as the
-            best one count nearly as much; "cross_entropy" against the best set alone, as a classifier; "mse" against
-            the advantage of each set over the static one.
+        router: Router to train.
+        loss: Loss: "soft_cross_entropy" against the softmax of the likelihoods, which weighs sets nearly as good as the
+            best nearly as much; "cross_entropy" against the best set alone, as a classifier; "mse" against the
+            advantage of each set over the static set.
         static: Number of the static set.
-        learning_rate: Of AdamW.
-        weight_decay: Of AdamW.
+        learning_rate: Learning rate of AdamW.
+        weight_decay: Weight decay of AdamW.
 
     Raises:
         ValueError: If the loss is unknown.
@@ -77,7 +77,7 @@ class RoutePicker(pl.LightningModule):
         return loss
 
     def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
-        """Log how much likelier right answers become by routing, beside the static set."""
+        """Log the gain in likelihood of right answers by routing, relative to the static set."""
         features, likelihoods = batch
         picked = self(features).argmax(1)
         gain = self._advantage(likelihoods).gather(1, picked[:, None]).mean()
@@ -93,21 +93,21 @@ class RoutePicker(pl.LightningModule):
 
 @torch.no_grad()
 def prompt_features(router: Router, model: nn.Module, questions: Sequence[Question], encoding: Encoding) -> Tensor:
-    """Return what the router reads of each question's prompt, `(N, ...)`; answers are not looked at.
+    """Return the router's features of each question's prompt, `(N, ...)`, without looking at answers.
 
     Args:
-        router: That reads.
-        model: The dense language model.
-        questions: Of which the prompts are read.
-        encoding: How text becomes tokens.
+        router: Router with a method `features`.
+        model: Dense language model.
+        questions: Questions with the prompts to read.
+        encoding: Encoding of text as tokens.
     """
     prompts = [encoding.prompt(question.prompt) for question in questions]
-    texts = encoding.tokenizer.batch_decode(prompts, skip_special_tokens=True)  # as a routed model reads them
+    texts = encoding.tokenizer.batch_decode(prompts, skip_special_tokens=True)  # as in a routed model
     return router.features(model, prompts, texts).cpu().clone()
 
 
 def as_written_once(prompt: str) -> str:
-    """Return what prompts share that differ in white space and capitals alone.
+    """Return the common form of prompts that differ in white space and capitals alone.
 
     >>> as_written_once(" Is snow  warm? ")
     'is snow warm?'
@@ -116,12 +116,12 @@ def as_written_once(prompt: str) -> str:
 
 
 def held_out(questions: Sequence[Question], share: float = 0.2, seed: int = 0) -> Tensor:
-    """Return which questions are held out, `(N,)`, boolean: by a hash of the prompt, so that equal ones stay together.
+    """Return a boolean mask of held-out questions, `(N,)`, by a hash of the prompt: equal prompts stay together.
 
     Args:
-        questions: With their prompts.
-        share: Of different prompts that are held out, about.
-        seed: Of the hash.
+        questions: Questions with their prompts.
+        share: Approximate share of different prompts to hold out.
+        seed: Seed of the hash.
     """
 
     def drawn(prompt: str) -> float:
@@ -145,23 +145,23 @@ def train_router(
     seed: int = 0,
     **trainer: Any,
 ) -> nn.Module:
-    """Train a router, and keep it as it was best on the questions held out; it is changed and returned.
+    """Train a router, and restore its best state on the held-out questions; changed in place and returned.
 
     Args:
-        router: To train.
-        features: Of prompts: see `prompt_features`.
-        likelihoods: Of right answers under each set, `(N, sets)`: see `route_table`.
-        apart: Which are held out: see `held_out`.
-        loss: See `RoutePicker`.
+        router: Router to train.
+        features: Features of prompts: see `prompt_features`.
+        likelihoods: Log-likelihoods of right answers under each set, `(N, sets)`: see `route_table`.
+        apart: Mask of held-out questions: see `held_out`.
+        loss: Loss; see `RoutePicker`.
         static: Number of the static set.
-        epochs: Over the rest.
-        learning_rate: Of AdamW; PuDDing's for BERT is 1e-5.
+        epochs: Epochs over the remaining questions.
+        learning_rate: Learning rate of AdamW; PuDDing's for BERT is 1e-5.
         batch_size: Prompts at a time.
-        seed: Of the order.
+        seed: Seed of the order.
         trainer: Further arguments of Lightning's Trainer.
 
     Raises:
-        ValueError: If shapes do not fit, one part is empty, or likelihoods are not finite.
+        ValueError: If shapes do not fit, the training or held-out part is empty, or likelihoods are not finite.
     """
     if not len(features) == len(likelihoods) == len(apart) or likelihoods.ndim != 2:
         raise ValueError(
@@ -190,7 +190,7 @@ def train_router(
 
 
 def _check_training(router: nn.Module, likelihoods: Tensor, static: int, epochs: int) -> None:
-    """Raise ValueError for what no router can be trained on."""
+    """Raise ValueError for invalid sets, likelihoods, static set or epochs."""
     sets = likelihoods.shape[1]
     if getattr(router, "n_sets", sets) != sets:
         raise ValueError(f"Expected likelihoods under the router's {router.n_sets} sets, but got {sets}.")

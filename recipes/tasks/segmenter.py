@@ -1,7 +1,7 @@
-"""A semantic segmenter: of transformers (SegFormer, UperNet), of torchvision, or a timm backbone with a decoder.
+"""Semantic segmenter of transformers (SegFormer, UperNet), of torchvision, or a timm backbone with a decoder.
 
-The network is an ordinary one of its library, so what prunes a classifier prunes a segmenter. Reports the mean
-intersection over union (mIoU) over the classes that occur and pixel accuracy, and after a test a table of the classes.
+The network is an ordinary model of its library, pruned in the same way as a classifier. Reports the mean intersection
+over union (mIoU) over the classes in the data and pixel accuracy, and after a test a table of the classes.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ class ImageSegmenter(VisionModule):
     """Train and evaluate a segmenter; the network is `self.network`.
 
     Args:
-        classes: How many are scored, or their names in order, for the table.
-        model: A backbone of timm's (a timm name, `local-dir:/path`, or a hub id), which gets a linear decoder if it is
-            a vision transformer, else one that adds up its stages; a folder or hub id of transformers' (SegFormer,
-            UperNet), or the type alone (`segformer`); or one of torchvision's (`deeplabv3_mobilenet_v3_large`).
-        pretrained: Load the weights that come with the name. Trained for other classes, they get a new last layer.
-        image_size: Of the images, in pixels: one number, or height and width; position embeddings are interpolated to
-            it.
+        classes: Number of scored classes, or their names in order, for the table.
+        model: Name of a timm backbone (a timm name, `local-dir:/path`, or a hub id), with a linear decoder for a vision
+            transformer and a decoder that adds up the stages otherwise; a folder or hub id of transformers (SegFormer,
+            UperNet), or the type alone (`segformer`); or a name of torchvision (`deeplabv3_mobilenet_v3_large`).
+        pretrained: Whether to load the pretrained weights of the name. Weights for other classes get a new last layer.
+        image_size: Size of the images, in pixels: a number, or height and width; position embeddings are interpolated
+            to the size.
         model_kwargs: Further arguments of `timm.create_model`, for example `{"drop_path_rate": 0.1}`; entries of the
             configuration for transformers; arguments of torchvision's constructor.
         learning_rate: Peak learning rate of AdamW.
         weight_decay: Weight decay of parameters with two or more dimensions.
         warmup_epochs: Length of the linear warmup, in epochs; may be a fraction.
-        min_learning_rate: Where the cosine ends.
+        min_learning_rate: Learning rate at the end of the cosine.
 
     Raises:
-        ValueError: If there is no such network, or it does not score as many classes.
+        ValueError: If the network does not exist, or scores another number of classes.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ImageSegmenter(VisionModule):
 
     @property
     def trained(self) -> nn.Module:
-        """The whole network."""
+        """Whole network."""
         return self.network
 
     def loss_of(self, scores: Tensor, target: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class ImageSegmenter(VisionModule):
         return F.cross_entropy(scores, target, ignore_index=IGNORED)
 
     def scored(self, target: Tensor) -> int:
-        """Return how many pixels are scored."""
+        """Return the number of scored pixels."""
         return int((target != IGNORED).sum())
 
     def forward(self, images: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class ImageSegmenter(VisionModule):
         rank_zero_info(f"\n{per_class_table(counts, self.names)}")
 
     def _check_classes(self, target: Tensor) -> None:
-        """Raise ValueError if annotations are of other classes: a GPU would fail without a word, and for good."""
+        """Raise ValueError for annotations of other classes: a GPU would fail without a message, for good."""
         scored = target[target != IGNORED]
         if scored.numel() and not 0 <= int(scored.min()) <= int(scored.max()) < len(self.names):
             found = int(scored.max())
@@ -140,7 +140,7 @@ def per_class_table(counts: Tensor, names: Sequence[str]) -> str:
 
     Args:
         counts: Pixels by true and predicted class, `(classes, classes)`.
-        names: Of the classes.
+        names: Names of the classes.
     """
     hits, true = counts.diagonal().double(), counts.sum(1).double()
     either = true + counts.sum(0) - hits

@@ -1,4 +1,4 @@
-"""The base of the recipes for images: a loss and metrics of scores."""
+"""Base of the recipes for images: a loss and metrics of scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class VisionModule(EvaluatedModule):
-    """Logs a loss and metrics in validation and test, and trains one network.
+    """Base with a loss and metrics in validation and test.
 
     Subclasses set `val_metrics` and `test_metrics`.
 
@@ -31,14 +31,14 @@ class VisionModule(EvaluatedModule):
 
     @abstractmethod
     def loss_of(self, scores: Tensor, target: Tensor) -> Tensor:
-        """Return the loss that validation and test report, a mean over what is scored."""
+        """Return the loss for validation and test, a mean over the scored targets."""
 
     def scored(self, target: Tensor) -> int:
-        """Return over how many targets the loss is a mean."""
+        """Return the number of targets in the mean of the loss."""
         return len(target)
 
     def evaluate(self, batch: Batch, stage: str, where: tuple[int, int]) -> None:
-        """Score the samples of a batch that count; the network sees all of them."""
+        """Score the counted samples of a batch; the network runs on all samples."""
         images, target = batch
         count = self.counted(len(images), where)
         scores = self(images)[:count]

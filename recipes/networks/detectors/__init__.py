@@ -1,1 +1,1 @@
-"""Detectors of torchvision, transformers and ultralytics behind one interface."""
+"""Detectors of torchvision, transformers and ultralytics with a common interface."""

@@ -1,4 +1,4 @@
-"""Build a detector from a name or from a model of one of the libraries."""
+"""Construction of a detector from a name or from a model of a library."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from prunerecover.recipes.networks.detectors.transformers_detector import Transf
 from prunerecover.recipes.networks.detectors.ultralytics_detector import UltralyticsDetector, is_ultralytics
 from prunerecover.recipes.networks.model_names import expand, from_pretrained
 
-COUNTED = "num_batches_tracked"  # of BatchNorm; frozen norms have none
-SIGMOIDS = ("retinanet", "fcos")  # score no background
+COUNTED = "num_batches_tracked"  # buffer of BatchNorm; frozen norms have none
+SIGMOIDS = ("retinanet", "fcos")  # detectors without a background class
 HEADS = ("head.", "roi_heads.box_predictor.")
 
 
 def detector_of(model: nn.Module, image_size: int = 640) -> Detector:
-    """Return a model of torchvision, transformers or ultralytics as a `Detector`, which shares its weights.
+    """Return a model of torchvision, transformers or ultralytics as a `Detector` with shared weights.
 
     Args:
-        model: A `Detector` is returned as it is.
-        image_size: What transformers' and ultralytics' models see, in pixels; torchvision's say it themselves.
+        model: Model of a library; a `Detector` is returned unchanged.
+        image_size: Input size of models of transformers and ultralytics, in pixels; torchvision's models define their
+            own.
 
     Raises:
-        ValueError: If it is none of these.
+        ValueError: If the model is of no known library.
     """
     if isinstance(model, Detector):
         return model
@@ -61,14 +62,15 @@ def named_detector(
     """Build a detector by name.
 
     Args:
-        name: Of a builder of torchvision, or a folder or hub id of transformers.
-        pretrained: Load the weights that come with the name.
-        classes: How many are detected; where the head is for others, it is made anew. None keeps the head.
-        image_size: See `detector_of`.
-        kwargs: Of the builder, or of the model's config; `checkpoint_path` is a file with weights for torchvision's.
+        name: Name of a builder of torchvision, or a folder or hub id of transformers.
+        pretrained: Whether to load the pretrained weights of the name.
+        classes: Number of detected classes; a head of another size is made anew. None keeps the head.
+        image_size: Input size; see `detector_of`.
+        kwargs: Arguments of the builder, or of the model's config; `checkpoint_path` is a file with weights for
+            torchvision's models.
 
     Raises:
-        ValueError: If there is no such model, or its weights cannot be had.
+        ValueError: If the model does not exist, or its weights cannot be loaded.
     """
     from torchvision.models import detection, list_models
 
@@ -116,7 +118,7 @@ def _downloaded(name: str, kwargs: Mapping[str, Any]) -> nn.Module:
 
     try:
         return get_model(name, weights="DEFAULT", **kwargs)  # type: ignore[no-any-return]
-    except OSError as error:  # among them all of urllib
+    except OSError as error:  # includes all errors of urllib
         raise ValueError(
             f"Expected the weights of {name} to be there or to be downloaded by torchvision, but got: {error}. Without "
             "a network, name a file of weights: pretrained=False, model_kwargs={'checkpoint_path': '/path'}."
@@ -124,7 +126,7 @@ def _downloaded(name: str, kwargs: Mapping[str, Any]) -> nn.Module:
 
 
 def _with_trained_layers(model: nn.Module, trained: nn.Module) -> nn.Module:
-    """Put the layers of a trained model into one whose head may be for other classes, which stays as it was made."""
+    """Copy the layers of a trained model into a model; a head for other classes stays as initialised."""
     for path, layer in list(model.named_modules()):
         other = trained.get_submodule(path)
         if path and not any(True for _ in layer.children()) and _shapes(layer) == _shapes(other):
@@ -137,10 +139,10 @@ def _shapes(layer: nn.Module) -> dict[str, Any]:
 
 
 def _load(model: nn.Module, path: Path) -> None:
-    """Read weights of the same architecture; the scores of the head may be for other classes, and stay as they are.
+    """Load weights of the same architecture; class scores of a head for other classes stay as initialised.
 
     Raises:
-        ValueError: If there is no such file, or it is of another architecture.
+        ValueError: If the file does not exist, or is of another architecture.
     """
     if not path.is_file():
         raise ValueError(f"Expected a file of weights at {path}, but there is none. Check checkpoint_path.")

@@ -1,9 +1,9 @@
-"""The interface by which one LightningModule trains, prunes and evaluates detectors of any library.
+"""Interface for a LightningModule that trains, prunes and evaluates detectors of any library.
 
-A detector's own forward resizes, computes, matches and suppresses, returns losses in training and a varying number of
-boxes in evaluation. Here these are separate: `forward` is what is pruned, distilled and exported, from one tensor of
-pixels to raw predictions whose shapes follow the pixels alone; what comes before and after it is `prepare`, `losses`
-and `detections`. Losses are the same function in training and in evaluation, as planning needs it.
+A library's forward resizes, computes, matches and suppresses, and returns losses in training and a varying number of
+boxes in evaluation. The interface separates the steps. `forward` is pruned, distilled and exported: a map from a tensor
+of pixels to raw predictions, with shapes that depend on the pixels alone. `prepare` comes before, `losses` and
+`detections` come after. Losses are the same function in training and in evaluation, as planning requires.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name everyone uses)
 
-Target = dict[str, Tensor]  # boxes (K, 4) as x1 y1 x2 y2 in pixels, labels (K,), and what else the data say
+Target = dict[str, Tensor]  # boxes (K, 4) as x1 y1 x2 y2 in pixels, labels (K,), and further entries of the data
 Size = tuple[int, int]  # height, width
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A batch as the network takes it.
+    """A batch in the form of the network's input.
 
     Attributes:
-        pixels: `(N, 3, H, W)`, normalised.
-        sizes: Of each image within the pixels: what is right of it or below is padding.
-        original: Of each image as it was given.
-        targets: Boxes and labels of each image, in the coordinates of the pixels; None if there are none.
+        pixels: Normalised pixels, `(N, 3, H, W)`.
+        sizes: Size of each image within the pixels; the rest, on the right and below, is padding.
+        original: Original size of each image.
+        targets: Boxes and labels of each image, in the coordinates of the pixels; None without targets.
     """
 
     pixels: Tensor
@@ -39,11 +39,11 @@ class Prepared:
 
 
 class Detector(nn.Module, ABC):
-    """A network that detects.
+    """A network for object detection.
 
     Attributes:
-        model: Of its library: the same weights, with all that the library can do.
-        classes: How many the head scores, the background included if it is one of them.
+        model: Model of the library, with the same weights.
+        classes: Number of classes scored by the head, including a background class.
         background: 1 if class 0 is the background, else 0.
     """
 
@@ -54,24 +54,24 @@ class Detector(nn.Module, ABC):
     @property
     @abstractmethod
     def input_shape(self) -> tuple[int, int, int]:
-        """Shape of the pixels of one image, `(3, H, W)`; where images keep their shape, of the smallest square."""
+        """Shape of the pixels of an image, `(3, H, W)`; the smallest square where images keep their aspect ratio."""
 
     @abstractmethod
     def prepare(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Prepared:
         """Resize and normalise.
 
         Args:
-            images: Each `(3, H, W)` in [0, 1], of any size.
-            targets: Boxes in their pixels, and the head's class indices.
+            images: Images, `(3, H, W)` in [0, 1], of any size.
+            targets: Boxes in pixels of the images, and class indices of the head.
         """
 
     @abstractmethod
     def forward(self, pixels: Tensor) -> Mapping[str, Any]:
-        """Return raw predictions of pixels `(N, 3, H, W)`: `logits`, `(N, boxes, classes)`, first where there are."""
+        """Return raw predictions of pixels `(N, 3, H, W)`; `logits`, `(N, boxes, classes)`, come first if present."""
 
     @abstractmethod
     def losses(self, output: Mapping[str, Any], batch: Prepared) -> dict[str, Tensor]:
-        """Return the parts of the loss, each a mean over the batch, of what `forward` gave for its pixels."""
+        """Return the parts of the loss, each a mean over the batch, from the output of `forward` for the pixels."""
 
     @abstractmethod
     def detections(self, output: Mapping[str, Any], batch: Prepared) -> list[dict[str, Tensor]]:
@@ -79,7 +79,7 @@ class Detector(nn.Module, ABC):
 
 
 def scale_of(size: Size, original: Size) -> Tensor:
-    """Return the factors `(4,)` by which boxes follow an image's change of size.
+    """Return the factors `(4,)` for boxes when an image changes its size.
 
     >>> scale_of((10, 30), (20, 20))
     tensor([1.5000, 0.5000, 1.5000, 0.5000])
@@ -91,14 +91,14 @@ def scale_of(size: Size, original: Size) -> Tensor:
 def fitted(
     images: Sequence[Tensor], targets: Sequence[Target] | None, size: int, *, keep_shape: bool, fill: float = 0.0
 ) -> Prepared:
-    """Bring images of any size to squares, and their boxes with them.
+    """Resize images of any size to squares, and move their boxes.
 
     Args:
-        images: Each `(3, H, W)`.
-        targets: Of each image, or None.
-        size: Of the squares, in pixels.
-        keep_shape: Whether what is missing is filled up on the right or below; otherwise images are stretched.
-        fill: Value of what is filled up.
+        images: Images, `(3, H, W)`.
+        targets: Targets of each image, or None.
+        size: Side of the squares, in pixels.
+        keep_shape: Whether to keep the aspect ratio and pad on the right or below; otherwise images are stretched.
+        fill: Value of the padding.
     """
     from torchvision.transforms.v2.functional import resize
 
@@ -118,7 +118,7 @@ def fitted(
 
 
 def _inside(given: Size, size: int) -> Size:
-    """Return the size of an image whose longer side is as long as a square's.
+    """Return the size of an image resized to a square, with the longer side as long as the square's.
 
     >>> _inside((100, 200), 64)
     (32, 64)

@@ -1,8 +1,8 @@
 """Detectors of torchvision: SSD, SSDLite, RetinaNet and FCOS in one stage, Faster R-CNN in two.
 
-Matching, losses, decoding and suppression are torchvision's own: its forward runs a second time, on a shallow copy in
-whose backbone and head stands what they gave. Only the two-stage heads compute there.
-Does not cover masks and keypoints, whose targets are more than boxes.
+Matching, losses, decoding and suppression are torchvision's own: its forward runs a second time, on a shallow copy with
+the earlier outputs in place of backbone and head. Only the two-stage heads compute in the second run. Does not cover
+masks and keypoints, with targets beyond boxes.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from torch import Tensor, nn
 
 from prunerecover.recipes.networks.detectors.detector import Detector, Prepared, Target
 
-STAGES = ("rpn", "roi_heads")  # of torchvision's two-stage detectors, which ask for their own mode
+STAGES = ("rpn", "roi_heads")  # stages of torchvision's two-stage detectors, with a training mode of their own
 
 
 def is_one_stage(model: nn.Module) -> bool:
-    """Whether a model is built as torchvision's SSD, RetinaNet and FCOS are."""
+    """Whether a model has the structure of torchvision's SSD, RetinaNet and FCOS."""
     return all(hasattr(model, name) for name in ("transform", "backbone", "head", "anchor_generator"))
 
 
 def is_two_stage(model: nn.Module) -> bool:
-    """Whether a model is built as torchvision's Faster R-CNN is."""
+    """Whether a model has the structure of torchvision's Faster R-CNN."""
     return all(hasattr(model, name) for name in ("transform", "backbone", *STAGES))
 
 
 class TorchvisionDetector(Detector):
-    """What one-stage and two-stage detectors share.
+    """Shared part of one-stage and two-stage detectors.
 
     Args:
-        model: Of `torchvision.models.detection`.
+        model: Detector of `torchvision.models.detection`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -44,7 +44,7 @@ class TorchvisionDetector(Detector):
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """As the model's transform makes them."""
+        """Shape of an image after the model's transform."""
         width, height = self.model.transform.fixed_size or (min(self.model.transform.min_size),) * 2
         return 3, int(height), int(width)
 
@@ -59,15 +59,15 @@ class TorchvisionDetector(Detector):
         return self._rest(output, batch, training=True)  # type: ignore[no-any-return]
 
     def detections(self, output: Mapping[str, Any], batch: Prepared) -> list[dict[str, Tensor]]:
-        """Return what torchvision detects."""
+        """Return torchvision's detections."""
         return self._rest(output, batch, training=False)  # type: ignore[no-any-return]
 
     @abstractmethod
     def _computed(self, output: Mapping[str, Any], batch: Prepared) -> dict[str, Any]:
-        """Return what modules of the model have given, by their names."""
+        """Return the outputs of the model's modules, by their names."""
 
     def _rest(self, output: Mapping[str, Any], batch: Prepared, training: bool) -> Any:
-        """Run torchvision's forward on what its modules gave before."""
+        """Run torchvision's forward with the given outputs of its modules."""
         from torchvision.models.detection.image_list import ImageList
 
         stages = {name: _in_mode(getattr(self.model, name), training) for name in STAGES if hasattr(self.model, name)}
@@ -83,17 +83,17 @@ class OneStageDetector(TorchvisionDetector):
     """SSD, SSDLite, RetinaNet or FCOS.
 
     Args:
-        model: Of `torchvision.models.detection`.
+        model: Detector of `torchvision.models.detection`.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         scores = self.model.head.classification_head
         self.classes = int(scores.num_columns if hasattr(scores, "num_columns") else scores.num_classes)
-        self.background = int(hasattr(scores, "num_columns"))  # SSD's softmax has one, the others are sigmoids
+        self.background = int(hasattr(scores, "num_columns"))  # SSD's softmax has a background, sigmoids do not
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Return what the head gives, and the `(height, width)` of each level of features."""
+        """Return the outputs of the head, and the `(height, width)` of each level of features."""
         features = self.model.backbone(pixels)
         levels = [features] if isinstance(features, Tensor) else list(features.values())
         found = dict(self.model.head(levels))
@@ -108,10 +108,10 @@ class OneStageDetector(TorchvisionDetector):
 
 
 class TwoStageDetector(TorchvisionDetector):
-    """Faster R-CNN. Its raw predictions are the features: how many regions follow is known once there are scores.
+    """Faster R-CNN, with features as raw predictions: the number of regions depends on the scores.
 
     Args:
-        model: Of `torchvision.models.detection`.
+        model: Detector of `torchvision.models.detection`.
     """
 
     background = 1
@@ -130,7 +130,7 @@ class TwoStageDetector(TorchvisionDetector):
 
 
 class _Given:
-    """Stands where a module is whose result is there; all else is the module's."""
+    """Module replaced by its known output; attributes are the module's."""
 
     def __init__(self, module: Any, value: Any) -> None:
         self.module, self.value = module, value
@@ -143,7 +143,7 @@ class _Given:
 
 
 def _in_mode(module: Any, training: bool) -> Any:
-    """Return a shallow copy of a module that asks for its own mode; what is in it stays in the mode that it has."""
+    """Return a shallow copy of a module with its own training mode; inner modules keep their modes."""
     other = copy.copy(module)
     other.training = training
     return other

@@ -1,8 +1,8 @@
-"""Detectors of transformers: DETR and its kin, YOLOS, RT-DETR.
+"""Detectors of transformers: DETR and its relatives, YOLOS, RT-DETR.
 
-Images are stretched to squares, as RT-DETR takes them, and normalised and decoded as the model's image processor does.
-The loss is the model's own. What its forward computes from labels alone is left out: denoising queries (RT-DETR), and
-the losses of earlier decoder layers where the output does not hold them (DETR).
+Images are stretched to squares, the input of RT-DETR, and normalised and decoded as by the model's image processor. The
+loss is the model's own, without the parts that its forward computes from labels alone: denoising queries (RT-DETR), and
+the losses of earlier decoder layers if the output lacks those layers (DETR).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ LAYERS = ("intermediate_logits", "intermediate_reference_points", "enc_topk_logi
 
 
 class TransformersDetector(Detector):
-    """A model of `AutoModelForObjectDetection`.
+    """Model of `AutoModelForObjectDetection`.
 
     Args:
-        model: Of transformers.
-        image_size: Height and width of what the network sees, in pixels.
-        processor: The model's image processor.
+        model: Detector of transformers.
+        image_size: Height and width of the network's input, in pixels.
+        processor: Image processor of the model.
     """
 
     background = 0
@@ -38,11 +38,11 @@ class TransformersDetector(Detector):
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """The squares."""
+        """Shape of the squares."""
         return 3, self.image_size, self.image_size
 
     def prepare(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Prepared:
-        """Stretch to squares, and normalise if the processor does."""
+        """Stretch to squares, and normalise if the processor normalises."""
         from torchvision.transforms.v2.functional import normalize
 
         batch = fitted(images, targets, self.image_size, keep_shape=False)
@@ -58,7 +58,7 @@ class TransformersDetector(Detector):
         return {name: output[name] for name in ("logits", "pred_boxes", *more) if output.get(name) is not None}
 
     def losses(self, output: Mapping[str, Any], batch: Prepared) -> dict[str, Tensor]:
-        """Return the model's loss, of all decoder layers that the output holds."""
+        """Return the model's loss, summed over all decoder layers in the output."""
         assert batch.targets is not None, "losses are of batches with targets"
         labels = [
             {"class_labels": target["labels"], "boxes": relative_centres(target["boxes"], size)}
@@ -75,7 +75,7 @@ class TransformersDetector(Detector):
         return {"loss": loss}
 
     def detections(self, output: Mapping[str, Any], batch: Prepared) -> list[dict[str, Tensor]]:
-        """Return what the processor makes of the predictions, without a threshold."""
+        """Return the detections of the processor, without a threshold."""
         found: list[dict[str, Tensor]] = self.processor.post_process_object_detection(
             SimpleNamespace(**output), threshold=0.0, target_sizes=list(batch.original)
         )
@@ -86,7 +86,7 @@ def processor_of(model: Any, name: str | None = None) -> Any:
     """Return the image processor of a model.
 
     Args:
-        model: Of transformers.
+        model: Detector of transformers.
         name: Folder or hub id with a processor's configuration; None: the defaults of the model's family.
     """
     from transformers import AutoImageProcessor

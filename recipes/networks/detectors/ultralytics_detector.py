@@ -1,8 +1,8 @@
-"""Detectors of ultralytics by duck typing: nothing of it is imported.
+"""Detectors of ultralytics by duck typing, without importing the library.
 
-Taken is any module whose `loss(batch, predictions)` gives the loss of a batch in ultralytics' form, whose last part
-says how many classes there are, and which in evaluation returns boxes and scores: `(N, 4 + classes, boxes)`, or
-`(N, boxes, 6)` where it suppresses doubles itself.
+A suitable module returns the loss of a batch in ultralytics' form from `loss(batch, predictions)`, has the number of
+classes in its last part, and in evaluation returns boxes and scores: `(N, 4 + classes, boxes)`, or `(N, boxes, 6)` if
+the network suppresses duplicates.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from prunerecover.recipes.networks.detectors.detector import (
 
 GREY = 114 / 255  # around images
 WEIGHTS = {"box": 7.5, "cls": 0.5, "dfl": 1.5, "epochs": 100}  # ultralytics' defaults of the parts of its loss
-LOWEST, OVERLAP, MOST = 0.001, 0.7, 300  # ultralytics' own, in validation
+LOWEST, OVERLAP, MOST = 0.001, 0.7, 300  # ultralytics' values in validation
 
 
 def is_ultralytics(model: nn.Module) -> bool:
-    """Whether a model has what is used of it here."""
+    """Whether a model has the members used here."""
     parts = getattr(model, "model", None)
     return callable(getattr(model, "loss", None)) and isinstance(parts, nn.Sequential) and hasattr(parts[-1], "nc")
 
 
 class UltralyticsDetector(Detector):
-    """A YOLO.
+    """YOLO of ultralytics.
 
     Args:
-        model: `YOLO(weights).model`.
-        image_size: Height and width of what the network sees, in pixels: a multiple of 32.
+        model: Network, `YOLO(weights).model`.
+        image_size: Height and width of the network's input, in pixels: a multiple of 32.
     """
 
     background = 0
@@ -51,15 +51,15 @@ class UltralyticsDetector(Detector):
         given = getattr(model, "args", None) or {}
         self.model.args = SimpleNamespace(**WEIGHTS | (given if isinstance(given, dict) else vars(given)))
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(".dfl." not in name)  # files hold frozen weights; the bins of boxes stay so
+            parameter.requires_grad_(".dfl." not in name)  # files hold frozen weights; the bins of boxes stay frozen
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """The squares."""
+        """Shape of the squares."""
         return 3, self.image_size, self.image_size
 
     def prepare(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Prepared:
-        """Resize to squares, with grey where images are not square."""
+        """Resize to squares with grey padding."""
         return fitted(images, targets, self.image_size, keep_shape=True, fill=GREY)
 
     def forward(self, pixels: Tensor) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class UltralyticsDetector(Detector):
         return {"loss": loss.sum() / len(batch.pixels)}  # ultralytics multiplies by the batch's size
 
     def detections(self, output: Mapping[str, Any], batch: Prepared) -> list[dict[str, Tensor]]:
-        """Return the decoded boxes that are left after suppression."""
+        """Return the decoded boxes after suppression."""
         found = []
         for predicted, size, original in zip(output["decoded"], batch.sizes, batch.original, strict=True):
             boxes, scores, labels = _suppressed(predicted, self.classes)
@@ -94,7 +94,7 @@ class UltralyticsDetector(Detector):
 
 
 def _logits(raw: Any) -> Tensor | None:
-    """Return the class scores before the sigmoid, `(N, boxes, classes)`, if this version says which they are."""
+    """Return the class scores before the sigmoid, `(N, boxes, classes)`; None in versions without named scores."""
     while isinstance(raw, Mapping) and "scores" not in raw and "one2one" in raw:
         raw = raw["one2one"]
     scores = raw.get("scores") if isinstance(raw, Mapping) else None
@@ -102,7 +102,7 @@ def _logits(raw: Any) -> Tensor | None:
 
 
 def _suppressed(predicted: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return boxes, scores and labels of one image; doubles of a class are suppressed unless the network did."""
+    """Return boxes, scores and labels of an image; duplicates of a class are suppressed unless the network did."""
     from torchvision.ops import batched_nms, box_convert
 
     if predicted.shape[-1] == 6 and predicted.shape[0] != 4 + classes:
