@@ -1,1 +1,1 @@
-"""Questions with choices, and what a language model makes of them."""
+"""Questions with choices, and scores of language models on them."""

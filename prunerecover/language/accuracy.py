@@ -1,9 +1,9 @@
-"""Accuracy of a language model at multiple choice: it chooses the answer that it finds likeliest behind the prompt.
+"""Accuracy of a language model at multiple choice: the likeliest answer behind the prompt is chosen.
 
-`acc` compares log-likelihoods of whole answers, `acc_norm` divides each by the answer's characters first, without the
-space before it: the definitions of lm-evaluation-harness 0.4.13, `multiple_choice`; the first of equal answers counts.
-Log-likelihoods are summed in float32, also those of half-precision models. A routed model is routed by prompts alone.
-Does not cover examples in the prompt, nor answers that go into the middle of a text.
+`acc` compares log-likelihoods of whole answers, `acc_norm` divides each by the number of characters of the answer
+first, without the space in front: the definitions of lm-evaluation-harness 0.4.13, `multiple_choice`; the first of
+equal answers counts. Log-likelihoods are summed in float32, also for half-precision models. A routed model is routed by
+prompts alone. Not covered: examples in the prompt, and answers in the middle of a text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EncodedQuestion:
     """Tokens of a question with each of its answers.
 
     Attributes:
-        number: Of the question in its data set.
+        number: Number of the question in the data set.
         rows: Tokens of the prompt and of the answer, for each choice.
         characters: Length of each choice.
         answer: Number of the right choice.
@@ -45,9 +45,9 @@ def encode_question(question: Question, encoding: Encoding, number: int) -> Enco
     """Return the tokens of a question with each of its answers.
 
     Args:
-        question: With one choice or more.
-        encoding: How text becomes tokens.
-        number: Of the question in its data set.
+        question: Question with one choice or more.
+        encoding: Encoding of texts as tokens.
+        number: Number of the question in the data set.
 
     Raises:
         ValueError: If the prompt and an answer are too long for the model.
@@ -57,11 +57,11 @@ def encode_question(question: Question, encoding: Encoding, number: int) -> Enco
 
 
 def choice_batch(questions: Sequence[EncodedQuestion], tokenizer: Any) -> dict[str, Tensor]:
-    """Return all answers of some questions as one batch of N rows.
+    """Return all answers of some questions as a batch of N rows.
 
     Returns:
-        `input_ids`, `attention_mask` and `labels`, `(N, T)`, labels being -100 outside answers; and, `(N,)` each, the
-        number of the `question`, the `characters` of the answer, and whether it is `right`.
+        `input_ids`, `attention_mask` and `labels`, `(N, T)`, with labels of -100 outside answers; and, `(N,)` each, the
+        number of the `question`, the `characters` of the answer, and whether the answer is `right`.
     """
     batch = labelled([scored_behind(*row) for question in questions for row in question.rows], tokenizer)
     batch["question"] = torch.tensor([question.number for question in questions for _ in question.rows])
@@ -71,18 +71,18 @@ def choice_batch(questions: Sequence[EncodedQuestion], tokenizer: Any) -> dict[s
 
 
 def by_question(values: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """Return the values `(N,)` of a batch's answers as `(C,)` for each question of C choices."""
+    """Return the values `(N,)` of the answers in a batch as `(C,)` for each question of C choices."""
     _, sizes = torch.unique_consecutive(batch["question"], return_counts=True)
     return torch.split(values, sizes.tolist())
 
 
 def score_choices(sums: Tensor, tokens: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what the log-likelihoods of a batch's answers say about its Q questions.
+    """Return the scores of the Q questions in a batch, from the log-likelihoods of the answers.
 
     Args:
         sums: Log-likelihood of each answer, `(N,)`.
-        tokens: How many tokens each has, `(N,)`.
-        batch: Of `choice_batch`.
+        tokens: Number of tokens of each answer, `(N,)`.
+        batch: Batch from `choice_batch`.
 
     Returns:
         `(Q,)` each: whether `acc` and `acc_norm` choose the right answer, and the `loss` per token of the right answer.
@@ -103,14 +103,14 @@ def choice_log_likelihoods(
     """Return the log-likelihood of every answer, `(C,)` per question of C choices, on the CPU.
 
     Args:
-        model: A causal language model, dense, pruned or routed; it is left as it was.
-        questions: In their order.
-        encoding: How text becomes tokens.
-        batch_size: Questions at a time.
+        model: Causal language model, dense, pruned or routed; not changed.
+        questions: Questions, in order.
+        encoding: Encoding of texts as tokens.
+        batch_size: Questions per batch.
 
     Raises:
-        TypeError: If these are no questions.
-        ValueError: If there are none, or one is too long for the model.
+        TypeError: If an item is no question.
+        ValueError: If there are no questions, or a question is too long for the model.
     """
     found: list[Tensor] = []
     for sums, _, batch in _scored(model, questions, encoding, batch_size):
@@ -121,17 +121,17 @@ def choice_log_likelihoods(
 def choice_accuracy(
     model: nn.Module, questions: Sequence[Question], encoding: Encoding, *, batch_size: int = 8
 ) -> dict[str, float]:
-    """Return the shares of questions that the model answers right, `acc` and `acc_norm`.
+    """Return the shares of questions with the right answer, `acc` and `acc_norm`.
 
     Args:
-        model: A causal language model, dense, pruned or routed; it is left as it was.
-        questions: Each counts once.
-        encoding: How text becomes tokens.
-        batch_size: Questions at a time.
+        model: Causal language model, dense, pruned or routed; not changed.
+        questions: Questions, with equal weights.
+        encoding: Encoding of texts as tokens.
+        batch_size: Questions per batch.
 
     Raises:
-        TypeError: If these are no questions.
-        ValueError: If there are none, or one is too long for the model.
+        TypeError: If an item is no question.
+        ValueError: If there are no questions, or a question is too long for the model.
     """
     scores = [score_choices(*scored) for scored in _scored(model, questions, encoding, batch_size)]
     return {name: sum(int(one[name].sum()) for one in scores) / len(questions) for name in ("acc", "acc_norm")}
@@ -140,7 +140,7 @@ def choice_accuracy(
 def _scored(
     model: nn.Module, questions: Sequence[Question], encoding: Encoding, batch_size: int
 ) -> list[tuple[Tensor, Tensor, dict[str, Tensor]]]:
-    """Return the log-likelihoods of answers, how many tokens they have, and the batch, batch by batch."""
+    """Return the log-likelihoods of answers, their numbers of tokens, and the batch, batch by batch."""
     check_questions(questions)
     encoded = [encode_question(question, encoding, number) for number, question in enumerate(questions)]
     device, found = input_device(model), []

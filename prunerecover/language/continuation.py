@@ -1,7 +1,8 @@
-"""Exact continuation: what share of a text a language model writes as it stands, after the text's beginning.
+"""Exact continuation: the share of a text that a language model reproduces from the beginning of the text.
 
-Decoding is greedy, with the model's cache, and teacher-free: each token follows those that the model wrote itself. It
-shows what perplexity hides, the errors that pruning adds up over a generation, and runs the code that serves the model.
+Decoding is greedy, with the cache of the model, and teacher-free: each token follows the tokens of the model itself.
+The share shows errors of pruning that add up over a generation, hidden in perplexity, and tests the code used in
+production.
 """
 
 from __future__ import annotations
@@ -18,26 +19,28 @@ from prunerecover.model.key_values import cache_returned
 
 
 def exact_continuation(model: nn.Module, tokens: Tensor, *, prompt: int, batch_size: int = 16) -> float:
-    """Return the share of tokens behind the prompt that greedy decoding gets right, each at its place.
+    """Return the share of correct tokens behind the prompt in greedy decoding, place by place.
 
-    Arguments and errors are those of `continued_right`.
+    Arguments and errors as in `continued_right`.
     """
     return float(continued_right(model, tokens, prompt=prompt, batch_size=batch_size).double().mean())
 
 
 def continued_right(model: nn.Module, tokens: Tensor, *, prompt: int, batch_size: int = 16) -> Tensor:
-    """Return which tokens behind the prompt greedy decoding gets right, each at its place, `(N, T - prompt)`, boolean.
+    """Return a mask of the correct tokens behind the prompt in greedy decoding, `(N, T - prompt)`, boolean.
+
+    Tokens are compared place by place.
 
     Args:
-        model: A causal language model of transformers, or a routed one, whose router reads the prompts; it is left as
-            it was. Settings of generation, such as sampling or where to stop, do not count: as many tokens are written
-            as the text has, the end-of-text token as any.
+        model: Causal language model of transformers, or a routed model with a router for the prompts; not changed.
+            Generation settings, such as sampling or stopping, are ignored: the model writes as many tokens as the text
+            has, end-of-text tokens included.
         tokens: Held-out text, `(N, T)`, without padding.
-        prompt: How many tokens of each sequence are given.
-        batch_size: Sequences at a time.
+        prompt: Number of given tokens of each sequence.
+        batch_size: Sequences per batch.
 
     Raises:
-        ValueError: If these are no sequences, or nothing is left to write or to begin with.
+        ValueError: If `tokens` are no sequences, or `prompt` leaves no token to give or to write.
         TypeError: If the model returns no cache.
     """
     if tokens.ndim != 2 or not tokens.numel():
@@ -55,7 +58,7 @@ def continued_right(model: nn.Module, tokens: Tensor, *, prompt: int, batch_size
 
 
 def _written(model: nn.Module, prompts: Tensor, count: int) -> Tensor:
-    """Return the likeliest next tokens of prompts, `(N, count)`, each by the network that continues it."""
+    """Return the likeliest next tokens of prompts, `(N, count)`, each from the network of its route."""
     found = prompts.new_empty(len(prompts), count)
     for network, rows in networks_of(model, prompts):
         found[rows] = _greedy(network, prompts[rows], count)

@@ -1,10 +1,9 @@
-"""Tasks of lm-evaluation-harness on a live model: dense, pruned or routed, without saving it first.
+"""Tasks of lm-evaluation-harness on a live model: dense, pruned or routed, without saving the model first.
 
 Needs `pip install "prunerecover[lm-eval]"`. On multiple choice `choice_accuracy` counts the same: with lm_eval 0.4.13,
 `acc` and `acc_norm` of the same items agree exactly, with and without a chat template, and log-likelihoods up to
-rounding (float32, where the harness keeps the model's own precision). A routed model is routed by the context of each
-request, never by what is scored: see `routed_harness`.
-Does not cover vLLM, several GPUs, or encoder-decoders.
+rounding (float32, where the harness keeps the precision of the model). A routed model is routed by the context of each
+request, never by scored text: see `routed_harness`. Not covered: vLLM, several GPUs, and encoder-decoders.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ def evaluate_with_harness(
     """Return the metrics of each task and group, such as `{"arc_easy": {"acc": 0.61, "acc_norm": 0.56, ...}}`.
 
     Args:
-        model: A causal language model of transformers, such as `module.model` of a CausalLM, or a RoutedCausalLM, on
-            its device; it is left as it was.
-        tokenizer: Of transformers; it is left as it was.
+        model: Causal language model of transformers, such as `module.model` of a CausalLM, or a RoutedCausalLM, on its
+            device; not changed.
+        tokenizer: Tokenizer of transformers; not changed.
         tasks: Names of tasks, groups or tags of the harness, or patterns (`"mmlu_*"`).
-        task_folder: With tasks of your own, as the harness writes them in YAML.
-        num_fewshot: Examples in the prompt; None: as many as each task says.
-        limit: Use this many samples of each task, or this share if it is below 1; None uses all.
-        batch_size: Rows at a time.
+        task_folder: Folder with custom tasks, in the YAML format of the harness.
+        num_fewshot: Number of examples in the prompt; None: the default of each task.
+        limit: Number of samples of each task, or a share below 1; None: all samples.
+        batch_size: Rows per batch.
         chat: Whether prompts are messages in the tokenizer's chat template.
 
     Raises:
         ModuleNotFoundError: If lm_eval is not installed.
-        TypeError: If this is neither a model of transformers nor a routed one.
-        ValueError: If there is no such task, or the tokenizer has neither an end-of-text nor a beginning-of-text token.
+        TypeError: If the model is neither from transformers nor routed.
+        ValueError: If a task is unknown, or the tokenizer has neither an end-of-text nor a beginning-of-text token.
     """
     try:
         from lm_eval import simple_evaluate
@@ -106,7 +105,7 @@ def _check_known(tasks: Sequence[str], manager: Any) -> None:
 
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
-    """Keep the states that the harness seeds, beside torch's."""
+    """Restore the random states of Python and numpy, which the harness seeds, afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         yield
@@ -116,7 +115,7 @@ def _random_state_kept() -> Iterator[None]:
 
 
 def _metrics(values: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of a task, without the name of the filter that does nothing."""
+    """Return the numbers of a task, without the name of the empty filter."""
     return {
         name.removesuffix(",none"): float(value)
         for name, value in values.items()

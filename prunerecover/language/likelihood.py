@@ -1,4 +1,4 @@
-"""Likelihoods of answers under a language model: tokens of prompt and answer, log-likelihoods, and losses of them."""
+"""Likelihoods of answers under a language model: tokens of prompt and answer, log-likelihoods, and losses."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from prunerecover.language.questions import Question, check_questions
 from prunerecover.model.batches import logits_of
 
 AnswerBatch = tuple[dict[str, Tensor], Tensor, Tensor]
-TokenRow = tuple[list[int], list[int]]  # tokens, and labels as many, -100 where nothing is scored
+TokenRow = tuple[list[int], list[int]]  # tokens, and a label for each, -100 for tokens without a score
 AnswerRow = tuple[list[int], list[int], float]  # tokens of a prompt and of an answer, and the answer's weight
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How text becomes tokens.
+    """Encoding of texts as tokens.
 
     Attributes:
-        tokenizer: Of transformers.
-        context: How many tokens the model takes; None: as many as the tokenizer says.
+        tokenizer: Tokenizer of transformers.
+        context: Maximum number of tokens of the model; None: the maximum of the tokenizer.
         chat: Whether the prompt is the message of a user, in the tokenizer's chat template.
 
     Raises:
-        ValueError: If chat is asked for and the tokenizer has no template.
+        ValueError: If `chat` is set and the tokenizer has no template.
     """
 
     tokenizer: Any
@@ -50,20 +50,20 @@ class Encoding:
         """Return the tokens of a prompt without an answer.
 
         Raises:
-            ValueError: If there are more than the model takes.
+            ValueError: If the prompt is too long for the model.
         """
         ids = self._tokens(self._text(prompt))
         self._check(ids, prompt)
         return ids
 
     def with_answer(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
-        """Return the tokens of a prompt and those of an answer behind it, tokenized as one text.
+        """Return the tokens of a prompt and of an answer behind the prompt, tokenized as a single text.
 
-        White space at the end of the prompt, such as that of a chat template, counts to the answer, where tokenizers
-        put it, and as lm-evaluation-harness has it.
+        White space at the end of the prompt, as in a chat template, belongs to the answer, as for tokenizers and in
+        lm-evaluation-harness.
 
         Raises:
-            ValueError: If there are more than the model takes, or the answer has none.
+            ValueError: If there are too many tokens for the model, or the answer has no tokens.
         """
         text = self._text(prompt)
         before = self._tokens(text.rstrip())
@@ -81,7 +81,7 @@ class Encoding:
         return text
 
     def _tokens(self, text: str) -> list[int]:
-        """Return the tokens without the end of text that some tokenizers add; a chat template has special tokens."""
+        """Return the tokens without the end of text of some tokenizers; a chat template has special tokens."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=not self.chat, verbose=False)["input_ids"]
         ends = not self.chat and len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id
         return ids[:-1] if ends else ids
@@ -96,12 +96,12 @@ class Encoding:
 
 
 def padded(rows: Sequence[Sequence[int]], tokenizer: Any, *, left: bool = False) -> dict[str, Tensor]:
-    """Return `input_ids` and `attention_mask` `(N, T)` of token lists; a tokenizer needs no token for padding.
+    """Return `input_ids` and `attention_mask` `(N, T)` of token lists; the tokenizer needs no padding token.
 
     Args:
         rows: Tokens of each sample.
-        tokenizer: Whose padding token, or else end of text, fills what is masked.
-        left: Whether the padding comes first, as generation wants it.
+        tokenizer: Tokenizer with a padding token, or else end of text, for masked places.
+        left: Whether the padding comes first, as in generation.
     """
     names = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     fill = next(name for name in names if name is not None)
@@ -114,7 +114,7 @@ def padded(rows: Sequence[Sequence[int]], tokenizer: Any, *, left: bool = False)
 
 
 def scored_behind(before: Sequence[int], after: Sequence[int]) -> TokenRow:
-    """Return the tokens of a prompt and an answer, and labels of which those of the answer alone are scored."""
+    """Return the tokens of a prompt and an answer, and labels to score the answer alone."""
     return [*before, *after], [*[IGNORED] * len(before), *after]
 
 
@@ -123,7 +123,7 @@ def labelled(rows: Sequence[TokenRow], tokenizer: Any) -> dict[str, Tensor]:
 
     Args:
         rows: Tokens and labels of each sample.
-        tokenizer: Whose padding fills what is masked: see `padded`.
+        tokenizer: Tokenizer for the padding, see `padded`.
     """
     batch = padded([ids for ids, _ in rows], tokenizer)
     labels = torch.full_like(batch["input_ids"], IGNORED)
@@ -135,19 +135,19 @@ def labelled(rows: Sequence[TokenRow], tokenizer: Any) -> dict[str, Tensor]:
 def answer_batches(
     questions: Sequence[Question], encoding: Encoding, *, contrastive: bool = False, batch_size: int = 16
 ) -> list[AnswerBatch]:
-    """Return batches for `answer_loss`: inputs, labels `(N, T)` that are -100 outside answers, and weights `(N,)`.
+    """Return batches for `answer_loss`: inputs, labels `(N, T)`, -100 outside answers, and weights `(N,)`.
 
-    Answers of similar length are in one batch; batches are in an order of their own: see `of_similar_length`.
+    Answers of similar length share a batch; batches are shuffled: see `of_similar_length`.
 
     Args:
-        questions: See `answer_rows`.
-        encoding: How text becomes tokens.
-        contrastive: See `answer_rows`.
-        batch_size: Answers at a time.
+        questions: Questions, see `answer_rows`.
+        encoding: Encoding of texts as tokens.
+        contrastive: Whether to use wrong answers, see `answer_rows`.
+        batch_size: Answers per batch.
 
     Raises:
-        TypeError: If these are no questions.
-        ValueError: If there are none, or one is too long.
+        TypeError: If an item is no question.
+        ValueError: If there are no questions, or a question is too long.
     """
     rows = answer_rows(questions, encoding, contrastive=contrastive)
     parts = of_similar_length([len(before) + len(after) for before, after, _ in rows], batch_size)
@@ -158,14 +158,15 @@ def answer_rows(questions: Sequence[Question], encoding: Encoding, *, contrastiv
     """Return the tokens and the weight of each answer, question by question.
 
     Args:
-        questions: In their order.
-        encoding: How text becomes tokens.
-        contrastive: Whether wrong answers are to become less likely: the right one of C counts C - 1, the others -1
-            each (PuDDing, arXiv 2502.04348, the contrastive form of its task likelihood). False: right answers alone.
+        questions: Questions, in order.
+        encoding: Encoding of texts as tokens.
+        contrastive: Whether wrong answers are to become less likely: the right answer of C has weight C - 1, each wrong
+            answer -1 (PuDDing, arXiv 2502.04348, the contrastive form of its task likelihood). False: right answers
+            alone.
 
     Raises:
-        TypeError: If these are no questions.
-        ValueError: If there are none, or one is too long.
+        TypeError: If an item is no question.
+        ValueError: If there are no questions, or a question is too long.
     """
     check_questions(questions)
     rows: list[AnswerRow] = []
@@ -179,10 +180,9 @@ def answer_rows(questions: Sequence[Question], encoding: Encoding, *, contrastiv
 
 
 def of_similar_length(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Return the numbers of all rows in groups of `size` rows of similar length, which need little padding.
+    """Return the numbers of all rows in groups of `size` rows of similar length, with little padding.
 
-    Groups are in an order that is drawn, and always the same, so that some of them stand for all; the rows of a group
-    are in the order in which they were given.
+    The order of groups is random with a fixed seed, so some groups represent all; rows of a group keep their order.
 
     >>> sorted(of_similar_length([9, 2, 8, 3], 2))
     [[0, 2], [1, 3]]
@@ -194,17 +194,17 @@ def of_similar_length(lengths: Sequence[int], size: int) -> list[list[int]]:
 
 
 def answer_batch(rows: Sequence[AnswerRow], tokenizer: Any) -> AnswerBatch:
-    """Return some answers as one batch: see `answer_batches`."""
+    """Return some answers as a batch: see `answer_batches`."""
     inputs = labelled([scored_behind(before, after) for before, after, _ in rows], tokenizer)
     return inputs, inputs.pop("labels"), torch.tensor([weight for *_, weight in rows])
 
 
 def token_log_likelihoods(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the summed log-likelihood of each row's labels, `(N,)`, and how many tokens these are.
+    """Return the summed log-likelihood of the labels of each row, `(N,)`, and the number of scored tokens, `(N,)`.
 
     Args:
-        logits: `(N, T, V)`; those at t tell the token at t + 1.
-        labels: `(N, T)`, -100 where nothing is scored.
+        logits: Logits, `(N, T, V)`; position t predicts the token at t + 1.
+        labels: Labels, `(N, T)`, -100 for tokens without a score.
     """
     told, wanted = logits[:, :-1], labels[:, 1:]
     scored = wanted != IGNORED
@@ -223,20 +223,21 @@ def answer_likelihoods(model: nn.Module, batch: AnswerBatch) -> Tensor:
 
 
 def answer_loss(model: nn.Module, batch: AnswerBatch) -> Tensor:
-    """Return how unlikely right answers are, and, in contrastive batches, how likely wrong ones: see `answer_batches`.
+    """Return the weighted negative log-likelihood of answers, a loss for `plan_depth` and for training.
 
-    A loss for `plan_depth` and for training: the mean over the batch of -weight x mean log-likelihood per token.
+    The mean over the batch of -weight x mean log-likelihood per token: small for likely right answers, and, in
+    contrastive batches, for unlikely wrong answers; see `answer_batches`.
     """
     return -(batch[2] * answer_likelihoods(model, batch)).mean()
 
 
 def next_token_loss(model: nn.Module, batch: Any) -> Tensor:
-    """Return the cross-entropy of each token given those before it, averaged over the tokens.
+    """Return the cross-entropy of each token given the tokens before, averaged over the tokens.
 
     Args:
-        model: A causal language model.
-        batch: A mapping of `input_ids` `(N, T)` and, where sequences are padded, `attention_mask`; `labels` say what is
-            scored where they are there, -100 for nothing.
+        model: Causal language model.
+        batch: Mapping with `input_ids` `(N, T)` and, for padded sequences, `attention_mask`; optional `labels` select
+            the scored tokens, -100 for none.
 
     Raises:
         ValueError: If a routed model is to score a whole text: see `routes_before`.

@@ -1,4 +1,4 @@
-"""Routes of what is scored: the router of a routed language model reads what stands before it, and nothing of it."""
+"""Routes for scored text: the router of a routed language model reads only the prompt before the scored tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prunerecover.model.evaluation import device_of
 
 @runtime_checkable
 class Routed(Protocol):
-    """A language model of several networks, of which a router picks one for each prompt: see `RoutedCausalLM`."""
+    """Language model of several networks, with a router to choose a network for each prompt: see `RoutedCausalLM`."""
 
     routed: bool
     device: torch.device
@@ -24,24 +24,24 @@ class Routed(Protocol):
         """Return the number of the network for each prompt, `(N,)`."""
 
     def running(self, number: int) -> AbstractContextManager[nn.Module]:
-        """Give a network by its number, ready to run."""
+        """Give a network by number, ready to run."""
 
 
 def input_device(model: nn.Module) -> torch.device:
-    """Return the device that a model's tokens have to be on."""
+    """Return the device for the tokens of a model."""
     return model.device if isinstance(model, Routed) else device_of(model)
 
 
 def routes_before(model: nn.Module, inputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, Any]:
-    """Return the argument by which a routed model is called with the routes of prompts; none for other models.
+    """Return the argument with the routes of prompts for a routed model; empty for other models.
 
     Args:
-        model: A language model.
-        inputs: `input_ids` `(N, T)` and, where sequences are padded, `attention_mask`.
-        labels: `(N, T)`, -100 where nothing is scored; a prompt is what stands before the first that is scored.
+        model: Language model.
+        inputs: Mapping with `input_ids` `(N, T)` and, for padded sequences, `attention_mask`.
+        labels: Labels, `(N, T)`, -100 for tokens without a score; the prompt ends before the first scored token.
 
     Raises:
-        ValueError: If a routed model is to score a text that nothing stands before.
+        ValueError: If a routed model is to score a text without a prompt.
     """
     if not isinstance(model, Routed) or not model.routed:
         return {}
@@ -59,9 +59,9 @@ def routes_before(model: nn.Module, inputs: Mapping[str, Tensor], labels: Tensor
 
 
 def networks_of(model: nn.Module, prompts: Tensor) -> Iterator[tuple[nn.Module, list[int]]]:
-    """Yield the networks that continue prompts, `(N, T)`, each ready to run, and the numbers of its prompts.
+    """Yield the network for some of the prompts, `(N, T)`, ready to run, with the numbers of these prompts.
 
-    A model that is not routed is the only network.
+    A model without routes is the only network.
     """
     if not isinstance(model, Routed):
         yield model, list(range(len(prompts)))

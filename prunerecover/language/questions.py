@@ -1,4 +1,4 @@
-"""Questions with choices: what a language model is asked, and which of the answers is right."""
+"""Questions with choices for a language model, and the right answers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Question:
     """A question and the answers to choose from.
 
     Attributes:
-        prompt: All that is read before the answer.
-        choices: Answers; each goes behind the prompt, with a space between them.
-        answer: Number of the right one.
+        prompt: Text before the answer.
+        choices: Answers; each follows the prompt, with a space between.
+        answer: Number of the right answer.
 
     Raises:
-        ValueError: If the prompt or a choice is empty, or there is no choice of that number.
+        ValueError: If the prompt or a choice is empty, or there is no choice with the number of the answer.
 
     >>> Question("Is snow warm?", ("yes", "no"), 1).right
     'no'
@@ -31,7 +31,7 @@ class Question:
     answer: int
 
     def __post_init__(self) -> None:
-        """Check what it is made of."""
+        """Check prompt, choices and answer."""
         if not self.prompt.strip():
             raise ValueError("Expected a prompt that the answers follow, but it is empty. Leave the question out.")
         if not self.choices or not all(choice.strip() for choice in self.choices):
@@ -52,7 +52,7 @@ class Question:
 
 
 def check_questions(questions: Sequence[object]) -> None:
-    """Raise TypeError or ValueError unless these are one question or more."""
+    """Raise ValueError without questions, and TypeError for other items."""
     if not questions:
         raise ValueError("Expected at least one question, but got none.")
     odd = next((one for one in questions if not isinstance(one, Question)), None)
@@ -67,10 +67,10 @@ def question_of(row: Mapping[str, Any]) -> Question:
     """Read a row of a data set with `question`, `choices`, `answer` and perhaps a `passage`.
 
     Args:
-        row: `choices` is a list of texts; `answer` is the number of the right one, or the text itself.
+        row: Row with a list of texts as `choices` and the number or the text of the right answer as `answer`.
 
     Raises:
-        ValueError: If something is missing, or the question is none: see `Question`.
+        ValueError: If a column is missing, or the question is invalid: see `Question`.
 
     >>> question_of({"question": "Is snow warm?", "choices": ["yes", "no"], "answer": "no"}).answer
     1

@@ -1,9 +1,8 @@
-"""Instructions and chats as tokens of which the responses alone are scored, for training on them.
+"""Instructions and chats as tokens, with labels on the responses alone, for training.
 
-Chats go through the tokenizer's own chat template; what the template adds for the end of a turn is part of the
-response, so that a model learns to stop. Instructions without a template stand under headings, as Alpaca's do, and end
-with the end-of-text token.
-Does not cover templates that write earlier turns otherwise once later ones follow, nor calls of tools as labels.
+Chats go through the tokenizer's own chat template; the end of a turn in the template is part of the response, so that a
+model learns to stop. Instructions without a template stand under headings, as in Alpaca, and end with the end-of-text
+token. Not covered: templates that rewrite earlier turns once later turns follow, and calls of tools as labels.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ RESPONSE = "### Response:\n"
 
 
 def instruction_row(instruction: str, given: str, response: str, tokenizer: Any) -> TokenRow:
-    """Return the tokens and labels of an instruction under headings, and of its response.
+    """Return the tokens and labels of an instruction under headings, with the response.
 
     Args:
-        instruction: What to do.
-        given: What to do it with; may be empty.
-        response: What is scored, and the end-of-text token behind it.
-        tokenizer: Of transformers.
+        instruction: Text of the instruction.
+        given: Input of the instruction; may be empty.
+        response: Response to score, with the end-of-text token behind.
+        tokenizer: Tokenizer of transformers.
 
     Raises:
         ValueError: If the instruction or the response is empty, or the tokenizer has no end-of-text token.
@@ -56,15 +55,15 @@ def instruction_messages(instruction: str, given: str, response: str) -> list[di
 
 
 def chat_row(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> TokenRow:
-    """Return the tokens and labels of a chat, whose assistant's messages are scored.
+    """Return the tokens and labels of a chat, with labels on the messages of the assistant.
 
     Args:
-        messages: Of `role` and `content`, as chat templates take them.
-        tokenizer: Of transformers, with a chat template.
+        messages: Messages with `role` and `content`, as for chat templates.
+        tokenizer: Tokenizer of transformers, with a chat template.
 
     Raises:
-        ValueError: If there is no template, no message of the assistant that is not empty, or the template takes no
-            such messages, or writes what is before a response otherwise once it is there.
+        ValueError: If there is no template, no message of the assistant or an empty one, or the template refuses the
+            messages, or rewrites earlier text once a response follows.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(

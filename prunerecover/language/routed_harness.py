@@ -1,8 +1,8 @@
-"""Requests of lm-evaluation-harness to a routed language model, each routed by its context.
+"""Requests of lm-evaluation-harness to a routed language model, each routed by the context.
 
-Log-likelihoods and generation are the harness' own, on the network that the router picks: for answers and for what is
-generated, by the prompt as the network reads it, cut where it is too long; for whole texts (rolling log-likelihoods),
-by what stands before each window: the token that texts begin with, and then the end of the window before.
+Log-likelihoods and generation are the harness' own, on the routed network. The router reads, for answers and
+generation, the prompt as the network reads it, truncated if too long; for whole texts (rolling log-likelihoods), the
+text before each window: the beginning-of-text token, and then the end of the previous window.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ INPUTS = ("input_ids", "attention_mask")
 
 
 class RoutedHFLM(HFLM):  # type: ignore[misc]
-    """The harness' model, which asks the network of each request's route.
+    """Model of the harness that runs the network of the route of each request.
 
     Args:
-        routed: The routed model.
-        arguments: Of `HFLM`, without the model.
+        routed: Routed model.
+        arguments: Arguments of `HFLM`, without the model.
     """
 
     def __init__(self, routed: Routed, **arguments: Any) -> None:
@@ -33,7 +33,7 @@ class RoutedHFLM(HFLM):  # type: ignore[misc]
         self._routed = routed
 
     def _loglikelihood_tokens(self, requests: Any, *arguments: Any, **named: Any) -> list[tuple[float, bool]]:
-        """Return log-likelihoods of continuations, and whether greedy decoding writes them."""
+        """Return log-likelihoods of continuations, and whether greedy decoding writes the same tokens."""
         contexts = [tuple(before[-(self.max_length + 1 - len(after)) :]) for _, before, after in requests]
         routes, found = self._routes(contexts), dict[int, tuple[float, bool]]()
         for number, rows in by_route([routes[context] for context in contexts]).items():
@@ -43,7 +43,7 @@ class RoutedHFLM(HFLM):  # type: ignore[misc]
         return [found[i] for i in range(len(requests))]
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **how: Any) -> Tensor:
-        """Return prompts and what follows."""
+        """Return prompts with their continuations."""
         mask, found = how.pop("attention_mask"), dict[int, Tensor]()
         for number, rows in by_route(self._routed.route(context, mask)).items():
             with self._routed.running(number) as self._model:
@@ -52,7 +52,7 @@ class RoutedHFLM(HFLM):  # type: ignore[misc]
         return pad_sequence([found[i] for i in range(len(context))], True, self.tokenizer.pad_token_id)
 
     def _routes(self, contexts: list[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
-        """Return the route of each context; answers of one question share theirs."""
+        """Return the route of each context; answers of a question share a route."""
         different, found = list(dict.fromkeys(contexts)), dict[tuple[int, ...], int]()
         for start in range(0, len(different), self.batch_size):
             some = different[start : start + self.batch_size]

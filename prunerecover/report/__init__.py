@@ -1,1 +1,1 @@
-"""Compare a network before and after pruning, and write down what was found."""
+"""Reports: comparison of a network before and after pruning, in writing."""

@@ -1,4 +1,4 @@
-"""Compare a model before and after pruning, side by side; nothing is written unless the report is saved."""
+"""Comparison of a model before and after pruning, side by side; files are written only when the report is saved."""
 
 from __future__ import annotations
 
@@ -46,25 +46,26 @@ def compare(
     """Measure a model before and after pruning, side by side; both are bit-identical afterwards.
 
     Args:
-        dense: The model before.
-        pruned: The model after.
-        example_inputs: One batch for MACs, latency and memory: a tensor, a tuple whose first element is the input, a
-            mapping of keyword arguments, or `ModelInputs`.
+        dense: Model before pruning.
+        pruned: Model after pruning.
+        example_inputs: Batch for MACs, latency and memory: a tensor, a tuple with the input first, a mapping of keyword
+            arguments, or `ModelInputs`.
         batches: Labelled batches for the metrics: tuples (input, labels) or mappings with `labels`. None: costs alone.
-        metric: `"top1"`, `"top5"`, several of them, a function (predictions, labels) -> one score per sample, or
+        metric: Metric `"top1"`, `"top5"`, several names, a function (predictions, labels) -> one score per sample, or
             functions by name.
-        plan: The plan that was applied, to be summarised.
-        search: What finding the plan took.
-        device: Where to measure; by default where the dense model is. Elsewhere copies are measured.
-        pairs: Interleaved pairs of timed passes; 0 skips the timing, fewer than 6 give a range and no interval.
-        warmup: Untimed pairs before them.
-        threads: CPU threads to hold while timing; by default those PyTorch uses now.
+        plan: Applied plan, to be summarised.
+        search: Cost of finding the plan.
+        device: Device to measure on; by default that of the dense model. On another device copies are measured.
+        pairs: Number of interleaved pairs of timed passes; 0 skips the timing, fewer than 6 give a range and no
+            interval.
+        warmup: Number of untimed pairs before.
+        threads: CPU threads during the timing; by default the present number in PyTorch.
         confidence: Coverage of all intervals.
         seed: Seed of the bootstraps.
-        details: Kept in the report as they are; JSON values.
+        details: JSON values to keep in the report.
 
     Raises:
-        ValueError: If a metric is unknown, or there are batches but no sample in them.
+        ValueError: If a metric is unknown, or there are batches without samples.
         TypeError: If the batches have no labels.
     """
     metrics = _metrics(metric)

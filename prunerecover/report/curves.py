@@ -1,8 +1,8 @@
 """Figures of a run: the metric over epochs with the surgery marked, and accuracy against cost for several methods.
 
-Functions return a `matplotlib.figure.Figure` made without pyplot, so nothing global changes and no window opens; write
-it with `figure.savefig(path)`. Series differ in colour and in marker. `plot_plan` lives in `plan.figure`,
-`plot_kept` in `plan.width_panel`, `plot_rankings` in `width.figure`.
+Functions return a `matplotlib.figure.Figure` made without pyplot, so global state stays and no window opens; write the
+figure with `figure.savefig(path)`. Series differ in colour and in marker. `plot_plan` and `plot_kept` live in
+`plan.figure`, `plot_rankings` in `width.figure`.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ LABEL, NOTE = 36, 38  # letters along the height of the axes; longer texts take 
 
 @dataclass(frozen=True)
 class TradeoffPoint:
-    """One pruned model in `plot_tradeoff`.
+    """A pruned model in `plot_tradeoff`.
 
     Args:
-        method: Series that the point belongs to.
-        cost: Cost as a share of the dense model's, such as `LatencyRatio.ratio.value`.
+        method: Series of the point.
+        cost: Cost as a share of the dense cost, such as `LatencyRatio.ratio.value`.
         value: Metric, a share.
-        low: Lower end of its interval.
-        high: Upper end of its interval.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
     """
 
     method: str
@@ -66,11 +66,11 @@ def plot_history(
     metric: str = "Top-1 accuracy",
     percent: bool = True,
 ) -> Figure:
-    """Plot a metric over epochs, with a line where the model was cut.
+    """Plot a metric over epochs, with a line at each surgery.
 
     Args:
-        history: Per series the points (epoch, value), for instance {"pruned and recovered": [(0, 0.91), (1, 0.93)]}.
-        surgeries: Points (epoch, what was removed).
+        history: Points (epoch, value) per series, for instance {"pruned and recovered": [(0, 0.91), (1, 0.93)]}.
+        surgeries: Points (epoch, description of the removal).
         dense: Value of the dense model, drawn as a dashed line.
         metric: Label of the y axis.
         percent: Whether values are shares, to be shown in percent.
@@ -97,10 +97,10 @@ def plot_tradeoff(
     cost: str = "Latency, share of dense",
     metric: str = "Top-1 accuracy",
 ) -> Figure:
-    """Plot accuracy against cost, one line per method, with the interval of each point.
+    """Plot accuracy against cost, a line per method, with the interval of each point.
 
     Args:
-        points: The pruned models.
+        points: Pruned models.
         dense: Accuracy of the dense model, drawn as a star at cost 1.
         cost: Label of the x axis.
         metric: Label of the y axis.
@@ -153,7 +153,7 @@ def _note(axes: Axes, x: float, text: str) -> None:
 
 
 def _lines(text: str) -> str:
-    """Break a note into lines, but not between a number and what it counts."""
+    """Break a note into lines, but not behind a number."""
     return textwrap.fill(re.sub(r"(\d) ", "\\1\u00a0", text), NOTE)
 
 

@@ -1,4 +1,4 @@
-"""The frozen records that a report is made of."""
+"""Frozen records of a report."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ SCHEMA = "prunerecover.report/1"
 
 
 class Record(BaseModel):
-    """Base: frozen, and refuses what it does not know."""
+    """Base: frozen, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class MetricComparison(Record):
-    """One metric of both models on the same samples.
+    """A metric of both models on the same samples.
 
     Attributes:
-        samples: How many both models saw.
-        share: Whether all scores are 0 or 1, so that their mean is a share of the samples, such as an accuracy.
-        dense: Mean score of the dense model (Wilson's interval where scores are 0 or 1).
+        samples: Number of samples.
+        share: Whether all scores are 0 or 1, so that the mean is a share of the samples, as for accuracy.
+        dense: Mean score of the dense model (Wilson's interval for scores of 0 or 1).
         pruned: Mean score of the pruned model.
         difference: Mean of pruned - dense per sample, with the paired bootstrap interval.
     """
@@ -44,14 +44,14 @@ class MetricComparison(Record):
 
 
 class LoggedMetric(Record):
-    """A metric that a module logged in validation, at three moments of a fit, each as epoch and value.
+    """A validation metric that a module logged, at three moments of a fit, each as epoch and value.
 
     Attributes:
-        dense: The last one before the first surgery; epoch None: from a validation before the fit. None: there is none.
-        after_surgery: The first one after the last surgery, in an epoch that has trained already; None: the surgery was
-            in a fit before, of which nothing is known.
-        last: The last one of the fit.
-        share: Whether it is a share, such as an accuracy from 0 to 1, and not a loss or a number of percent.
+        dense: Last value before the first surgery; epoch None: from a validation before the fit. None: no value.
+        after_surgery: First value after the last surgery, in an epoch with some training already; None: the surgery was
+            in an earlier, unknown fit.
+        last: Last value of the fit.
+        share: Whether the metric is a share, such as an accuracy from 0 to 1, and not a loss or a percentage.
     """
 
     dense: tuple[int | None, float] | None
@@ -61,14 +61,14 @@ class LoggedMetric(Record):
 
 
 class PlanSummary(Record):
-    """What a plan removed, and who made it.
+    """Removals of a plan, with provenance.
 
     Attributes:
         removed: Names of the units in the dense model, per kind, in the order of the edits.
-        leaves: What stands in the place of each unit of depth.
-        groups: How many channels, heads, neurons or experts every group of them keeps.
-        saved: Share that goes of each cost of the budget, by its name; empty: it is not known.
-        frontier: What plans for other shares would have cost; None: nobody has asked.
+        leaves: Replacement of each unit of depth.
+        groups: Kept channels, heads, neurons or experts of every group.
+        saved: Removed share of each cost in the budget, by name; empty: unknown.
+        frontier: Costs of plans for other shares; None: not computed.
     """
 
     method: str = ""
@@ -107,7 +107,7 @@ class PlanSummary(Record):
 
 
 class SearchCost(Record):
-    """What it took to find the plan."""
+    """Cost of finding the plan."""
 
     seconds: float
     peak_memory_bytes: int | None = None
@@ -115,19 +115,19 @@ class SearchCost(Record):
 
 
 class ReportData(Record):
-    """Before and after.
+    """Data of a report: before and after.
 
     Attributes:
         dense: Cost of the dense model.
         pruned: Cost of the pruned model.
         block_macs: MACs of the blocks alone, dense and pruned, per batch; None for models of unknown structure.
-        latency: The interleaved comparison; None if it was skipped.
-        metrics: By name, of both models on the same samples.
-        logged: By name, what a fit logged in validation.
-        plan: What was removed.
-        search: What finding it took.
+        latency: Interleaved comparison of latency; None if skipped.
+        metrics: Metrics of both models on the same samples, by name.
+        logged: Validation metrics from a fit, by name.
+        plan: Removals of the plan.
+        search: Cost of finding the plan.
         seed: Seed of the bootstraps.
-        details: Anything else worth keeping with the numbers, as JSON values (a history, a recipe, a note).
+        details: Additional JSON values to keep with the numbers (a history, a recipe, a note).
     """
 
     schema_name: Literal["prunerecover.report/1"] = Field(default="prunerecover.report/1", alias="schema")
@@ -144,12 +144,12 @@ class ReportData(Record):
 
     @property
     def versions(self) -> dict[str, str]:
-        """Versions of what computed."""
+        """Versions of the software."""
         return self.dense.versions
 
     @property
     def time_over_macs(self) -> float | None:
-        """Share of the time left, divided by the share of the MACs left: 1 is ideal, above 1 is worse."""
+        """Remaining share of the time, divided by the remaining share of the MACs: 1 is ideal, above 1 is worse."""
         if self.latency is None:
             return None
         return self.latency.ratio.value / (self.pruned.macs / self.dense.macs)

@@ -1,6 +1,6 @@
-"""Validation metrics of a fit: before its first surgery, right after its last one, and at its end.
+"""Validation metrics of a fit: before the first surgery, right after the last surgery, and at the end.
 
-No sample is evaluated here; the values are those that the module logged.
+No sample is evaluated here; the values are from the log of the module.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ NO_SHARES = r"loss(?:es)?|err|errors?|gap|diff|difference"
 
 
 class LoggedPoint(NamedTuple):
-    """A value that was logged, and how pruned the network was.
+    """A logged value, with the state of pruning.
 
     Attributes:
-        epoch: Of the fit.
-        value: What was logged.
-        surgeries: How many the network had had, in all fits; None: it was not noted.
-        own: How many of them in this fit.
-        fit: Which one.
+        epoch: Epoch of the fit.
+        value: Logged value.
+        surgeries: Number of surgeries of the network, in all fits; None: unknown.
+        own: Number of surgeries in this fit.
+        fit: Number of the fit.
     """
 
     epoch: int
@@ -37,11 +37,11 @@ class LoggedPoint(NamedTuple):
 def logged_metrics(
     history: Mapping[str, Sequence[LoggedPoint]], surgeries: int, dense: Mapping[str, float] | None = None
 ) -> dict[str, LoggedMetric]:
-    """Return what each metric was before, right after, and at the end; empty if there was no surgery.
+    """Return each metric before surgery, right after surgery, and at the end; empty without a surgery.
 
     Args:
-        history: Points by name, in order; a metric without one after the last surgery is left out.
-        surgeries: How many the network has had.
+        history: Points by name, in order; a metric without a point after the last surgery is left out.
+        surgeries: Number of surgeries of the network.
         dense: Values of a validation before the fit, for metrics without a point before the first surgery.
 
     >>> history = {"val_acc": [LoggedPoint(0, 0.9, 0), LoggedPoint(1, 0.6, 1, 1), LoggedPoint(2, 0.8, 1, 1)]}
@@ -66,9 +66,9 @@ def logged_metrics(
 
 
 def is_share(name: str, values: Iterable[float]) -> bool:
-    """Whether values are shares that read best in percent, going by their name and size.
+    """Whether values are shares, best shown in percent, judged by name and size.
 
-    Names are told by their words, such as those of val_acc, valAcc or top1, and by none that says loss or error.
+    The name needs a word for a share, as in val_acc, valAcc or top1, and no word for a loss or an error.
 
     >>> is_share("val_acc", [0.5, 0.9]), is_share("val_acc", [50.0]), is_share("DiceLoss", [0.5])
     (True, False, False)

@@ -1,4 +1,4 @@
-"""A model card: what people who find a pruned model on a hub read first.
+"""Model card: the page of a pruned model on a hub.
 
 Metadata follow the Hugging Face hub (https://huggingface.co/docs/hub/model-cards); the rest is the report.
 """
@@ -29,24 +29,26 @@ def save_model_card(
     license: str | None = None,
     datasets: Sequence[str] = (),
 ) -> Path:
-    """Write `README.md` into a folder of `save_pruned`: how to load it, what it was, and what was removed.
+    """Write `README.md` into a folder of `save_pruned`: loading instructions, the base model, and the removals.
 
     The folder is then a whole model repository: `huggingface_hub.upload_folder(folder_path=..., repo_id=...)`, and on
     the other side `load_pruned(huggingface_hub.snapshot_download(...))`.
 
     Args:
-        folder: Of `save_pruned`, or the `pruned/` beside a fit's checkpoints; its name becomes the title.
-        report: Of `compare` or of `PruneReport` (`Report.load("report")`): the table of before and after. None: none.
+        folder: Folder of `save_pruned`, or the `pruned/` beside the checkpoints of a fit; the name becomes the title.
+        report: Report of `compare` or of `PruneReport` (`Report.load("report")`), for the table of before and after.
+            None: no table.
         base: Hub id of the dense model.
-        license: Identifier on the hub, such as "apache-2.0"; weights keep the license of those they come from.
-        datasets: Hub ids of what it was trained or recovered on.
+        license: Identifier on the hub, such as "apache-2.0"; the license of the base weights applies to the pruned
+            weights.
+        datasets: Hub ids of the data sets of training and recovery.
 
     Returns:
         The path of the card.
 
     Raises:
         FileNotFoundError: If the folder holds no pruned model.
-        FileExistsError: If it has a `README.md` that is not from here.
+        FileExistsError: If the folder has a `README.md` from another source.
     """
     folder = Path(folder)
     if not (folder / PLAN).is_file():
@@ -84,7 +86,7 @@ def _body(folder: Path, report: Report | None, base: str | None) -> str:
 
 
 def _load(folder: Path, plan: Plan) -> str:
-    """Return the lines that load the model."""
+    """Return the lines of code to load the model."""
     if cls := standard_class(folder):
         return f'from transformers import {cls}\n\nmodel = {cls}.from_pretrained("hub-id")'
     needs_dense = plan.source.constructor is None or read_saved(read_data(folder / PLAN)).target != ""

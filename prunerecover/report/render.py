@@ -1,4 +1,4 @@
-"""Render a report for people: the rows of the comparison, Markdown, and a table for the terminal."""
+"""Rendering of a report: the rows of the comparison, Markdown, and a table for the terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADER: Row = ("", "dense", "pruned", "change")
 def rows(report: ReportData) -> list[Row]:
     """Return the comparison as rows of name, dense, pruned, change.
 
-    Costs change in percent of the dense model, accuracies in points. What a fit logged has three values: dense, right
+    Costs change in percent of the dense model, accuracies in points. A logged metric has three values: dense, right
     after surgery, and recovered.
     """
     before, after = report.dense, report.pruned
@@ -60,7 +60,7 @@ def table(report: ReportData) -> Table:
 
 
 def summarised(report: ReportData) -> Summary:
-    """Return the rows as a summary, metrics first, under what was removed."""
+    """Return the rows as a summary, metrics first, under a title with the removals."""
     removed = {} if report.plan is None else report.plan.removed
     counts = ", ".join(f"{len(units):,} {kind}" for kind, units in removed.items())
     title = f"Before and after pruning{f' ({counts})' if counts else ''}, on {report.dense.device_name}"
@@ -104,7 +104,7 @@ def _how_measured(report: ReportData) -> str:
 
 
 def _what_brackets_hold(report: ReportData) -> list[str]:
-    """Say what the brackets of all intervals are, if there are any."""
+    """Explain the brackets of all intervals, if there are any."""
     intervals = [report.latency.ratio] if report.latency else []
     intervals += [interval for m in report.metrics.values() for interval in (m.dense, m.pruned, m.difference)]
     levels = {interval.confidence for interval in intervals}
@@ -116,7 +116,7 @@ def _what_brackets_hold(report: ReportData) -> list[str]:
 
 
 def _when_logged(logged: Mapping[str, LoggedMetric]) -> str:
-    """Say at which moments of the fit the logged metrics were taken."""
+    """Name the moments of the fit behind the logged metrics."""
     clauses = [_clause({name: when(metric) for name, metric in logged.items()}) for when in (_dense, _after, _last)]
     text = f"Logged metrics are the module's own: {'; '.join(clauses)}."
     if all(metric.dense is None for metric in logged.values()):
@@ -128,7 +128,7 @@ def _when_logged(logged: Mapping[str, LoggedMetric]) -> str:
 
 
 def _clause(moments: Mapping[str, str]) -> str:
-    """Say one moment of all metrics, or each with the metrics that it holds for."""
+    """Return the moment shared by all metrics, or each moment with its metrics."""
     by_moment: dict[str, list[str]] = {}
     for name, moment in moments.items():
         by_moment.setdefault(moment, []).append(name)
@@ -184,7 +184,7 @@ def _other_budgets(found: FrontierEvidence) -> str:
 
 
 def _counts(groups: Sequence[KeptGroup]) -> str:
-    """Say how many units of one kind go, in all and from every group that loses some."""
+    """Return the number of removed units of a kind, in total and for every narrowed group."""
     size = sum(group.size for group in groups)
     gone = size - sum(group.kept for group in groups)
     parts = [f"`{g.name}` {g.size - g.kept} of {g.size}" for g in groups if g.kept < g.size]
@@ -203,7 +203,7 @@ def _cost_row(name: str, shown: Callable[[float], str], before: float, after: fl
 
 
 def _latency_rows(latency: LatencyRatio) -> list[Row]:
-    """Return medians of both sides, which may drift, and the ratio of neighbouring passes, which does not."""
+    """Return the medians of both sides, which may drift, and the ratio of neighbouring passes, free of drift."""
     before, after, ratio = latency.dense_ms, latency.pruned_ms, latency.ratio
     change = f"{_percent(ratio.value)} {ratio.ends(_percent)}"
     of_pairs = "ratio of 1 pair" if latency.pairs == 1 else f"median ratio of {latency.pairs} pairs"

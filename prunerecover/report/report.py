@@ -1,7 +1,7 @@
-"""The report of a model before and after pruning, in a form that reads back.
+"""Report of a model before and after pruning, in a form to read back.
 
-A report states costs (parameters, MACs, latency as the median of interleaved pairs, memory), metrics with confidence
-intervals, what was removed, what the search took, and where and with what all of this was measured.
+A report holds costs (parameters, MACs, latency as the median of interleaved pairs, memory), metrics with confidence
+intervals, the removals, the cost of the search, and the machine and software of the measurement.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Report(Summarised, ReportData):
-    """Before and after: `ReportData`, and how it is shown, written and read back."""
+    """Before and after: `ReportData` with methods to show, write and read back."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -35,10 +35,10 @@ class Report(Summarised, ReportData):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Report:
-        """Read what `to_dict` returned.
+        """Read a report from the values of `to_dict`.
 
         Raises:
-            ValueError: If the data are not a report, or one of another schema.
+            ValueError: If the data are no report, or of another schema.
         """
         found = data.get("schema")
         if found != SCHEMA:
@@ -58,7 +58,7 @@ class Report(Summarised, ReportData):
         return render.markdown(self, figures)
 
     def summary(self) -> Summary:
-        """Return the comparison as `print` and notebooks show it."""
+        """Return the comparison for `print` and notebooks."""
         return render.summarised(self)
 
     def table(self) -> Table:
@@ -66,12 +66,12 @@ class Report(Summarised, ReportData):
         return render.table(self)
 
     def save(self, folder: str | Path, figures: Mapping[str, Figure] | None = None) -> Path:
-        """Write `report.md`, `report.json` and one PNG per figure into `folder`, and return the folder.
+        """Write `report.md`, `report.json` and a PNG per figure into `folder`, and return the folder.
 
         Args:
-            folder: Is made.
-            figures: By name, which names the file too: what is no letter, digit, dot or dash becomes "_", and a number
-                tells files of one name apart.
+            folder: Folder to write, created if missing.
+            figures: Figures by name, also the file name: characters except letters, digits, dots and dashes become "_",
+                and a number distinguishes equal names.
         """
         target = Path(folder)
         names = _file_names(figures or {})
@@ -84,7 +84,7 @@ class Report(Summarised, ReportData):
 
     @classmethod
     def load(cls, path: str | Path) -> Report:
-        """Read a `report.json`, or the one in a folder.
+        """Read a `report.json`, by path or from a folder.
 
         Raises:
             ValueError: If the file holds no report.
@@ -99,7 +99,7 @@ class Report(Summarised, ReportData):
 
 
 def _file_names(figures: Iterable[str]) -> list[str]:
-    """Return a PNG's name for each figure that links and all file systems can take; no two differ in case alone."""
+    """Return a PNG name for each figure, valid in links and all file systems; names differ in more than case."""
     taken: set[str] = set()
     names = []
     for figure in figures:

@@ -1,7 +1,7 @@
-"""Score models sample by sample on labelled batches, so that differences between them can be paired.
+"""Scores of models sample by sample on labelled batches, for paired differences.
 
-A metric maps predictions and labels to one score per sample. All models see a batch before the next one is drawn, so
-the scores are paired even when the loader shuffles or augments at random, or can be read only once.
+A metric maps predictions and labels to a score per sample. All models see a batch before the next batch is drawn:
+scores are paired even if the loader shuffles or augments at random, or can be read only once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Metric = Callable[[Tensor, Tensor], Tensor]  # predictions (N, ...) and labels (
 
 
 def metric_named(name: str) -> Metric:
-    """Return the metric `"top1"`, `"top5"` or any other `"top<k>"`: 1 where the label is among the k best classes.
+    """Return the metric `"top1"`, `"top5"` or any other `"top<k>"`: 1 for a label among the k best classes.
 
     >>> metric_named("top2")(torch.tensor([[0.1, 0.3, 0.6]]), torch.tensor([1]))
     tensor([1.])
@@ -48,18 +48,18 @@ def metric_named(name: str) -> Metric:
 def score(
     models: Sequence[nn.Module], batches: Iterable[Any], metrics: Mapping[str, Metric]
 ) -> list[dict[str, NDArray[np.float64]]]:
-    """Score several models on the same samples; they are bit-identical afterwards.
+    """Score several models on the same samples; models are bit-identical afterwards.
 
     Args:
-        models: The models, each on its own device.
+        models: Models, each on its own device.
         batches: Labelled batches: tuples (input, labels, ...) or mappings with the key `labels` or `label`.
         metrics: Metrics by name.
 
     Returns:
-        Per model and metric one score per sample, `(N,)`, in the order of the batches.
+        A score per sample, `(N,)`, in the order of the batches, for each model and metric.
 
     Raises:
-        ValueError: If there is no batch, or a metric does not give one score per sample.
+        ValueError: If there is no batch, or a metric does not give a score per sample.
         TypeError: If a batch has no labels.
     """
     scores: list[dict[str, list[Tensor]]] = [{name: [] for name in metrics} for _ in models]
