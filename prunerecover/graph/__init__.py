@@ -1,1 +1,1 @@
-"""The computation graph of a network, as one forward pass shows it, and the units of depth in it."""
+"""The computation graph of a network from a single forward pass, and the units of depth in the graph."""

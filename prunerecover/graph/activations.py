@@ -1,4 +1,4 @@
-"""Activations between two linears, without which the two are one: d x 4d x d becomes d x d."""
+"""Activations between two linears; without the activation, the linears merge into one (d x 4d x d becomes d x d)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class LinearPair:
     """An activation and the linears around it.
 
     Attributes:
-        activation: Path of its module.
-        first: Path of the linear that it reads.
-        between: Paths of modules on the way that do nothing in evaluation mode, such as dropout.
-        second: Path of the linear that reads it.
+        activation: Path of the activation.
+        first: Path of the linear before the activation.
+        between: Paths of modules between the linears without effect in evaluation mode, such as dropout.
+        second: Path of the linear behind the activation.
     """
 
     activation: str
@@ -31,14 +31,14 @@ class LinearPair:
 
 
 def find_linear_pairs(model: nn.Module, graph: ComputationGraph) -> dict[str, LinearPair]:
-    """Return the activations that can go, by path, in order of execution.
+    """Return the removable activations, by path, in order of execution.
 
-    Each is a module of its own, called once, which alone reads one `nn.Linear` and is read by another one alone; the
-    single linear that they leave has fewer parameters than the two. Those in attentions and in the head stay.
+    Each activation is a module called once, the only reader of an `nn.Linear`, and read by a single further
+    `nn.Linear`; the merged linear has fewer parameters than the two. Activations in attentions and in the head stay.
 
     Args:
-        model: That the graph was traced from.
-        graph: Of one forward pass.
+        model: Network of the graph.
+        graph: Computation graph of a forward pass.
     """
     kept = head_layers(graph) | {i for attention in find_attentions(graph) for i in attention.layers}
     owners = Counter(p for module in model.modules() for p in module.parameters(recurse=False))
@@ -56,7 +56,7 @@ def find_linear_pairs(model: nn.Module, graph: ComputationGraph) -> dict[str, Li
 
 
 def _chain(graph: ComputationGraph, activation: Node) -> list[Node] | None:
-    """Return the nodes from the layer before an activation to the layer behind it, if nothing else is in reach."""
+    """Return the nodes from the layer before an activation to the layer behind; None if the way has branches."""
     before, behind = [activation], [activation]
     while before[-1].kind != "layer":
         if len(before[-1].inputs) != 1:
@@ -75,7 +75,7 @@ def _chain(graph: ComputationGraph, activation: Node) -> list[Node] | None:
 
 
 def _can_merge(path: str, linear: nn.Module, owners: Counter[nn.Parameter]) -> bool:
-    """Whether a module is a linear whose weights are its own."""
+    """Whether a module is a linear without shared weights."""
     try:
         check_plain(path, linear)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Lists of blocks, of which one block each stays: else a network would be left that computes next to nothing."""
+"""Lists of blocks that each keep a block: without any, the network would compute next to nothing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BlockList = frozenset[str]  # paths of all blocks of one container
 
 
 def block_lists(model: nn.Module, graph: ComputationGraph, blocks: Sequence[str]) -> tuple[BlockList, ...]:
-    """Return the lists that some blocks are in, with the blocks of their classes that cannot go.
+    """Return the lists with removable blocks, including blocks of the same classes that must stay.
 
     Args:
-        model: That the graph was traced from.
-        graph: Of one forward pass.
-        blocks: Paths of blocks that can go.
+        model: Network of the graph.
+        graph: Computation graph of a forward pass.
+        blocks: Paths of the removable blocks.
     """
     classes: dict[str, set[type[nn.Module]]] = {}
     for path in blocks:
@@ -34,7 +34,7 @@ def block_lists(model: nn.Module, graph: ComputationGraph, blocks: Sequence[str]
 
 
 def why_emptied(lists: Sequence[BlockList], blocks: Collection[str]) -> str:
-    """Return why some blocks cannot go together: none of their list would stay; empty if they can."""
+    """Return a reason if the removal of `blocks` would empty a list, else an empty string."""
     for one in lists:
         if one <= set(blocks):
             return f"Expected at least one block of '{parent_path(min(one))}' to stay, but all {len(one)} would go."
@@ -42,12 +42,12 @@ def why_emptied(lists: Sequence[BlockList], blocks: Collection[str]) -> str:
 
 
 def check_blocks_stay(lists: Sequence[BlockList], units: Sequence[Unit], count: int) -> None:
-    """Raise ValueError if so many blocks cannot go, for one of each list stays.
+    """Raise ValueError if `count` blocks cannot be removed because each list keeps a block.
 
     Args:
-        lists: Of the network.
-        units: That may go.
-        count: How many blocks go.
+        lists: Lists of blocks of the network.
+        units: Removable units.
+        count: Number of blocks to remove.
     """
     blocks = {unit.name for unit in units if unit.kind == "block"}
     full = [one for one in lists if one <= blocks]

@@ -1,4 +1,4 @@
-"""Residual branches and blocks, as the graph shows them: what is added to a stream, or hands on one of its shape."""
+"""Residual branches and blocks in the graph: addends of a stream, and modules with a stream in and out."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from prunerecover.plan.kinds import Kind
 
 @dataclass(frozen=True)
 class GraphUnit:
-    """Several nodes that can go together.
+    """Nodes for removal together.
 
     Attributes:
-        name: Path of the module that holds them, or of the first one.
-        kind: "block", "attention" or "mlp": a residual branch without attention.
-        modules: What takes the place of each module.
-        nodes: Indices of the nodes that go.
-        block: Path of the block that the unit is or is in; empty if it is in none.
-        doubtful: Whether only a trial can tell if the network still runs: shapes inside change, or what goes reads a
-            list, or returns numbers behind its tensor, which nothing returns any more.
+        name: Path of the module with the nodes, or of the first module with nodes.
+        kind: "block", "attention" or "mlp" (a residual branch without attention).
+        modules: Replacement of each module, by path.
+        nodes: Indices of the removed nodes.
+        block: Path of the block that is or contains the unit; empty without a block.
+        doubtful: Whether only a trial can tell if the pruned network still runs: shapes inside change, or the unit
+            reads a list, or returns numbers besides the tensor, without a replacement.
     """
 
     name: str
@@ -40,18 +40,18 @@ class GraphUnit:
 
     @property
     def bypass(self) -> Bypass:
-        """The edit that takes it out."""
+        """The edit for the removal of the unit."""
         return Bypass(unit=self.name, kind=self.kind, modules=self.modules)  # type: ignore[arg-type]
 
 
 @dataclass
 class BranchFinder:
-    """Finds branches and blocks in a graph.
+    """Finder of branches and blocks in a graph.
 
     Attributes:
-        model: That the graph was traced from.
-        graph: Of one forward pass.
-        refused: Why blocks and branches that were seen cannot go, by path.
+        model: Network of the graph.
+        graph: Computation graph of a forward pass.
+        refused: Reasons of refused blocks and branches, by path.
     """
 
     model: nn.Module
@@ -59,7 +59,7 @@ class BranchFinder:
     refused: dict[str, str] = field(default_factory=dict)
 
     def find(self) -> tuple[GraphUnit, ...]:
-        """List blocks and branches, in order of execution; a branch that is all of its block is the block."""
+        """List blocks and branches, in order of execution; a branch alone in a block counts as the block."""
         blocks = self.blocks()
         merges = self.graph.of_kind("merge")
         branches = [
@@ -70,7 +70,7 @@ class BranchFinder:
         return tuple(sorted((*blocks, *branches), key=lambda unit: (min(unit.nodes), -len(unit.nodes))))
 
     def blocks(self) -> tuple[GraphUnit, ...]:
-        """List the repeated children of one container that take one stream in and give one of its shape out."""
+        """List the repeated children of a container that take a stream and return a stream of the same shape."""
         found = []
         for number, call in enumerate(self.graph.calls):
             parent = get_module(self.model, parent_path(call.path)) if call.path else None
@@ -110,7 +110,7 @@ class BranchFinder:
         return self._why_no_stand_in(number)
 
     def _why_no_stand_in(self, number: int) -> str:
-        """Return why nothing can answer in the place of a module, or nothing."""
+        """Return the reason why a module cannot be replaced, or an empty string."""
         call = self.graph.calls[number]
         if call.returns < 0:
             return f"'{call.path}' returns no tensor first; have it return its stream first"
@@ -132,7 +132,7 @@ class BranchFinder:
         return [n for n in inside if any(reader not in inside for reader in self.graph.readers[n])]
 
     def _sides(self, merge: Node) -> list[tuple[Edge, int]]:
-        """Return which operands of a sum are branches, each with the node that it branches off from."""
+        """Return the operands of a sum that are branches, each with the node before the branch."""
         if merge.operation != "add" or len(merge.inputs) != 2:
             return []
         nodes, (first, second) = self.graph.nodes, merge.inputs
@@ -186,17 +186,17 @@ class BranchFinder:
         return GraphUnit(name, kind, modules, serving, block, doubtful)
 
     def _kept_besides(self, serving: Set[int], calls: Sequence[int]) -> bool:
-        """Whether code that stays makes something of a branch that the output does not depend on, such as a cache."""
+        """Whether remaining code reads a branch for a value outside the output, for example a cache."""
         inside = frozenset[int]().union(*(self.graph.inside[c] for c in calls))
         readers = (reader for n in serving for reader in self.graph.readers[n])
         return any(reader not in inside | self.graph.reached_by_output for reader in readers)
 
     def _hands_on(self, number: int, passing: frozenset[int]) -> StandIn:
-        """Return what hands on what a module reads: a copy, if code that stays would write into the stream.
+        """Return a replacement that passes on a module's input: a copy, if remaining code writes into the stream.
 
         Args:
-            number: Of the module's call.
-            passing: Nodes inside modules that hand on what they read.
+            number: Number of the module's call.
+            passing: Nodes inside modules that pass on their input.
         """
         inside = self.graph.inside[number]
         ends = (self.graph.nodes[index] for index in self._edges_out(inside))
@@ -204,7 +204,7 @@ class BranchFinder:
         return StandIn(leaves="copy" if copied else "identity", returns=self.graph.calls[number].returns)
 
     def _name(self, weighty: Sequence[int], calls: Sequence[int]) -> str:
-        """Name a branch by the module that holds its layers and no others, else by the first one, or first and last."""
+        """Name a branch by the module with exactly its layers, else by the first layer, or the first and last."""
         graph = self.graph
         common = common_module([graph.nodes[n].module for n in weighty])
         held = [n.index for n in graph.of_kind("layer", "product") if is_within(n.module, common)]
@@ -215,7 +215,7 @@ class BranchFinder:
         return holding if holding != names[0] or len(weighty) == 1 else f"{holding}+{names[1].rpartition('.')[2]}"
 
     def _serving(self, merge: Node, branch: Edge, source: int) -> frozenset[int]:
-        """The nodes that nothing but a branch's end reads, as far back as its source; beside it, inside its modules."""
+        """The nodes read only by the end of a branch, back to the source, and beside the source inside the modules."""
         graph = self.graph
         if graph.used_by[branch.node] != (merge.index,):
             return frozenset()
@@ -234,7 +234,7 @@ class BranchFinder:
         return frozenset(found)
 
     def _largest_calls(self, nodes: Set[int], *, partly: bool = False) -> list[int]:
-        """The outermost calls all of whose nodes are among these; `partly`: those of attentions, of which some are."""
+        """The outermost calls with all used nodes among `nodes`; `partly`: also attentions with some of `nodes`."""
         found: list[int] = []
         for number, inside in enumerate(self.graph.inside):
             call = self.graph.calls[number]
@@ -260,7 +260,7 @@ class BranchFinder:
         return False
 
     def _exit(self, merge: Node, branch: Edge, serving: Set[int], calls: Sequence[int]) -> tuple[str, str] | None:
-        """The module whose output becomes zero, and in which form."""
+        """The module whose output becomes zero, and the form of the zero."""
         index, moved = branch.node, False
         while index in serving:
             call = next((c for c in calls if index in self.graph.inside[c]), None)
@@ -279,7 +279,7 @@ class BranchFinder:
         return None
 
     def _same(self, branch: GraphUnit, block: GraphUnit) -> bool:
-        """Whether a block does nothing besides its only branch."""
+        """Whether a block has no effect besides a single branch."""
         rest = [self.graph.nodes[n] for n in block.nodes - branch.nodes]
         return branch.nodes <= block.nodes and not any(n.kind in ("layer", "product", "norm") for n in rest)
 

@@ -1,4 +1,4 @@
-"""Build the computation graph from the record of a forward pass: calls that do one thing become one node each."""
+"""Building of the computation graph from the record of a forward pass; a call with a single step becomes a node."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node, N
 from prunerecover.graph.recorder import ModuleCall, Recorded, Recorder, Source
 
 WEIGHED = frozenset(["convolution", "_convolution", "addmm", "mm", "bmm", "baddbmm", "linear", "_grouped_mm"])
-ROUTED = "_grouped_mm"  # of rows with the weights of the experts that they were sent to
-KERNELS = "_scaled_dot_product"  # what the names of attention's kernels begin with
+ROUTED = "_grouped_mm"  # of rows with the weights of the experts chosen for the rows
+KERNELS = "_scaled_dot_product"  # prefix of the names of attention's kernels
 NORMS = frozenset(
     [
         "native_batch_norm",
@@ -74,7 +74,7 @@ def graph_of(recorder: Recorder) -> ComputationGraph:
 
 
 class _Builder:
-    """Turns operations into nodes."""
+    """Builder of nodes from operations."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.operations: Sequence[Recorded] = recorder.operations
@@ -89,7 +89,7 @@ class _Builder:
         self.edges: dict[Source, Edge] = {}
 
     def build(self) -> ComputationGraph:
-        """Go through the operations; a call that does one thing becomes a node at its last one."""
+        """Go through the operations; a call with a single step becomes a node at the last operation."""
         single = {i: call for i, call in enumerate(self.calls) if self._does_one_thing(call)}
         for number, operation in enumerate(self.operations):
             if operation.name in ("input", "output"):
@@ -107,12 +107,12 @@ class _Builder:
         judged = None if self.judged is None else self.edges.get(self.judged)
         read = {edge.node for node in self.nodes if node.kind != "output" for edge in node.inputs}
         handed_on = [path for path, given in self.hooks.items() if any(self.edges[s].node in read for s in given)]
-        classes = {self.classes[path] for path in handed_on}  # of what hooks collect, others count the place in a list
+        classes = {self.classes[path] for path in handed_on}  # places in a list of collected outputs are counted
         hooked = frozenset(path for path in self.hooks if self.classes[path] in classes)
         return ComputationGraph(tuple(self.nodes), tuple(self.calls), self.reads, tuple(entered), judged, hooked)
 
     def _does_one_thing(self, call: ModuleCall) -> bool:
-        """Whether a call has one input, runs no submodule, and only what it returns is read elsewhere."""
+        """Whether a call has one input, runs no submodule, and only results are read elsewhere."""
         own = set(call.operations)
         results = {source.operation for source in call.results if source is not None}
         if call.children or not own or not results <= own:
@@ -165,7 +165,7 @@ class _Builder:
 
 
 def _kind(ran: Sequence[Recorded]) -> NodeKind:
-    """Say what some operations with one output do together."""
+    """Return the kind of a sequence of operations with one output."""
     names = {operation.name for operation in ran}
     same_shape = ran[0].given == ran[-1].shape
     weighed = _weighed(ran)
@@ -185,20 +185,20 @@ def _kind(ran: Sequence[Recorded]) -> NodeKind:
     several = len(ran) == 1 and len(ran[0].inputs) > 1
     if several:
         return "merge" if names <= MERGES | JOINS else "other"
-    if names <= JOINS:  # with nothing that depends on the input, such as an empty cache
+    if names <= JOINS:  # with operands independent of the input, such as an empty cache
         return "movement"
     elementwise = all(operation.pointwise or operation.name in COPIES for operation in ran)
     return "activation" if elementwise and same_shape and not names <= AFFINE | COPIES else "other"
 
 
 def _weighed(ran: Sequence[Recorded]) -> list[Recorded]:
-    """Return the operations that multiply what enters with weights."""
+    """Return the operations that multiply the input with weights."""
     by_weights = (o for o in ran if o.name in WEIGHED and o.weights)
     return [o for o in by_weights if len(set(o.inputs)) == 1 or o.name == ROUTED]
 
 
 def _telling(kind: NodeKind, ran: Sequence[Recorded]) -> str:
-    """Name the operation by which the kind of several was known."""
+    """Return the name of the operation that decided the kind."""
     wanted: dict[Any, frozenset[str]] = {"layer": WEIGHED, "norm": NORMS | {"rsqrt"}}
     quiet = COPIES | MOVEMENTS | AFFINE
     known = [o.name for o in ran if o.name in wanted.get(kind, frozenset())]

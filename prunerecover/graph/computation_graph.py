@@ -1,4 +1,4 @@
-"""The computation graph: layers, activations, norms and merges of a network, and which reads the output of which."""
+"""The computation graph: layers, activations, norms and merges of a network, and the edges between nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NodeKind = Literal[
 
 @dataclass(frozen=True)
 class Edge:
-    """An output of a node: the node's index, and which of its outputs (a split has several)."""
+    """An output of a node: index of the node, and number of the output (a split has several)."""
 
     node: int
     output: int = 0
@@ -31,26 +31,26 @@ class Edge:
 
 @dataclass(frozen=True)
 class Node:
-    """One call of a module that does one thing, or one operation in the code of a module that does several.
+    """A call of a module with a single step, or an operation in the code of a module with several.
 
     Attributes:
-        index: In order of execution.
+        index: Position in order of execution.
         kind: "layer" (a product with weights: linear or convolution), "activation" (one input, element by element),
             "norm", "merge" (element-wise arithmetic or concatenation of several operands), "product" (of activations
-            with activations, as in attention), "identity", "movement" (views, permutations, parts), "other", "input"
-            or "output".
-        operation: Name of the ATen operator that tells most: "convolution", "relu", "add", ...
-        module: Path of the module: of the call itself if `whole`, else of the one whose code runs the operation.
-        whole: Whether it is all that one call of `module` does.
+            with activations, as in attention), "identity", "movement" (views, permutations, parts), "other", "input" or
+            "output".
+        operation: Name of the most telling ATen operator: "convolution", "relu", "add", ...
+        module: Path of the called module if `whole`, else of the module with the operation in its code.
+        whole: Whether the node is all of a call of `module`.
         call: Number of the module call, in `ComputationGraph.calls`.
-        occurrence: How many operations of this name came before in that call, if not `whole`.
-        inputs: What it reads, in order of arguments.
-        weights: Paths of parameters and buffers that it reads.
-        given: Shape of its first input.
-        shape: Of its first output.
-        in_place: Whether it overwrites an operand.
-        weighed: Whether it multiplies what it reads with weights of its own.
-        differentiable: Whether gradients can flow through it.
+        occurrence: Number of earlier operations of the same name in the call, if not `whole`.
+        inputs: Edges to the inputs, in order of arguments.
+        weights: Paths of the parameters and buffers read.
+        given: Shape of the first input.
+        shape: Shape of the first output.
+        in_place: Whether the node overwrites an operand.
+        weighed: Whether the node multiplies inputs with own weights.
+        differentiable: Whether gradients can flow through the node.
     """
 
     index: int
@@ -71,15 +71,16 @@ class Node:
 
 @dataclass(frozen=True)
 class ComputationGraph(Summarised):
-    """What one forward pass of a network computes, node by node.
+    """Computation of a network in a forward pass, node by node.
 
     Attributes:
-        nodes: In order of execution: inputs first, the output last.
-        calls: All calls of modules, in order of their beginning.
-        reads: Reads of a module's parts by code outside it.
-        entered: By call, where the first tensor that it was given comes from, if it depends on the model's input.
-        judged: Where the output that the model is judged by comes from, if others have names beside it.
-        hooked: Paths of modules with hooks of the network's own code that hand on what the modules read or return.
+        nodes: Nodes in order of execution: inputs first, the output last.
+        calls: All calls of modules, in order of the beginning.
+        reads: Reads of a module's parts by code outside the module.
+        entered: Source of the first tensor given to each call, by call; None if independent of the model's input.
+        judged: Source of the output by which the model is judged, among several named outputs.
+        hooked: Paths of modules with hooks of the network's own code, where the hooks pass on inputs or outputs of the
+            modules.
     """
 
     nodes: tuple[Node, ...]
@@ -91,7 +92,7 @@ class ComputationGraph(Summarised):
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """By node, the nodes that read any of its outputs, in order of execution."""
+        """Readers of any output of a node, by node, in order of execution."""
         found: list[dict[int, None]] = [{} for _ in self.nodes]
         for node in self.nodes:
             for edge in node.inputs:
@@ -100,12 +101,12 @@ class ComputationGraph(Summarised):
 
     @cached_property
     def used_by(self) -> tuple[tuple[int, ...], ...]:
-        """By node, those of its readers that the output depends on: others compute what a model keeps for itself."""
+        """Readers with an effect on the output, by node: further readers compute values kept in the model."""
         return tuple(tuple(r for r in own if r in self.reached_by_output) for own in self.readers)
 
     @cached_property
     def by_module(self) -> dict[str, tuple[Node, ...]]:
-        """Nodes that are whole calls of a module, by its path."""
+        """Nodes for whole calls of a module, by path of the module."""
         found: dict[str, tuple[Node, ...]] = {}
         for node in self.nodes:
             if node.whole:
@@ -114,7 +115,7 @@ class ComputationGraph(Summarised):
 
     @cached_property
     def first_in(self) -> dict[str, int]:
-        """Index of the first node in each module, by its path."""
+        """Index of the first node in each module, by path."""
         found: dict[str, int] = {}
         for node in self.nodes:
             path = node.module
@@ -125,7 +126,7 @@ class ComputationGraph(Summarised):
 
     @cached_property
     def inside(self) -> tuple[frozenset[int], ...]:
-        """By call, the nodes in it and in the calls that it made."""
+        """Nodes in a call and in the inner calls, by call."""
         found: list[set[int]] = [set() for _ in self.calls]
         for node in self.nodes:
             number = node.call if node.kind not in ("input", "output") else -1
@@ -136,12 +137,12 @@ class ComputationGraph(Summarised):
 
     @cached_property
     def times(self) -> Counter[str]:
-        """How often each module is called, by its path."""
+        """Number of calls of each module, by path."""
         return Counter(call.path for call in self.calls)
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:
-        """By node, the nodes that it depends on and itself, as bits."""
+        """Nodes behind a node, and the node itself, as bits, by node."""
         found: list[int] = []
         for node in self.nodes:
             bits = 1 << node.index
@@ -151,11 +152,11 @@ class ComputationGraph(Summarised):
         return tuple(found)
 
     def is_overwritten(self, node: Node, passing: Set[int]) -> bool:
-        """Whether something overwrites the output of a node, or of those behind it that hand on what they read.
+        """Whether a later node overwrites the output of a node, directly or through nodes in `passing`.
 
         Args:
-            node: Of the graph.
-            passing: Indices of nodes that hand on what they read.
+            node: Node of the graph.
+            passing: Indices of nodes with the input passed on.
         """
 
         def stop(reader: Node) -> bool:
@@ -164,7 +165,7 @@ class ComputationGraph(Summarised):
         return any(reader.in_place and reader.index not in passing for reader in self.ahead(node, stop))
 
     def reader_of_parts(self, path: str) -> str | None:
-        """Return the module outside one whose code reads parts of it that no stand-in has, or None."""
+        """Return the path of an outside module whose code reads parts missing in a replacement of `path`, or None."""
         below = f"{path}."
         readers = (
             read.reader
@@ -175,7 +176,7 @@ class ComputationGraph(Summarised):
         return next(readers, None)
 
     def hooked_in(self, path: str) -> str | None:
-        """Return the path of a module in another one, or that itself, that the network's own hooks read, or None."""
+        """Return the path of a module at or in `path` that the network's own hooks read, or None."""
         return next((own for own in sorted(self.hooked) if is_within(own, path)), None)
 
     def of_kind(self, *kinds: NodeKind) -> tuple[Node, ...]:
@@ -183,7 +184,7 @@ class ComputationGraph(Summarised):
         return tuple(node for node in self.nodes if node.kind in kinds)
 
     def name(self, node: Node) -> str:
-        """Return what a node is called: the path of its module, with its operation where the module does more."""
+        """Return the name of a node: the path of the module, with the operation where the module does more."""
         several = len(self.by_module.get(node.module, ())) > 1
         number = self.calls[node.call].number if node.call < len(self.calls) else 0
         if node.whole:
@@ -192,11 +193,11 @@ class ComputationGraph(Summarised):
         return f"{where}/{node.operation}:{node.occurrence}".lstrip("/")
 
     def ahead(self, start: Node, stop: Callable[[Node], bool]) -> Iterator[Node]:
-        """Yield the nodes that are reached forward; those where `stop` holds are yielded and not passed."""
+        """Yield the nodes reached forward; nodes where `stop` holds are yielded and not passed."""
         yield from self._reached(start.index, stop, lambda i: self.readers[i])
 
     def behind(self, start: Node, stop: Callable[[Node], bool]) -> Iterator[Node]:
-        """Yield the nodes that are reached backward; those where `stop` holds are yielded and not passed."""
+        """Yield the nodes reached backward; nodes where `stop` holds are yielded and not passed."""
         yield from self._reached(start.index, stop, lambda i: (edge.node for edge in self.nodes[i].inputs))
 
     def _reached(
@@ -213,7 +214,7 @@ class ComputationGraph(Summarised):
 
     @cached_property
     def reached_by_output(self) -> frozenset[int]:
-        """Indices of the nodes that the output depends on; all of them if there is none."""
+        """Indices of the nodes that the output depends on; all nodes if there is no output."""
         outputs = self.of_kind("output")
         if not outputs:
             return frozenset(range(len(self.nodes)))
@@ -222,11 +223,11 @@ class ComputationGraph(Summarised):
         }
 
     def plot(self, edits: Sequence[Edit] = (), title: str | None = None) -> Figure:
-        """Draw the layers in order of execution, and what the edits of a plan make of each.
+        """Draw the layers in order of execution, with the effect of a plan's edits on each layer.
 
         Args:
-            edits: Of a plan for the network.
-            title: Heading; None: how many layers went.
+            edits: Edits of a plan for the network.
+            title: Heading; None: the number of removed layers.
 
         Raises:
             ValueError: If the network has no layer.
@@ -234,7 +235,7 @@ class ComputationGraph(Summarised):
         return plot_layers(drawn_layers(self, edits), title)
 
     def summary(self) -> Summary:
-        """Return how many nodes there are, and the first of them; `nodes` has all."""
+        """Return the number of nodes, and the first nodes; `nodes` has all."""
         counts = ", ".join(f"{n} {kind}" for kind, n in Counter(node.kind for node in self.nodes).items())
         title = f"Computation graph of {len(self.nodes)} nodes: {counts}"
         return Summary.of_list(title, ("", "kind", "name", "shape", "reads"), self.nodes, self._row)
@@ -245,11 +246,11 @@ class ComputationGraph(Summarised):
 
 
 def drawn_layers(graph: ComputationGraph, edits: Sequence[Edit] = ()) -> tuple[DrawnLayer, ...]:
-    """Return the layers in order of execution, and what edits make of each.
+    """Return the layers in order of execution, with the effect of edits on each layer.
 
     Args:
-        graph: Of the dense network.
-        edits: Of a plan for it.
+        graph: Graph of the dense network.
+        edits: Edits of a plan for the network.
     """
     multiplying = tuple({f"{node.module}." for node in graph.of_kind("product") if node.module})
     identity = {edit.unit for edit in edits if isinstance(edit, Bypass) and edit.kind == "layer"}

@@ -1,4 +1,4 @@
-"""Companions of a layer: its norm and activation go with it, where they serve it alone, as modules or as calls."""
+"""Companions of a layer: the norm and activation that serve the layer alone, as modules or as calls."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
 from prunerecover.model.paths import get_module
 
 BARRIERS = ("layer", "merge", "product", "output")
-PATCHED = ("add", "mul")  # of one tensor with itself: see `prunerecover.depth.layers.patching`
+PATCHED = ("add", "mul")  # of a tensor with itself: see `prunerecover.depth.layers.patching`
 
 
 def coupled_nodes(graph: ComputationGraph, layer: Node, gone: Set[int]) -> tuple[Node, ...]:
-    """Return the activations and norms that go with a layer.
+    """Return the activations and norms to remove with a layer.
 
-    Behind the layer: the norm of its output (BatchNorm after a convolution is part of the same linear map, and knows
-    the statistics of no other), and the activations that are reached without crossing another layer or a merge. In
-    front of it: a norm that nothing else reads, or only a sum with the stream that it norms, once all layers of its
-    branch are gone.
+    Behind the layer: the norm of the layer's output (BatchNorm after a convolution is part of the same linear map, with
+    statistics of the same output), and the activations reached without crossing another layer or a merge. In front of
+    the layer: a norm without further readers, or with a single further reader: the sum with the stream that the norm
+    reads, once all layers of the branch are removed.
 
-    The source, a thesis on fine-grained depth pruning (Delft 2025), takes the norm in front alone, and also one that a
-    sum reads besides, as in post-norm transformers. There the residual stream would lose its norm.
+    The source, a thesis on fine-grained depth pruning (Delft 2025), takes the norm in front alone, and also a norm that
+    a sum reads besides, as in post-norm transformers. There the residual stream would lose its norm.
 
     Args:
-        graph: Of the dense network.
-        layer: That goes.
-        gone: Indices of the nodes that went before: they hand on what they read.
+        graph: Graph of the dense network.
+        layer: Layer to remove.
+        gone: Indices of the nodes removed before: removed nodes pass on the first input.
     """
 
     def barrier(node: Node) -> bool:
@@ -51,7 +51,7 @@ def coupled_nodes(graph: ComputationGraph, layer: Node, gone: Set[int]) -> tuple
 
 
 def _of_one(graph: ComputationGraph, passing: Set[int]) -> frozenset[int]:
-    """Return the sums and products of one tensor with itself: patches make them hand it on."""
+    """Return the sums and products of a tensor with itself: patches pass on the tensor."""
     found: set[int] = set()
     for node in graph.of_kind("merge"):
         if node.operation in PATCHED and len({_origin(graph, edge, passing | found)[0] for edge in node.inputs}) == 1:
@@ -60,9 +60,9 @@ def _of_one(graph: ComputationGraph, passing: Set[int]) -> frozenset[int]:
 
 
 def _rejoins(graph: ComputationGraph, merge: Node, norm: Node, passing: Set[int]) -> bool:
-    """Whether a sum would be one of a stream with itself without a norm, as behind a branch in which all else is gone.
+    """Whether a sum, without a norm, would add a stream to itself, as behind a branch without remaining layers.
 
-    The norm of the stream itself, on all ways into the sum, is none.
+    A norm of the stream itself, on all ways into the sum, does not count.
     """
     if merge.operation not in PATCHED:
         return False
@@ -72,7 +72,7 @@ def _rejoins(graph: ComputationGraph, merge: Node, norm: Node, passing: Set[int]
 
 
 def _origin(graph: ComputationGraph, edge: Edge, passing: Set[int]) -> tuple[Edge, frozenset[int]]:
-    """Walk back over what hands on what it reads; return where that ends, and the nodes on the way."""
+    """Walk back over removed nodes and identities; return the end of the walk, and the nodes on the way."""
     way = set()
     while (node := graph.nodes[edge.node]).inputs and (node.index in passing or node.kind == "identity"):
         way.add(node.index)
@@ -81,7 +81,7 @@ def _origin(graph: ComputationGraph, edge: Edge, passing: Set[int]) -> tuple[Edg
 
 
 def source_of(graph: ComputationGraph, node: Node, gone: Set[int]) -> Node:
-    """Return the node whose output a node reads first, beyond identities and what is gone."""
+    """Return the node at a node's first input, beyond identities and removed nodes."""
     found = graph.nodes[node.inputs[0].node]
     while found.inputs and (found.index in gone or found.kind in ("identity", "movement")):
         found = graph.nodes[found.inputs[0].node]
@@ -97,10 +97,10 @@ def _made_by_layer(graph: ComputationGraph, norm: Node, gone: Set[int]) -> bool:
 
 
 def whole_modules(graph: ComputationGraph, nodes: Sequence[Node]) -> tuple[tuple[str, ...], tuple[Node, ...]]:
-    """Return the modules that some nodes are all of, and the nodes that are in none of them.
+    """Return the modules made of `nodes` alone, and the nodes outside the modules.
 
-    Such as a norm, or a norm with the activation that it applies itself; identities inside, such as dropout, do not
-    count. Modules that are called several times are none.
+    Examples are a norm, or a norm with an activation of its own; identities inside (dropout) do not count. Modules with
+    several calls are left out.
     """
     wanted, found = {node.index for node in nodes}, []
     covered: set[int] = set()
@@ -115,15 +115,15 @@ def whole_modules(graph: ComputationGraph, nodes: Sequence[Node]) -> tuple[tuple
 
 
 def own_call(model: nn.Module, graph: ComputationGraph, node: Node) -> tuple[str, str] | None:
-    """Return the module whose forward makes the call that a node is, and its name there; None: there is no telling.
+    """Return the module whose forward makes the call of a node, and the call's name there; None if unknown.
 
     Args:
-        model: That the graph was traced from.
-        graph: Of one forward pass.
-        node: A whole call of a module, or an operation in the code of one.
+        model: Network of the graph.
+        graph: Computation graph of a forward pass.
+        node: Whole call of a module, or operation in the code of a module.
 
     Returns:
-        A path, and a name as in `prunerecover.surgery.forward.calls`, such as "relu:1".
+        A path, and a name as in `prunerecover.surgery.forward.calls`, for example "relu:1".
     """
     caller = graph.calls[node.call].parent if node.whole else node.call
     if caller < 0 or graph.times[graph.calls[caller].path] > 1:

@@ -1,4 +1,4 @@
-"""Feeders: what computes for a part of a network alone, and would get no gradient any more once that part is gone."""
+"""Feeders: parts in the service of a unit alone, without a gradient after the unit's removal."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from prunerecover.model.paths import get_module, is_within
 
 @dataclass(frozen=True)
 class Feeders:
-    """The parameters of a network that get gradients, and what gives them theirs.
+    """The trained parameters of a network, with the source of their gradients.
 
     Attributes:
-        model: The dense network.
-        graph: Computation graph of it.
+        model: Dense network.
+        graph: Computation graph of the dense network.
     """
 
     model: nn.Module
     graph: ComputationGraph
 
     def serving(self, units: Sequence[GraphUnit], taken_out: Sequence[str]) -> dict[str, str]:
-        """Return the parameters that serve some units alone and would stay without gradients, in the model's order.
+        """Return the parameters that serve `units` alone and would lose all gradients, in the model's order.
 
         Args:
-            units: Blocks and branches that go.
-            taken_out: Paths of the modules that go.
+            units: Blocks and branches to remove.
+            taken_out: Paths of the removed modules.
 
         Returns:
-            Path of the module that goes with them, by path of the parameter: one that nothing reads any more, such as
-            the norm of two parallel branches. Empty where there is none.
+            Path of the module to remove as well, by path of the parameter: a module without further readers, for
+            example the norm of two parallel branches. Empty path without a module.
         """
         left = (trained - self._weights(self._reached(end, units)) for end, trained in self._trained.items())
         lost = frozenset[str]().union(*left)
@@ -53,10 +53,10 @@ class Feeders:
 
     @cached_property
     def _trained(self) -> dict[frozenset[int], frozenset[str]]:
-        """The weights that losses of the outputs train, by the nodes that make these.
+        """The weights that losses of the outputs train, by the output nodes.
 
-        They are all outputs, and the one alone that the network is judged by: what is trained by others only, such as
-        a state in the output, stays as it is where nobody takes a loss of those.
+        The keys are all outputs, and the judged output alone. Weights trained only by further outputs (a state) stay
+        unchanged where no loss uses the outputs.
         """
         ends = [frozenset(node.index for node in self.graph.of_kind("output"))]
         ends += [] if self.graph.judged is None else [frozenset([self.graph.judged.node])]
@@ -64,7 +64,7 @@ class Feeders:
 
     @cached_property
     def _names(self) -> dict[str, list[str]]:
-        """All names of each parameter, by the first of them."""
+        """All names of each parameter, by the first name."""
         found: dict[int, list[str]] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             found.setdefault(id(parameter), []).append(name)
@@ -74,12 +74,12 @@ class Feeders:
         return frozenset(weight for index in nodes for weight in self.graph.nodes[index].weights)
 
     def _reached(self, end: Set[int], units: Sequence[GraphUnit], *, gradients: bool = True) -> frozenset[int]:
-        """Return the indices of the nodes that some nodes depend on without some units.
+        """Return the indices of the nodes that `end` depends on, without `units`.
 
         Args:
-            end: Indices of those nodes.
-            units: Blocks and branches that go.
-            gradients: Whether ways that no gradient goes do not count.
+            end: Indices of nodes.
+            units: Blocks and branches to remove.
+            gradients: Whether to follow only differentiable ways.
         """
         nodes, replaced = self.graph.nodes, self._replaced(units)
         seen = set(end)
@@ -93,9 +93,9 @@ class Feeders:
         return frozenset(seen - replaced.keys())
 
     def _replaced(self, units: Sequence[GraphUnit]) -> dict[int, tuple[Edge, ...]]:
-        """Return what stand-ins hand on by index of a node that goes: nothing at the end of a branch.
+        """Return the inputs that replacements pass on, by index of a removed node; none at the end of a branch.
 
-        Code of a branch that is in none of its modules still runs, such as a scale of what the last one returns.
+        Code of a branch outside all modules still runs, for example a scale behind the last module.
         """
         graph, stand_ins = self.graph, {path: one for unit in units for path, one in unit.modules.items()}
         found: dict[int, tuple[Edge, ...]] = {}
@@ -106,7 +106,7 @@ class Feeders:
         return found
 
     def _idle(self, used: Set[int], taken_out: Sequence[str]) -> list[str]:
-        """Return the paths of the modules that nothing reads and that hold nothing which is read, larger ones first."""
+        """Return paths of unread modules without parameters in use, larger modules first."""
         read = self._weights(used)
         found = []
         for call, inside in zip(self.graph.calls, self.graph.inside, strict=True):

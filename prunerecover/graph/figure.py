@@ -1,4 +1,4 @@
-"""Picture of a network's layers in order of execution, and of what became of each of them."""
+"""Picture of a network's layers in order of execution, with the effect of pruning on each layer."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ LABELS: Mapping[Status, str] = {
     "gone": "gone with what holds it",
 }
 WENT = ("identity", "gone")
-PER_ROW, FEWEST = 64, 24  # layers that a row holds, and for which it has room at least
-LETTERS = 32  # of a name that are shown: the last ones
-LETTER, GAP = 0.052, 0.15  # inches: a letter of a name, and what is between rows
+PER_ROW, FEWEST = 64, 24  # layers in a row, and layers with room at least
+LETTERS = 32  # of a name shown: the last
+LETTER, GAP = 0.052, 0.15  # inches: a letter of a name, and the gap between rows
 
 
 @dataclass(frozen=True)
 class DrawnLayer:
-    """A layer as it is drawn.
+    """A layer in the picture.
 
     Attributes:
         name: Path.
         width: Output channels or features of the dense layer.
-        left: Of these, how many are left.
-        status: What became of it.
+        left: Remaining output channels or features.
+        status: Effect of pruning on the layer.
     """
 
     name: str
@@ -66,11 +66,11 @@ class DrawnLayer:
 
 
 def plot_layers(layers: Sequence[DrawnLayer], title: str | None = None) -> Figure:
-    """Draw one bar per layer with its name below, as high as the layer is wide, coloured by what became of it.
+    """Draw a bar per layer with the name below; the height shows the width, the colour the effect of pruning.
 
     Args:
-        layers: In order of execution.
-        title: Heading; None: how many layers went.
+        layers: Layers in order of execution.
+        title: Heading; None: the number of removed layers.
 
     Raises:
         ValueError: If there is no layer.
@@ -90,7 +90,7 @@ def plot_layers(layers: Sequence[DrawnLayer], title: str | None = None) -> Figur
         for x, layer in enumerate(row):
             _draw(axes, x, -number * step, layer, tallest)
     axes.set_xlim(-1, max(len(rows[0]), FEWEST))
-    axes.set_ylim(GAP - step * len(rows), 1.05)  # in inches, as the names are
+    axes.set_ylim(GAP - step * len(rows), 1.05)  # in inches, as for the names
     axes.set_axis_off()
     add_heading(figure, heading)
     add_legend(figure, [Swatch(**_look(status)) for status in statuses], labels, "lower left")
@@ -105,7 +105,7 @@ def _heading(layers: Sequence[DrawnLayer]) -> str:
 
 
 def _look(status: Status) -> dict[str, Any]:
-    """Return how the outline of a bar looks."""
+    """Return the style of a bar's outline."""
     if status in WENT:
         hatch = "////" if status == "gone" else ""
         return {"facecolor": "none", "edgecolor": COLOURS[status], "hatch": hatch, "linewidth": 0.8}

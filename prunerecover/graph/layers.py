@@ -1,4 +1,4 @@
-"""Layers that can go alone: linears and convolutions outside attentions and the head; others, with the reason."""
+"""Layers for removal: linears and convolutions outside attentions and the head; reasons for the refused layers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class LayerList:
     """The layers of a network.
 
     Attributes:
-        offered: Paths of the layers that can be removed, in order of execution.
-        refused: Why each of the others cannot, by path.
+        offered: Paths of the removable layers, in order of execution.
+        refused: Reasons of the refused layers, by path.
     """
 
     offered: tuple[str, ...]
@@ -28,12 +28,12 @@ class LayerList:
 
 
 def list_layers(model: nn.Module, graph: ComputationGraph, *, include_strided: bool = False) -> LayerList:
-    """Tell which layers can be removed.
+    """Split the layers into removable and refused.
 
     Args:
-        model: That the graph was traced from.
-        graph: Of one forward pass.
-        include_strided: Whether those that change spatial dimensions are among them: a pooling takes their place.
+        model: Network of the graph.
+        graph: Computation graph of a forward pass.
+        include_strided: Whether to offer layers that change spatial dimensions: a pooling replaces them.
     """
     attention = {i: a.module for a in find_attentions(graph) for i in a.layers}
     head = head_layers(graph)
@@ -82,12 +82,12 @@ def _why_not(
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Whether this is a linear, a convolution, or transformers' `Conv1D`."""
+    """Whether a module is a linear, a convolution, or transformers' `Conv1D`."""
     return isinstance(module, nn.Linear | _ConvNd) or type(module).__name__ == "Conv1D"
 
 
 def is_resizing(node: Node) -> bool:
-    """Whether the output of a layer differs from its input in more than its channels."""
+    """Whether input and output of a layer differ in more than the channels."""
     if len(node.given) != len(node.shape):
         return True
     channels = 1 if node.operation in ("convolution", "_convolution") else len(node.shape) - 1
@@ -95,7 +95,7 @@ def is_resizing(node: Node) -> bool:
 
 
 def _never_called(model: nn.Module, graph: ComputationGraph) -> dict[str, str]:
-    """Layers that the example does not reach: a head that runs in training alone, or a branch that it does not take."""
+    """Layers beyond the reach of the example: a head for training alone, or a branch not taken."""
     called = {node.module for node in graph.nodes} | {call.path for call in graph.calls}
     called |= {parent_path(weight) for node in graph.nodes for weight in node.weights}
     inside = {path for path, module in model.named_modules() if is_layer(module) and path not in called}

@@ -1,7 +1,7 @@
-"""Record which operation reads the output of which, and which call of which module each of them happened in.
+"""Record of a forward pass: operations, sources of operands, and module calls.
 
-What does not depend on the model's input (weights, masks and tables that are made from nothing) is no part of the
-record; operations name the parameters and buffers that they read.
+Tensors independent of the model's input (weights, masks, constant tables) are not part of the record; operations name
+the parameters and buffers read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.key_values import without_kept
 
-# Tensors in the likeness of another: its values play no part.
+# Tensors in the likeness of another tensor, independent of the values.
 BLANK = frozenset(
     [
         "zeros_like",
@@ -38,11 +38,11 @@ BLANK = frozenset(
 )
 
 
-JUDGED = ("logits", "last_hidden_state")  # the outputs of transformers that others are named beside
+JUDGED = ("logits", "last_hidden_state")  # outputs by which a model is judged, if named
 
 
 class Source(NamedTuple):
-    """An output of a recorded operation: the number of the operation, and which of its outputs."""
+    """An output of a recorded operation: number of the operation, and number of the output."""
 
     operation: int
     output: int = 0
@@ -50,20 +50,22 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Recorded:
-    """One operation that depends on the model's input.
+    """An operation that depends on the model's input.
 
     Attributes:
-        name: Of the ATen operator, without the underscore of operations in place; "input" for a tensor that the model
-            is given, "output" for what it returns.
-        in_place: Whether it overwrote its first operand.
-        call: Number of the module call that it happened in.
-        occurrence: How many operations of its name ran in that call before, with those on constants.
-        inputs: Where its operands that depend on the model's input come from, in the order of its arguments.
-        weights: Paths of the parameters and buffers that it read, directly or through operations on these alone.
-        shape: Of its first output.
-        given: Of its first operand that depends on the model's input.
-        pointwise: Whether PyTorch says that it works element by element.
-        differentiable: Whether gradients can flow through it: its outputs are no whole numbers, and it detaches none.
+        name: Name of the ATen operator, without the underscore of operations in place; "input" for a tensor given to
+            the model, "output" for the model's result.
+        in_place: Whether the operation overwrote its first operand.
+        call: Number of the module call around the operation.
+        occurrence: Number of earlier operations of the same name in the call, including operations on constants.
+        inputs: Sources of the operands that depend on the model's input, in the order of arguments.
+        weights: Paths of the parameters and buffers read, directly or through operations on parameters and buffers
+            alone.
+        shape: Shape of the first output.
+        given: Shape of the first operand that depends on the model's input.
+        pointwise: Whether PyTorch tags the operation as element-wise.
+        differentiable: Whether gradients can flow through: an output is no whole number, and the operation is no
+            detach.
     """
 
     name: str
@@ -79,12 +81,12 @@ class Recorded:
 
 
 class PartRead(NamedTuple):
-    """Code of a module reads a part of another module that it is not in.
+    """A read of a module's part by code of another module, outside the first.
 
     Attributes:
-        path: Of the module whose part is read.
-        reader: Path of the module whose code reads it.
-        tensor: Whether it is a parameter or buffer, not a submodule.
+        path: Path of the module with the part.
+        reader: Path of the module whose code reads the part.
+        tensor: Whether the part is a parameter or buffer, not a submodule.
     """
 
     path: str
@@ -94,23 +96,24 @@ class PartRead(NamedTuple):
 
 @dataclass
 class ModuleCall:
-    """One call of a module.
+    """A call of a module.
 
     Attributes:
-        path: Of the module.
-        parent: Number of the call that it happened in; -1 for the model's own.
-        number: How many calls of the module came before.
-        operations: Recorded in this call itself, not in those of submodules.
+        path: Path of the module.
+        parent: Number of the call around; -1 for the model's own.
+        number: Number of earlier calls of the module.
+        operations: Operations of the call itself, without those of submodules.
         children: Numbers of the calls of submodules.
-        given: Where the first tensor among its arguments comes from, if it depends on the model's input.
-        given_shape: Its shape.
-        results: Where the tensors that it returned come from; None for those that do not depend on the model's input.
-        returns: How many values it returned: 1 for a tensor, n for a tuple whose first entry is a tensor, 0 for a tuple
-            of that alone; -1 otherwise.
-        shape: Of the first tensor that it returned.
-        hands_on: Whether it returned, behind the first tensor, others that it did not compute from the model's input.
-        doubtful: Whether only a trial can tell if a stand-in answers for it: its first argument was no tensor but a
-            list, say, or it returned anything else behind the first tensor: numbers, such as the size of an image.
+        given: Source of the first tensor among the arguments, if it depends on the model's input.
+        given_shape: Shape of the first tensor among the arguments.
+        results: Sources of the returned tensors; None for a tensor independent of the model's input.
+        returns: Number of returned values: 1 for a tensor, n for a tuple whose first entry is a tensor, 0 for a tuple
+            of a single tensor; -1 otherwise.
+        shape: Shape of the first returned tensor.
+        hands_on: Whether a returned tensor behind the first was not computed in the call from the model's input.
+        doubtful: Whether only a trial can tell if a replacement would do: the first argument was no tensor but, for
+            example, a list, or values behind the first returned tensor were no tensors but, for example, the size of an
+            image.
     """
 
     path: str
@@ -129,7 +132,7 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class _Value:
-    """What a tensor holds: no `source` if it does not depend on the model's input; `weights` that it is made of."""
+    """Content of a tensor: no `source` if independent of the model's input; `weights` behind the values."""
 
     source: Source | None = None
     weights: tuple[str, ...] = ()
@@ -139,19 +142,19 @@ CONSTANT = _Value()
 
 
 class Recorder:
-    """Records a forward pass that `watch` tells of.
+    """Observer that records a forward pass, for `watch`.
 
     Args:
-        model: That is watched.
-        inputs: That it is called with.
+        model: Watched network.
+        inputs: Inputs of the pass.
 
     Attributes:
-        operations: In order of execution; the model's inputs first.
-        calls: In order of their beginning; the first is the model's own.
-        reads: Reads of a module's parts by code outside it.
-        hooks: What hooks that the network's own code registers are given, by path of the module.
+        operations: Operations in order of execution; the model's inputs first.
+        calls: Calls in order of the beginning; the first is the model's own.
+        reads: Reads of a module's parts by code outside the module.
+        hooks: Sources of tensors given to hooks of the network's own code, by path of the module.
         classes: Classes of all modules, by path.
-        judged: Where the output that a model is judged by comes from, if others have names beside it.
+        judged: Source of the output by which a model is judged, among several named outputs.
     """
 
     def __init__(self, model: nn.Module, inputs: ModelInputs) -> None:
@@ -176,7 +179,7 @@ class Recorder:
 
     @property
     def running(self) -> bool:
-        """Whether a call has begun that has not ended."""
+        """Whether a call has begun and not ended."""
         return bool(self._open)
 
     def read(self, path: str, *, tensor: bool) -> None:
@@ -186,12 +189,12 @@ class Recorder:
             self.reads.add(PartRead(path, reader, tensor))
 
     def hooked(self, path: str, tensors: Sequence[Tensor]) -> None:
-        """Note that a hook which the network's own code put on a module is given some tensors."""
+        """Note the tensors given to a module's hook that the network's own code registered."""
         sources = (self._value(tensor).source for tensor in tensors)
         self.hooks.setdefault(path, set()).update(source for source in sources if source is not None)
 
     def enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note that a module is called."""
+        """Note a call of a module."""
         parent, number = (self._open[-1] if self._open else -1), self._times[path]
         self._times[path] += 1
         made = ModuleCall(path, parent, number)
@@ -206,7 +209,7 @@ class Recorder:
         self.calls.append(made)
 
     def leave(self, path: str, module: nn.Module, output: Any) -> None:
-        """Note that a module returned."""
+        """Note the return of a module."""
         number = self._open.pop()
         call, begun = self.calls[number], self._begun.pop(number)
         tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
@@ -220,7 +223,7 @@ class Recorder:
             call.doubtful |= any(not isinstance(leaf, Tensor) for leaf in tree_leaves(output[1:]) if leaf is not None)
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Note an operation, and what its outputs hold."""
+        """Note an operation, and the content of its outputs."""
         name: str = func.overloadpacket.__name__
         plain, call = name.rstrip("_"), self._open[-1] if self._open else 0
         occurrence = self._ran[call, plain]
@@ -260,13 +263,13 @@ class Recorder:
         for k, tensor in enumerate(outputs):
             self._values[tensor] = _Value(Source(number, k))
         if in_place and (whole := self._bases.get(tensors[0])) is not None:
-            self._values[whole] = _Value(Source(number))  # a part of it was written: all of it depends on the input now
+            self._values[whole] = _Value(Source(number))  # a part was written: the whole depends on the input now
         elif in_place:
             for view in list(self._views.get(tensors[0], ())):
                 self._values[view] = _Value(Source(number))
 
     def finish(self, output: Any) -> None:
-        """Note what the model returned, but for caches of keys and values, which it does not compute for their sake."""
+        """Note the model's output, without caches of keys and values, which are by-products."""
         leaves = tree_leaves(without_kept(output), is_leaf=lambda node: type(node).__name__.endswith("Cache"))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         sources = tuple(dict.fromkeys(s for tensor in tensors if (s := self._value(tensor).source) is not None))

@@ -1,4 +1,4 @@
-"""Regions of the computation graph, known by structure alone: attentions, the head that makes the outputs, streams."""
+"""Regions of the computation graph, found by structure alone: attentions, the head of the network, streams."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from os.path import commonprefix
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
 from prunerecover.model.paths import is_within
 
-MOST_LAYERS = 12  # of one attention; a module that multiplies activations and holds more is something larger
-MOST_ADDENDS = 8  # of one stream that are looked at
-BRANCH_SHARE = 0.5  # of all layers; what holds more of them is no branch of the head
+MOST_LAYERS = 12  # of an attention; a module with activation products and more layers is a larger part
+MOST_ADDENDS = 8  # of a stream, at most
+BRANCH_SHARE = 0.5  # of all layers, at most in a branch of the head
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Products of activations with activations in the code of one module, and the layers that serve them.
+    """Products of activations with activations in the code of a module, and the layers around the products.
 
     Attributes:
         module: Path of the module.
-        layers: Indices of the layers that make queries, keys and values, of the one that reads what comes out, and of
-            all others inside the module.
+        layers: Indices of the layers for queries, keys and values, of the layer behind the result, and of all further
+            layers inside the module.
         products: Indices of the products.
     """
 
@@ -50,24 +50,24 @@ def find_attentions(graph: ComputationGraph) -> tuple[Attention, ...]:
 
 
 def _sources(graph: ComputationGraph, product: Node) -> list[Node]:
-    """The layers that a product's operands come from; none if it makes them itself, as nn.MultiheadAttention does."""
+    """The layers behind a product's operands; none if the product makes the operands, as in nn.MultiheadAttention."""
     if product.whole and product.weighed:
         return []
     return [n for n in graph.behind(product, lambda n: n.kind in ("layer", "product")) if n.kind == "layer"]
 
 
 def _projections(graph: ComputationGraph, product: Node) -> list[Node]:
-    """The layers that read what a product leaves, before it is added to anything."""
+    """The layers that read a product's result, before any addition."""
     return [n for n in graph.ahead(product, lambda n: n.kind in ("layer", "merge", "product")) if n.kind == "layer"]
 
 
 def head_layers(graph: ComputationGraph) -> frozenset[int]:
-    """Return the indices of the layers in the head: the last ones, behind which no other comes, and their branches.
+    """Return the indices of the head's layers: the last layers, without a later layer, and their branches.
 
-    Where a network has several last layers, such as for boxes and for classes, the branch of one is what computes for
-    it alone, from where it parts from what the others read, too. Modules built as a branch of several layers is, such
-    as the heads of earlier stages whose boxes later ones refine, are in the head with it. Outputs besides, such as the
-    features that detectors return with their boxes, do not count: other layers read them.
+    A network may have several last layers, for example for boxes and for classes. The branch of a last layer computes
+    for the layer alone, from the point where the ways to the last layers part. Modules built like a branch of several
+    layers are in the head, too: heads of earlier stages, with boxes refined by later stages. Extra outputs, for example
+    the features returned by detectors with the boxes, do not count: further layers read the features.
     """
     layers = graph.of_kind("layer")
     last = [n for n in layers if not any(m.kind == "layer" for m in graph.ahead(n, lambda m: m.kind == "layer"))]
@@ -77,9 +77,9 @@ def head_layers(graph: ComputationGraph) -> frozenset[int]:
 
 
 def _branches(graph: ComputationGraph, last: list[Node]) -> list[list[Node]]:
-    """Return the layers that compute for one last layer alone, with that layer.
+    """Return the layers that compute for a single last layer alone, including the last layer.
 
-    A tower, which shares no layer with the others, is no branch. Nor is a trunk that goes on behind an early output: it
+    A tower, without layers shared among the last layers, is no branch. Nor is a trunk beyond an early output: a trunk
     adds or multiplies activations, makes maps smaller, or holds most layers.
     """
     layers = graph.of_kind("layer")
@@ -102,7 +102,7 @@ def _is_of_a_trunk(node: Node) -> bool:
 
 
 def _copies(graph: ComputationGraph, branch: list[Node]) -> list[list[Node]]:
-    """Return the layers of the modules that are built as a branch of several layers is."""
+    """Return the layers of the modules with the same layout as a branch of several layers."""
     if len(branch) < 2:
         return []
     called = list(dict.fromkeys(call.path for call in graph.calls))
@@ -136,13 +136,13 @@ def common_module(paths: list[str]) -> str:
 
 
 def branches_off(graph: ComputationGraph, streams: Sequence[int], branch: Edge) -> int | None:
-    """Return the first of some nodes that a branch depends on and is not."""
+    """Return the first of the `streams` that a branch depends on, without the branch itself."""
     ancestors = graph.ancestors[branch.node]
     return next((node for node in streams if node != branch.node and ancestors >> node & 1), None)
 
 
 def addends(graph: ComputationGraph, stream: Edge) -> list[int]:
-    """What a stream is a sum of, the sum itself first: parallel branches all branch off before the first sum."""
+    """Addends of a stream, the sum itself first: parallel branches all branch off before the first sum."""
     found = [beyond_identities(graph, stream)]
     for index in found:
         node = graph.nodes[index]
@@ -152,7 +152,7 @@ def addends(graph: ComputationGraph, stream: Edge) -> list[int]:
 
 
 def streams_behind(graph: ComputationGraph, merge: Node) -> list[int]:
-    """Return what a sum of branches is added to in the end, where nothing else reads it."""
+    """Return the stream that finally takes a sum of branches, where the sum has no further reader."""
     node = merge
     while len(readers := graph.readers[node.index]) == 1:
         before, node = node, graph.nodes[readers[0]]
@@ -165,7 +165,7 @@ def streams_behind(graph: ComputationGraph, merge: Node) -> list[int]:
 
 
 def beyond_identities(graph: ComputationGraph, edge: Edge) -> int:
-    """Return the node whose output an edge carries, beyond identities."""
+    """Return the node at the start of an edge, beyond identities."""
     index = edge.node
     while graph.nodes[index].kind == "identity":
         index = graph.nodes[index].inputs[0].node

@@ -1,6 +1,7 @@
-"""Traces: forward passes that are watched for the computation graph, and for the dimensions that they tie together.
+"""Traces: forward passes watched for the computation graph, and for the dimensions tied in the pass.
 
-Nothing else observes what a network computes. What needs both of one network takes a `Traced`, so that it runs once.
+No further module observes a network's computation. Code that needs both results takes a `Traced`: the network runs
+once.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from prunerecover.plan.groups import Place
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """What one forward pass of a network shows.
+    """Result of tracing a forward pass of a network.
 
     Attributes:
-        model: A copy of the network that shares its tensors: its modules may be edited, and put back.
-        inputs: What it was called with.
-        graph: What it computed.
-        ties: Which dimensions of its tensors have one size.
-        seen: Tensors that its modules took and gave.
+        model: Copy of the network with shared tensors: modules may be edited, and put back.
+        inputs: Inputs of the pass.
+        graph: Computation graph.
+        ties: Tied dimensions of the network's tensors.
+        seen: Tensors that modules took and returned.
     """
 
     model: nn.Module
@@ -48,17 +49,17 @@ class Traced:
 
     @cached_property
     def layouts(self) -> dict[Place, SampleLayout]:
-        """Layout of samples in each tensor that modules take and give.
+        """Layout of samples in each tensor that modules take and return.
 
-        A pass of another number of samples tells their dimension by its size. Where it is not the first everywhere, the
-        values of two more tell which rows of longer dimensions are whose. Nothing for a network that takes no other
-        number of samples, or no part of a batch.
+        A pass with another number of samples tells the sample dimension by the changed size. Where this dimension is
+        not the first everywhere, the values of two more passes tell the sample of each row in longer dimensions. Empty
+        for a network that takes no other number of samples, or no part of a batch.
         """
         n = min(self.inputs.n_samples, 2)
         times = 1 if self.inputs.n_samples > n else 2
         try:
             dims = differing(self.seen, self._seen(n, times))
-        except Exception:  # sizes in its code, or tensors with other rows than samples
+        except Exception:  # sizes in the model's code, or tensors with rows besides samples
             return {}
         apart: set[Place] = set()
         if any(dims.values()) and device_of(self.model).type != "meta":
@@ -67,25 +68,25 @@ class Traced:
         return {place: SampleLayout(dim, place in apart) for place, dim in dims.items()}
 
     def _seen(self, n: int, times: int, dims: dict[Place, int] | None = None) -> SeenTensors:
-        """Run the network on the first samples, each of which comes several times."""
+        """Run the network on the first `n` samples, each repeated `times` times."""
         seen = SeenTensors(dims or {})
         watch(self.model, self.inputs.select(torch.arange(n).repeat(times)), seen)
         return seen
 
 
 def trace(model: nn.Module, inputs: ModelInputs, argument: str = "example_inputs") -> Traced:
-    """Run a copy of a model that shares its tensors once, and return all that the pass shows.
+    """Run a copy of a model with shared tensors once, and return the trace of the pass.
 
     Args:
-        model: Unwrapped; it is bit-identical afterwards.
-        inputs: One batch on its device.
-        argument: What messages call the inputs.
+        model: Network without wrappers; bit-identical afterwards.
+        inputs: Batch on the model's device.
+        argument: Name of the inputs in messages.
 
     Raises:
         ValueError: If the model does not take the inputs.
     """
     with progress("tracing the network"), evaluating(model), called_with(model, argument, inputs):
-        twin = share_copy(model)  # in evaluation mode, for in training parametrizations change whenever they are read
+        twin = share_copy(model)  # in evaluation mode: in training, each read changes parametrizations
         follower, seen = Follower(twin), SeenTensors()
         graph, output = _recorded(twin, inputs, follower, seen)
     follower.finish(output)
@@ -93,11 +94,11 @@ def trace(model: nn.Module, inputs: ModelInputs, argument: str = "example_inputs
 
 
 def trace_graph(model: nn.Module, example_inputs: Any) -> ComputationGraph:
-    """Run a model once, and return what it computed as a graph.
+    """Run a model once, and return the computation as a graph.
 
     Args:
-        model: Any module, wrapped or not, on any device; it is bit-identical afterwards.
-        example_inputs: One batch, as calibration batches are.
+        model: Any module, wrapped or not, on any device; bit-identical afterwards.
+        example_inputs: Batch in any form of a calibration batch.
 
     >>> import torch
     >>> graph = trace_graph(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 4))
@@ -106,26 +107,26 @@ def trace_graph(model: nn.Module, example_inputs: Any) -> ComputationGraph:
     """
     model = unwrap(model)
     inputs = inputs_of(example_inputs, model)
-    capturing = any(CAPTURING in vars(module) for module in model.modules())  # hooks that watching is to see installed
+    capturing = any(CAPTURING in vars(module) for module in model.modules())  # watching needs hooks newly installed
     return _recorded(share_copy(model) if capturing else model, inputs)[0]
 
 
 def trace_training(model: nn.Module, inputs: ModelInputs) -> ComputationGraph:
-    """Run a model once in training mode, and return what it computed as a graph.
+    """Run a model once in training mode, and return the computation as a graph.
 
     Args:
-        model: Unwrapped, a copy that may be written.
-        inputs: One batch on its device.
+        model: Copy of a network, without wrappers; may be written.
+        inputs: Batch on the model's device.
     """
     return _recorded(model, inputs, training=True)[0]
 
 
 def trace_ties(model: nn.Module, inputs: ModelInputs) -> Ties:
-    """Run a model once, and return which dimensions it ties together.
+    """Run a model once, and return the tied dimensions.
 
     Args:
-        model: A copy that is tried out; it is bit-identical afterwards.
-        inputs: One batch on its device.
+        model: Copy for trials; bit-identical afterwards.
+        inputs: Batch on the model's device.
     """
     follower = Follower(model)
     follower.finish(watch(model, inputs, follower))
@@ -135,7 +136,7 @@ def trace_ties(model: nn.Module, inputs: ModelInputs) -> Ties:
 def _recorded(
     model: nn.Module, inputs: ModelInputs, *others: Observer, training: bool = False
 ) -> tuple[ComputationGraph, Any]:
-    """Return the graph of a pass that others observe, too, and what the model returned."""
+    """Return the graph of a pass with further observers, and the output of the model."""
     recorder = Recorder(model, inputs)
     with watching_code(model, recorder):
         output = watch(model, inputs, recorder, *others, training=training)

@@ -1,10 +1,10 @@
-"""Training passes: what a network in training does with a module that it does not do in evaluation.
+"""Training passes: uses of a module that a network makes in training and not in evaluation.
 
-A stand-in answers the calls of the module that it replaces. Code that in training reads the module's weights for a
-fused kernel, or calls other methods of it in a backward pass of its own (reversible blocks), goes past that.
+A replacement answers the calls of the replaced module. Training code may bypass calls: code that reads the module's
+weights for a fused kernel, or calls further methods in a backward pass of its own (reversible blocks).
 
-Not covered: networks that take more than their inputs in training (detectors, whose losses want targets), and code that
-goes another way where gradients are enabled.
+Not covered: networks that take more than their inputs in training (detectors with targets), and code that takes another
+way where gradients are enabled.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from prunerecover.model.paths import is_within
 
 @dataclass(frozen=True)
 class TrainingPass:
-    """A pass in training mode, beside one in evaluation mode.
+    """A pass in training mode, beside a pass in evaluation mode.
 
     Attributes:
-        inputs: What it was called with.
-        graph: Of the pass in training mode.
+        inputs: Inputs of the pass.
+        graph: Graph of the pass in training mode.
         evaluated: Graph of the pass in evaluation mode.
-        touched: Paths of modules whose parts are read in the backward pass, but not by a call of theirs.
+        touched: Paths of modules with parts read in the backward pass outside calls of the module.
     """
 
     inputs: ModelInputs
@@ -47,7 +47,7 @@ class TrainingPass:
     touched: frozenset[str]
 
     def differs(self, path: str) -> bool:
-        """Whether the network in training does anything with a module besides calling it as in evaluation."""
+        """Whether training uses a module in any way besides the calls in evaluation."""
         read = (
             is_within(read.path, path) and not is_within(read.reader, path)
             for read in self.graph.reads - self.evaluated.reads
@@ -60,18 +60,18 @@ def training_pass(model: nn.Module, inputs: ModelInputs, evaluated: ComputationG
     """Run a network in training mode, and backward if functions with a backward pass of their own are called.
 
     Args:
-        model: Unwrapped; it is not changed.
-        inputs: One batch on its device.
+        model: Network without wrappers; not changed.
+        inputs: Batch on the model's device.
         evaluated: Graph of the pass in evaluation mode.
 
     Returns:
-        None if it does not run in training mode, or not with these inputs.
+        The pass, or None if the network does not run in training mode, or not with these inputs.
     """
     try:
         with _functions_called() as functions:
             graph = trace_training(apart_copy(model), inputs)
         return TrainingPass(inputs, graph, evaluated, _touched(apart_copy(model), inputs) if functions else frozenset())
-    except Exception:  # whatever the network's own code raises
+    except Exception:  # of any class: raised by the network's own code
         return None
 
 
@@ -79,8 +79,8 @@ def train_once(model: nn.Module, inputs: ModelInputs) -> None:
     """Run a network in training mode and backward.
 
     Args:
-        model: Unwrapped, with parameters of its own; its gradients are written.
-        inputs: One batch on its device.
+        model: Network without wrappers, with parameters of its own; gradients are written.
+        inputs: Batch on the model's device.
     """
     with evaluating(model), uncompiled(), torch.enable_grad():
         train_but_for_statistics(model)
@@ -93,7 +93,7 @@ def _loss(output: Any) -> Tensor:
 
 
 def _touched(model: nn.Module, inputs: ModelInputs) -> frozenset[str]:
-    """Return the paths of modules whose parts the backward pass reads, but not by a call of theirs."""
+    """Return the paths of modules with parts read in the backward pass outside calls of the module."""
     seen = _Reads(set(), [])
     with evaluating(model), uncompiled(), torch.enable_grad():
         train_but_for_statistics(model)
@@ -105,11 +105,11 @@ def _touched(model: nn.Module, inputs: ModelInputs) -> frozenset[str]:
 
 @dataclass
 class _Reads:
-    """Notes reads of modules' parts that happen outside of any call.
+    """Observer of reads of modules' parts outside any call.
 
     Attributes:
         found: Paths of the modules.
-        calls: Paths of those that are running.
+        calls: Paths of the running modules.
     """
 
     found: set[str]
@@ -130,11 +130,11 @@ class _Reads:
             self.found.add(path)
 
     def hooked(self, path: str, tensors: Sequence[Tensor]) -> None:
-        """Hooks play no part here."""
+        """Ignore hooks."""
 
 
 def _forms(graph: ComputationGraph, path: str) -> list[tuple[object, ...]]:
-    """Return in which form a module is called, each time."""
+    """Return the form of each call of a module."""
     return [
         (
             call.returns,
@@ -151,7 +151,7 @@ def _forms(graph: ComputationGraph, path: str) -> list[tuple[object, ...]]:
 
 @contextmanager
 def _functions_called() -> Iterator[list[type]]:
-    """Collect the functions with a backward pass of their own that are called inside a `with` block."""
+    """Collect the functions with a backward pass of their own that run inside a `with` block."""
     found: list[type] = []
     original = inspect.getattr_static(torch.autograd.Function, "apply")
 

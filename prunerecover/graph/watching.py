@@ -1,6 +1,6 @@
-"""Watch one forward pass of a model: every operation of PyTorch, and every call of a module, as they happen.
+"""Watching of a forward pass: every PyTorch operation and every module call, as they happen.
 
-Operations are seen below autograd, whatever the model's code looks like, on any device: the meta device, too.
+Operations are seen below autograd, whatever the model's code looks like, on any device, even the meta device.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from prunerecover.model.hooks import removed_after
 
 
 class CallObserver(Protocol):
-    """What is told of calls of modules."""
+    """Observer of calls of modules."""
 
     def enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take note that the module at `path` is called."""
+        """Note a call of the module at `path`."""
 
     def leave(self, path: str, module: nn.Module, output: Any) -> None:
-        """Take note that it returns."""
+        """Note the return of the module at `path`."""
 
 
 class Observer(CallObserver, Protocol):
-    """What is told of a forward pass."""
+    """Observer of a forward pass."""
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Take note of an ATen operator, its arguments, and what it returned."""
+        """Note an ATen operator with arguments and result."""
 
 
 class CodeObserver(Protocol):
-    """What is told of the code between the calls of a network."""
+    """Observer of the code between the calls of a network."""
 
     @property
     def running(self) -> bool:
-        """Whether a call has begun that has not ended."""
+        """Whether a call has begun and not ended."""
 
     def read(self, path: str, *, tensor: bool) -> None:
-        """Take note that code reads a part of the module at `path`: a parameter or buffer, or a submodule."""
+        """Note that code reads a part of the module at `path`: a parameter or buffer, or a submodule."""
 
     def hooked(self, path: str, tensors: Sequence[Tensor]) -> None:
-        """Take note that a hook which the network's own code put on the module at `path` is given some tensors."""
+        """Note the tensors given to a hook at `path` that the network's own code registered."""
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -63,19 +63,19 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def watch(model: nn.Module, inputs: ModelInputs, *observers: Observer, training: bool = False) -> Any:
-    """Run a model once, and tell observers what happens.
+    """Run a model once, and notify observers of every event.
 
-    A module without submodules that returns its input as it is (dropout, an identity, what surgery left) is seen to
-    return an alias of it, so that what reads its output can be told from what reads its input.
+    A module without submodules that returns its input unchanged (dropout, an identity, a replacement) is seen to return
+    an alias: readers of the output can be told from readers of the input.
 
     Args:
-        model: Is bit-identical afterwards.
-        inputs: One batch.
-        observers: Are told of each event in this order.
-        training: Whether it runs in training mode, not in evaluation mode.
+        model: Network; bit-identical afterwards.
+        inputs: Batch.
+        observers: Observers, notified of each event in this order.
+        training: Whether to run in training mode instead of evaluation mode.
 
     Returns:
-        What the model returned.
+        Output of the model.
     """
     with evaluating(model), uncompiled(), watching_calls(model, observers), _Watch(observers):
         if training:
@@ -85,13 +85,13 @@ def watch(model: nn.Module, inputs: ModelInputs, *observers: Observer, training:
 
 @contextmanager
 def watching_code(model: nn.Module, observer: CodeObserver) -> Iterator[None]:
-    """Tell an observer inside a `with` block which parts of modules code reads, and which hooks it registers.
+    """Notify an observer, inside a `with` block, of module parts read by code and of hooks registered by code.
 
-    Such a hook is given aliases of tensors, so that what it hands on can be told from what the network itself reads.
+    The hooks get aliases of tensors: tensors passed on by a hook can be told from tensors read by the network itself.
 
     Args:
-        model: That is watched inside the block.
-        observer: Is told of each event.
+        model: Network watched inside the block.
+        observer: Observer, notified of each event.
     """
     paths = {module: path for path, module in model.named_modules()}
     read, after, before = nn.Module.__getattr__, nn.Module.register_forward_hook, nn.Module.register_forward_pre_hook
@@ -129,11 +129,11 @@ def watching_code(model: nn.Module, observer: CodeObserver) -> Iterator[None]:
 
 @contextmanager
 def watching_calls(model: nn.Module, observers: Sequence[CallObserver]) -> Iterator[None]:
-    """Tell observers inside a `with` block of the calls of a model's modules.
+    """Notify observers, inside a `with` block, of the calls of a model's modules.
 
     Args:
-        model: That is watched.
-        observers: Are told of each event in this order.
+        model: Watched network.
+        observers: Observers, notified of each event in this order.
     """
     handles = []
     running: list[str] = []
@@ -165,13 +165,13 @@ def _paths(model: nn.Module) -> dict[nn.Module, tuple[str, ...]]:
 
 
 def _place(paths: tuple[str, ...], caller: str) -> str:
-    """Return the path by which a module that has several is called: the shortest inside the module that calls it."""
+    """Return the path of a called module with several paths: the shortest inside the calling module."""
     inside = [path for path in paths if not caller or path.startswith(f"{caller}.")]
     return min(inside, key=lambda path: path.count("."), default=paths[0])
 
 
 def _distinct(output: Any, given: Any) -> Any:
-    """Return the output with an alias in the place of a tensor that was given."""
+    """Return the output with an alias in place of each given tensor."""
     if type(output) is tuple:
         return tuple(_distinct(part, given) for part in output)
     if isinstance(output, Tensor) and any(leaf is output for leaf in tree_leaves(given)):

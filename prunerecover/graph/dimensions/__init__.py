@@ -1,1 +1,1 @@
-"""Dimensions of tensors in one forward pass: which of their indices it ties together, and where samples lie."""
+"""Dimensions of tensors in a forward pass: tied indices, and the dimensions of samples."""

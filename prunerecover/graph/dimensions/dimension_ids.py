@@ -1,11 +1,11 @@
-"""Dimension ids: one number per index of each dimension of each parameter, tied wherever a forward pass ties them.
+"""Dimension ids: a number per index of each dimension of each parameter, tied wherever a forward pass ties indices.
 
-What a tensor carries is a tuple of maps. A map holds the id of every element along the dimensions that it varies in
-and has size 1 elsewhere, so it broadcasts to the tensor's shape: `(1, C, 1, 1)` for the channels of images,
-`(1, 1, H, D)` for queries viewed as heads. The maps of one tensor vary in different dimensions.
+A tensor carries a tuple of maps. A map holds the id of every element along the dimensions of variation and has size 1
+elsewhere, and broadcasts to the tensor's shape: `(1, C, 1, 1)` for the channels of images, `(1, 1, H, D)` for queries
+viewed as heads. The maps of a tensor vary in different dimensions.
 
-Two ids that are tied can only be removed together; ids tied to `RIGID` cannot be removed at all. So whatever
-is not understood is made rigid, and the worst that can happen is that a unit is not found.
+Two tied ids can only be removed together; ids tied to `RIGID` cannot be removed at all. Unknown structure is made
+rigid: at worst, a unit is not found.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Maps = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Owner:
-    """The dimension of a parameter or buffer that ids were made for: its indices have `start`, `start + 1`, ..."""
+    """The dimension of a parameter or buffer with ids: `start`, `start + 1`, ... for the indices."""
 
     tensor: str
     dim: int
@@ -33,13 +33,13 @@ class Owner:
 
 @dataclass
 class DimensionIds:
-    """All ids of one forward pass, and what ties them.
+    """All ids of a forward pass, and their ties.
 
     Attributes:
-        owners: In order of their ids.
-        marks: DimensionIds by what was noticed of them.
-        count: How many ids there are, `RIGID` included.
-        pinned: DimensionIds that were tied to `RIGID`, or all to each other, since this was last emptied.
+        owners: Owners in order of ids.
+        marks: Ids by mark.
+        count: Number of ids, including `RIGID`.
+        pinned: Ids tied to `RIGID`, or all to each other, since the last clearing.
     """
 
     owners: list[Owner] = field(default_factory=list)
@@ -49,7 +49,7 @@ class DimensionIds:
     _ties: list[Tensor] = field(default_factory=list)
 
     def of_tensor(self, name: str, tensor: Tensor) -> Maps:
-        """Make ids for each dimension of a parameter or buffer that has more than one index."""
+        """Make ids for each dimension of a parameter or buffer with more than one index."""
         maps = []
         for dim, size in enumerate(tensor.shape):
             if size > 1:
@@ -70,26 +70,26 @@ class DimensionIds:
             self._ties.append(torch.unique(pairs, dim=1) if pairs.shape[1] > self.count else pairs)
 
     def pin(self, *maps: Tensor) -> None:
-        """Say that no id of these maps can be removed."""
+        """Forbid the removal of any id in these maps."""
         for ids in maps:
             self.tie(ids, torch.tensor(RIGID))
 
     def mark(self, what: str, *maps: Tensor) -> None:
-        """Note something of the ids in these maps."""
+        """Mark the ids in these maps."""
         self.marks.setdefault(what, []).extend(ids.flatten() for ids in maps)
 
     def marked(self, what: str) -> np.ndarray:
-        """Return, for every id, whether it was marked."""
+        """Return, for every id, whether the id has a mark."""
         found = np.zeros(self.count, dtype=bool)
         for ids in self.marks.get(what, ()):
             found[ids.numpy()] = True
         return found
 
     def fixed_along(self, ids: Tensor, *dims: int) -> Maps:
-        """Forbid removing single indices along `dims`; what the map says about its other dimensions stays.
+        """Forbid the removal of single indices along `dims`; ids along the other dimensions of the map stay removable.
 
         Returns:
-            The map without `dims`, or nothing if it varied in no other dimension.
+            The map without `dims`, or an empty tuple if the map varied in no other dimension.
         """
         for dim in dims:
             if ids.shape[dim] == 1:
@@ -104,10 +104,10 @@ class DimensionIds:
         return (ids,) if varying(ids) else ()
 
     def components(self, *, pinned: bool = True) -> np.ndarray:
-        """Number the sets of ids that are tied to each other: one number per id, 0 for what is rigid.
+        """Number the sets of tied ids: a number per id, 0 for rigid ids.
 
         Args:
-            pinned: Whether what is tied to `RIGID` counts as tied to each other; else only `RIGID` itself is rigid.
+            pinned: Whether all ids tied to `RIGID` count as rigid; else only `RIGID` itself is rigid.
         """
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
@@ -126,9 +126,9 @@ def varying(ids: Tensor) -> tuple[int, ...]:
 
 
 def compact(ids: Tensor) -> Tensor:
-    """Turn the ids of all elements into a map: size 1 along every dimension in which they do not vary.
+    """Turn the ids of all elements into a map: size 1 along every constant dimension.
 
-    What was expanded (stride 0) does not vary, and most of the rest shows in two elements that it does.
+    Expanded dimensions (stride 0) are constant; the first and last element show most of the rest to vary.
 
     >>> compact(torch.tensor([[1, 2], [1, 2]]))
     tensor([[1, 2]])
@@ -146,17 +146,17 @@ def compact(ids: Tensor) -> Tensor:
 
 
 def aligned(ids: Tensor, ndim: int) -> Tensor:
-    """Prepend dimensions of size 1, as broadcasting does."""
+    """Prepend dimensions of size 1, as in broadcasting."""
     return ids.reshape((1,) * (ndim - ids.ndim) + tuple(ids.shape))
 
 
 @dataclass(frozen=True)
 class Operand:
-    """What takes part in an element-wise operation.
+    """Operand of an element-wise operation.
 
     Attributes:
-        maps: With as many dimensions as the result.
-        solid: Dimensions that have a size of their own, and no map to say that it may change.
+        maps: Maps with as many dimensions as the result.
+        solid: Dimensions with a size above 1 and without a map.
     """
 
     maps: Maps
@@ -164,7 +164,7 @@ class Operand:
 
 
 def unify(ids: DimensionIds, operands: Sequence[Operand]) -> Maps:
-    """Tie what meets element by element, and return the maps of the result."""
+    """Tie ids that meet element by element, and return the maps of the result."""
     maps: list[Tensor] = []
     for operand in operands:
         fixed = {dim for other in operands if other is not operand for dim in other.solid}
@@ -176,7 +176,7 @@ def unify(ids: DimensionIds, operands: Sequence[Operand]) -> Maps:
 
 
 def _join(ids: DimensionIds, maps: list[Tensor], new: Tensor) -> list[Tensor]:
-    """Add a map to those of a tensor; it varies in no more dimensions than each of them."""
+    """Add a map to the maps of a tensor; the new map varies in no more dimensions than each old map."""
     dims = set(varying(new))
     meeting = [own for own in maps if dims & set(varying(own))]
     if not meeting:

@@ -1,4 +1,4 @@
-"""One executed operation, and what its rule concludes of its outputs."""
+"""An executed operation, and the records of its outputs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from prunerecover.graph.dimensions.ties import Chain, Info, Ties
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation of PyTorch that has just been executed.
+    """An operation of PyTorch, just executed.
 
     Attributes:
-        name: Without the underscore of operations in place.
-        in_place: Whether it had one.
+        func: ATen operator.
+        name: Name without the underscore of operations in place.
+        in_place: Whether the name had an underscore.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        out: Output of the operator.
     """
 
     func: Any
@@ -32,21 +36,21 @@ class Operation:
 
     @cached_property
     def tensors(self) -> list[Tensor]:
-        """The tensors among its arguments."""
+        """The tensors among the arguments."""
         return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
 
     @cached_property
     def outputs(self) -> list[Tensor]:
-        """The tensors that it returned."""
+        """The tensors in the output."""
         return [leaf for leaf in tree_leaves(self.out) if isinstance(leaf, Tensor)]
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument, however it was passed.
+        """Return an argument passed by position or by name.
 
         Args:
-            position: Its place among positional arguments.
-            name: Its keyword.
-            default: If it was not passed.
+            position: Place among positional arguments.
+            name: Keyword of the argument.
+            default: Value of an omitted argument.
         """
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
@@ -57,14 +61,14 @@ Rule = Callable[[Ties, Operation], None]
 def record_output(
     ties: Ties, operation: Operation, maps: Maps, chain: Chain | None = None, out: Tensor | None = None
 ) -> None:
-    """Note an output (the first, unless given), and whether it depends on the model's input.
+    """Record an output, and whether it depends on the model's input.
 
     Args:
         ties: Ties of the forward pass.
-        operation: That was run.
+        operation: Executed operation.
         maps: Ids along the output's dimensions.
-        chain: That goes on through the output; None: none does.
-        out: The output; None: the first.
+        chain: Chain that goes on through the output; None: no chain.
+        out: Output; None: the first.
     """
     infos = [ties.info(t) for t in operation.tensors]
     constant = all(info.constant for info in infos)
@@ -73,13 +77,13 @@ def record_output(
 
 
 def propagate(ties: Ties, operation: Operation, maps: Maps, out: Tensor | None = None) -> None:
-    """Note an output that follows from the operands unit by unit; several chains end in it, a single one goes on.
+    """Record an output computed from the operands unit by unit; a single chain goes on, several chains end.
 
     Args:
         ties: Ties of the forward pass.
-        operation: That was run.
+        operation: Executed operation.
         maps: Ids along the output's dimensions.
-        out: The output; None: the first.
+        out: Output; None: the first.
     """
     chains = list(dict.fromkeys(ties.info(t).chain for t in activations(ties, operation)))
     if len(chains) > 1:
@@ -88,12 +92,12 @@ def propagate(ties: Ties, operation: Operation, maps: Maps, out: Tensor | None =
 
 
 def activations(ties: Ties, operation: Operation) -> list[Tensor]:
-    """The operands that have ids and depend on the model's input."""
+    """The operands with ids that depend on the model's input."""
     return [t for t in operation.tensors if ties.info(t).maps and not ties.info(t).static]
 
 
 def unknown(ties: Ties, operation: Operation) -> None:
-    """Fix everything that an operation without a rule touches."""
+    """Fix all ids of the operands, for an operation without a rule."""
     maps = [m for t in operation.tensors for m in ties.info(t).maps]
     if maps:
         ties.ids.pin(*maps)

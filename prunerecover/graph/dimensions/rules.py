@@ -1,6 +1,6 @@
-"""The rule of each operation: it moves, ties, consumes or fixes the ids of its operands.
+"""Rules of the operations: a rule moves, ties, consumes or fixes the ids of the operands.
 
-Operations that PyTorch itself tags as element-wise need no entry. What has no rule fixes everything that it touches.
+Operations with PyTorch's element-wise tag need no entry. An operation without a rule fixes all ids of its operands.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from prunerecover.graph.dimensions.ties import Ties
 
 
 def follow(ties: Ties, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    """Note what an operation did.
+    """Note the ties of an operation.
 
     Args:
         ties: Ties of the forward pass.
-        func: The ATen operator.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        out: What it returned.
+        func: ATen operator.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        out: Output of the operator.
     """
     name: str = func.overloadpacket.__name__
     plain = name.rstrip("_")
     operation = Operation(func, plain, name != plain, args, kwargs, out)
     rule = RULES.get(plain) or (elementwise.pointwise if torch.Tag.pointwise in func.tags else unknown)
-    rule = rule if operation.outputs else unknown  # such as torch.equal, which answers with a bool
-    before = statistics_read(ties, operation)  # operations in place overwrite what is known
+    rule = rule if operation.outputs else unknown  # for example torch.equal, with a bool as result
+    before = statistics_read(ties, operation)  # operations in place overwrite the records
     rule(ties, operation)
     if ties.ids.pinned:
         ties.record_pins(plain, running_line())

@@ -14,7 +14,7 @@ from prunerecover.graph.dimensions.ties import Count, Ties
 
 
 def pointwise(ties: Ties, operation: Operation) -> None:
-    """What meets is tied."""
+    """Tie ids that meet."""
     out = operation.outputs[0]
     maps = unify(ties.ids, [ties.operand(t, out.ndim) for t in operation.tensors if t.ndim])
     note_sizes(ties, operation.tensors, maps)
@@ -22,12 +22,12 @@ def pointwise(ties: Ties, operation: Operation) -> None:
 
 
 def note_sizes(ties: Ties, tensors: Iterable[Tensor], maps: Maps) -> None:
-    """Note on tensors of one value which units their sizes follow: layers of T5 share one with their heads.
+    """Note, on tensors of a single value, the units behind their sizes: layers of T5 share such a tensor with heads.
 
     Args:
         ties: Ties of the forward pass.
-        tensors: That have met.
-        maps: Of the result.
+        tensors: Tensors that have met.
+        maps: Maps of the result.
     """
     for tensor in tensors:
         info = ties.info(tensor)
@@ -38,7 +38,7 @@ def note_sizes(ties: Ties, tensors: Iterable[Tensor], maps: Maps) -> None:
 
 
 def multiplied(ties: Ties, operation: Operation) -> None:
-    """A gate is no addend: the product is seen where its largest factor is seen."""
+    """Tie the factors; a gate is no addend: the product is seen where its largest factor is seen."""
     out = operation.outputs[0]
     maps = unify(ties.ids, [ties.operand(t, out.ndim) for t in operation.tensors if t.ndim])
     factors = sorted(activations(ties, operation), key=lambda t: -t.numel())
@@ -46,7 +46,7 @@ def multiplied(ties: Ties, operation: Operation) -> None:
 
 
 def reduced(ties: Ties, operation: Operation) -> None:
-    """A sum over units has nothing left of them; other statistics change when one goes."""
+    """Drop the units behind a sum; other statistics change with the number of units."""
     data, out = operation.args[0], operation.outputs[0]
     given = operation.argument(2 if "norm" in operation.name else 1, "dim")
     given = [given] if isinstance(given, int) and not isinstance(given, bool) else given
@@ -68,7 +68,7 @@ def reduced(ties: Ties, operation: Operation) -> None:
 
 
 def along_one(ties: Ties, operation: Operation) -> None:
-    """Softmax and the like: each entry along the dimension depends on all others."""
+    """Fix the dimension of a softmax or cumulative sum: each entry depends on all others."""
     data = operation.args[0]
     dim = operation.argument(1, "dim") % data.ndim
     maps = tuple(left for m in ties.info(data).maps for left in ties.ids.fixed_along(m, dim))
@@ -76,7 +76,7 @@ def along_one(ties: Ties, operation: Operation) -> None:
 
 
 def gated(ties: Ties, operation: Operation) -> None:
-    """`glu` multiplies the first half of a dimension by a function of the second."""
+    """Tie both halves of a dimension: `glu` multiplies the first half by a function of the second."""
     data = operation.args[0]
     dim = operation.argument(1, "dim", -1) % data.ndim
     maps = []
@@ -88,7 +88,7 @@ def gated(ties: Ties, operation: Operation) -> None:
 
 
 def per_channel(ties: Ties, operation: Operation) -> None:
-    """Pooling and resampling: positions are computed from positions, channel by channel."""
+    """Fix positions in pooling and resampling: positions depend on positions, channel by channel."""
     data = operation.args[0]
     spatial = next((int(c) for c in "123" if f"{c}d" in operation.name), data.ndim - 2)
     positions = range(data.ndim - spatial, data.ndim)
@@ -98,11 +98,11 @@ def per_channel(ties: Ties, operation: Operation) -> None:
 
 
 def vectors(ties: Ties, tensors: Iterable[Tensor | None], ndim: int) -> list[Operand]:
-    """Describe vectors of one weight per index of dimension 1.
+    """Return operands for vectors with a weight per index of dimension 1.
 
     Args:
         ties: Ties of the forward pass.
-        tensors: `(C,)` each; those that are None are left out.
+        tensors: Vectors `(C,)`; None is left out.
         ndim: Dimensions of the operation.
     """
     shape = [-1 if dim == 1 else 1 for dim in range(ndim)]
@@ -110,13 +110,13 @@ def vectors(ties: Ties, tensors: Iterable[Tensor | None], ndim: int) -> list[Ope
 
 
 def batch_norm(ties: Ties, operation: Operation) -> None:
-    """With running statistics each element is on its own; else they are over all dimensions but dimension 1.
+    """Tie channels, which are independent with running statistics; else statistics span all dimensions but dimension 1.
 
-    InstanceNorm is this, too: it lays all channels of all samples along dimension 1.
+    The rule serves InstanceNorm, too: all channels of all samples lie along dimension 1 there.
     """
     data, *vectors_of_norm = operation.args[:5]
     own = ties.operand(data, data.ndim, only=(1,))
-    if not any(isinstance(vector, Tensor) for vector in vectors_of_norm):  # no tensor shows how many channels there are
+    if not any(isinstance(vector, Tensor) for vector in vectors_of_norm):  # no tensor shows the number of channels
         ties.counts.extend(Count(ties.path, "num_features", m.flatten()) for m in own.maps if varying(m) == (1,))
     if operation.argument(5, "training") is True:
         ties.ids.mark("normalised", *(m for m in own.maps if 1 not in varying(m)))
@@ -124,7 +124,7 @@ def batch_norm(ties: Ties, operation: Operation) -> None:
 
 
 def layer_norm(ties: Ties, operation: Operation) -> None:
-    """Statistics are over the units themselves, or over the entries of each."""
+    """Note a norm over the units themselves, or over the entries of each unit."""
     data, shape, *weights = operation.args[:4]
     dims = tuple(range(data.ndim - len(shape), data.ndim))
     maps: list[Tensor] = []
@@ -136,13 +136,13 @@ def layer_norm(ties: Ties, operation: Operation) -> None:
             maps += ties.ids.fixed_along(ids, *dims)
     solid = ties.operand(data, data.ndim, only=dims).solid
     own = [ties.operand(w, data.ndim, only=()) for w in weights if isinstance(w, Tensor)]
-    if not own and len(dims) == 1:  # no tensor shows how many units there are
+    if not own and len(dims) == 1:  # no tensor shows the number of units
         ties.counts.extend(Count(ties.path, "normalized_shape", m.flatten()) for m in maps if varying(m) == dims)
     propagate(ties, operation, unify(ties.ids, [Operand(tuple(maps), solid), *own]))
 
 
 def group_norm(ties: Ties, operation: Operation) -> None:
-    """The channels of a group share statistics, so a unit is a whole group; a single group is a norm over units."""
+    """Tie the channels of a group, which share statistics, to a unit; a single group is a norm over units."""
     data, weight, bias, *_, groups, _eps = operation.args
     maps = channels(ties, data)
     for ids in maps:
@@ -157,6 +157,6 @@ def group_norm(ties: Ties, operation: Operation) -> None:
 
 
 def channels(ties: Ties, data: Tensor) -> Maps:
-    """The map along dimension 1 of a tensor; what varies in others is fixed."""
+    """The map along dimension 1 of a tensor; ids along further dimensions are fixed."""
     others = [d for d in range(data.ndim) if d != 1]
     return tuple(left for m in ties.info(data).maps for left in ties.ids.fixed_along(m, *others))

@@ -19,19 +19,19 @@ SPLITS = ("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes"
 
 
 def fill_constant(ties: Ties, operation: Operation) -> None:
-    """A tensor of one value."""
+    """Note a tensor of a single value."""
     ties.note(operation.out, Info(constant=True, blank=True))
 
 
 def same(ties: Ties, operation: Operation) -> None:
-    """Copies, and tensors made in the likeness of another."""
+    """Copy the ids for copies, and for tensors made in the likeness of another."""
     ties.note(operation.outputs[0], ties.info(operation.args[0]))
 
 
 def move_elements(ties: Ties, operation: Operation) -> None:
-    """Whatever happens to the elements happens to their ids."""
+    """Move the ids as the operation moves the elements."""
     data: Tensor = operation.args[0]
-    if operation.in_place or not data.numel():  # the shape that it had before is lost; nothing to follow
+    if operation.in_place or not data.numel():  # the shape before is lost, or there are no elements
         unknown(ties, operation)
         return
     info = ties.info(data)
@@ -50,7 +50,7 @@ def move_elements(ties: Ties, operation: Operation) -> None:
 
 
 def _note_parts(ties: Ties, operation: Operation, maps: Maps) -> None:
-    """Note which ids lie in which part, and that the module around may know how long equal parts are."""
+    """Note the ids of each part, and a possible attribute of the module around for the length of equal parts."""
     dim = operation.argument(2, "dim", 0) % operation.args[0].ndim
     sizes = [part.shape[dim] for part in operation.outputs]
     splits = [Split(torch.split(ids.flatten(), sizes)) for ids in maps if varying(ids) == (dim,)]
@@ -59,15 +59,15 @@ def _note_parts(ties: Ties, operation: Operation, maps: Maps) -> None:
 
 
 def _on_cpu(leaf: Any) -> Any:
-    """DimensionIds live on the CPU: so must what indexes them."""
+    """Move an index to the CPU, where `DimensionIds` live."""
     return leaf.cpu() if isinstance(leaf, Tensor) else leaf
 
 
 def _kept_by_position(ties: Ties, operation: Operation, maps: Maps) -> Maps:
-    """Fix what is picked by its position: `x[:, 3]`, `x[:, :8]`, `table[index]`.
+    """Fix ids picked by position: `x[:, 3]`, `x[:, :8]`, `table[index]`.
 
-    Splits are left: one into sizes that do not fit fails loudly, and what others cut apart is noted. One weight picked
-    from a stack of three or more dimensions is an expert of a mixture: nothing of the stack is a unit here.
+    Splits are left: a split into wrong sizes fails loudly, and every split is noted. A single weight picked from a
+    stack of three or more dimensions is an expert of a mixture: the stack holds no units here.
     """
     data = operation.args[0]
     dims: list[int] = []
@@ -86,7 +86,7 @@ def _kept_by_position(ties: Ties, operation: Operation, maps: Maps) -> Maps:
 
 
 def restrided(ties: Ties, operation: Operation) -> None:
-    """`as_strided_` gives images of one position another memory format; anything else could not be followed."""
+    """Keep the ids for `as_strided_`, which gives images another memory format; fix all ids in other uses."""
     shape = operation.out.shape
     maps = ties.info(operation.args[0]).maps
     fits = all(m.ndim == len(shape) and all(n in (1, shape[d]) for d, n in enumerate(m.shape)) for m in maps)
@@ -95,7 +95,7 @@ def restrided(ties: Ties, operation: Operation) -> None:
 
 
 def padded(ties: Ties, operation: Operation) -> None:
-    """Constants put around something are rigid, but only along the dimensions in which units lie."""
+    """Pad the ids with rigid entries, only along dimensions with units."""
     data, pads = operation.args[:2]
     maps: list[Tensor] = []
     for ids in ties.info(data).maps:
@@ -109,7 +109,7 @@ def padded(ties: Ties, operation: Operation) -> None:
 
 
 def concatenated(ties: Ties, operation: Operation) -> None:
-    """Along the dimension, ids follow each other; along all others, they meet."""
+    """Concatenate ids along the dimension, and tie ids along all others."""
     out = operation.outputs[0]
     tensors = [t for t in operation.args[0] if t.numel() or t.ndim == out.ndim]
     dim = operation.argument(1, "dim", 0) % out.ndim
@@ -132,13 +132,13 @@ def concatenated(ties: Ties, operation: Operation) -> None:
 
 
 def _without_units_along(operand: Operand, others: set[int], ndim: int) -> Tensor:
-    """The map of a part that has none along a concatenation: that of whole heads, where other parts cut heads apart."""
+    """The map of a part without ids along a concatenation: whole heads, where another part cuts heads apart."""
     whole = (m for m in operand.maps if len(varying(m)) == 1 and set(varying(m)) == others)
     return next(whole, torch.zeros((1,) * ndim, dtype=torch.long))
 
 
 def packed(ties: Ties, operation: Operation) -> None:
-    """Sequences are laid one after the other, or apart again: features stay along the last dimension."""
+    """Keep features along the last dimension when sequences are packed or padded."""
     data, out = operation.args[0], operation.outputs[0]
     others = range(data.ndim - 1)
     features = [left for m in ties.info(data).maps for left in ties.ids.fixed_along(m, *others)]
@@ -147,7 +147,7 @@ def packed(ties: Ties, operation: Operation) -> None:
 
 
 def stacked(ties: Ties, operation: Operation) -> None:
-    """Everything meets; the new dimension has no units."""
+    """Tie all operands; the new dimension has no units."""
     out = operation.outputs[0]
     dim = operation.argument(1, "dim", 0) % out.ndim
     maps = unify(ties.ids, [ties.operand(t, out.ndim - 1) for t in operation.args[0]])
@@ -156,7 +156,7 @@ def stacked(ties: Ties, operation: Operation) -> None:
 
 
 def copied(ties: Ties, operation: Operation) -> None:
-    """Written into a part of another tensor, ids could no longer be followed, but for features of new sequences."""
+    """Fix ids written into a part of another tensor, except features of new sequences."""
     target, source = operation.args[:2]
     whole = target._base
     if whole is not None and _fills_features(ties, target, source):
@@ -171,9 +171,9 @@ def copied(ties: Ties, operation: Operation) -> None:
 
 
 def _fills_features(ties: Ties, target: Tensor, source: Tensor) -> bool:
-    """Whether features are written into a part of a tensor that was just made, along all of its last dimension.
+    """Whether features fill a part of a new tensor, along the whole last dimension.
 
-    So sequences of different lengths are laid apart (`pad_packed_sequence`).
+    Sequences of different lengths are padded this way (`pad_packed_sequence`).
     """
     whole, maps = target._base, ties.info(source).maps
     if whole is None or not maps or not target.ndim or not (ties.info(whole).blank or ties.info(whole).maps):
@@ -185,7 +185,7 @@ def _fills_features(ties: Ties, target: Tensor, source: Tensor) -> bool:
 
 
 def index_put(ties: Ties, operation: Operation) -> None:
-    """`result[rows] = values`: a result that was just made takes on what it is given."""
+    """Give a new result the ids of the values in `result[rows] = values`."""
     target, indices, values = operation.args[:3]
     info = ties.info(target)
     if len(indices) != 1 or values.ndim != target.ndim or not (info.blank or info.maps):

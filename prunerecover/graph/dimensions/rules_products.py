@@ -1,4 +1,4 @@
-"""Rules for products: convolutions and matrix products read units and make others; attention has heads."""
+"""Rules for products: convolutions and matrix products read units and make new units; attention has heads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NONE = torch.empty(0, dtype=torch.long)
 
 
 def convolution(ties: Ties, operation: Operation) -> None:
-    """Without groups, input channels are read and output channels made; depthwise, channels go on."""
+    """Read input channels and make output channels without groups; pass channels on in depthwise convolutions."""
     data, weight, bias = operation.args[:3]
     transposed, groups = operation.args[6], operation.args[8]
     own = ties.info(weight).maps
@@ -42,7 +42,7 @@ def convolution(ties: Ties, operation: Operation) -> None:
 
 
 def _meet(ties: Ties, a: Tensor, b: Tensor) -> None:
-    """Tie what an input has and what reads it; if either has no ids, the other is rigid."""
+    """Tie the ids of an input to the ids of the weights; if either side has none, the other is rigid."""
     if a.numel() and b.numel():
         ties.ids.tie(a, b)
     else:
@@ -50,7 +50,7 @@ def _meet(ties: Ties, a: Tensor, b: Tensor) -> None:
 
 
 def _grouped(ties: Ties, given: Tensor, reads: Tensor, makes: Tensor, groups: int, transposed: bool) -> Tensor:
-    """A unit is one group of the convolution, with all channels that go in and come out; return what comes out."""
+    """Tie all input and output channels of a convolution's group to a unit; return the output channels."""
     along, inside = (reads, makes) if transposed else (makes, reads)  # along all groups, or inside each
     ties.ids.pin(inside)
     if not given.numel() or not along.numel():
@@ -65,14 +65,14 @@ def _grouped(ties: Ties, given: Tensor, reads: Tensor, makes: Tensor, groups: in
 
 
 def _weighed(ties: Ties, operation: Operation, product: Product, data: Tensor, maps: Maps) -> None:
-    """Note a product of weights with data, also with data that seem constant because they were copied in."""
+    """Note a product of weights with data, even of seemingly constant data that were copied in."""
     ties.ids.mark("read", product.read)
     ties.record_addends(ties.info(data).chain)
     ties.note(operation.out, Info(maps, chain=ties.record_product(product)))
 
 
 def matrix_product(ties: Ties, operation: Operation) -> None:
-    """Mm and bmm; with a bias, addmm and baddbmm."""
+    """Note `mm` and `bmm`, or `addmm` and `baddbmm` with a bias."""
     if operation.name in ("addmm", "baddbmm"):
         bias, a, b = operation.args[:3]
         _multiply(ties, operation, a, b, bias)
@@ -81,7 +81,7 @@ def matrix_product(ties: Ties, operation: Operation) -> None:
 
 
 def linear(ties: Ties, operation: Operation) -> None:
-    """A kernel of its own on some devices; elsewhere linears are matrix products."""
+    """Note a linear kernel of some devices; elsewhere linears are matrix products."""
     data, weight = operation.args[:2]
     turned = weight.t()
     info = ties.info(weight)
@@ -117,7 +117,7 @@ def _multiply(ties: Ties, operation: Operation, a: Tensor, b: Tensor, bias: Tens
 
 
 def _contract(ties: Ties, a: Maps, b: Maps, inner: tuple[int, int]) -> tuple[Maps, Maps]:
-    """Tie the dimensions that a matrix product sums over; return what is left of both sides' maps."""
+    """Tie the dimensions summed over in a matrix product; return the remaining maps of both sides."""
     summed = [[m for m in maps if m.shape[dim] > 1] for maps, dim in zip((a, b), inner, strict=True)]
     left = [[m for m in maps if m.shape[dim] == 1] for maps, dim in zip((a, b), inner, strict=True)]
     if all(len(maps) == 1 and len(varying(maps[0])) == 1 for maps in summed):
@@ -129,12 +129,12 @@ def _contract(ties: Ties, a: Maps, b: Maps, inner: tuple[int, int]) -> tuple[Map
 
 
 def _along(maps: Maps, dims: Sequence[int]) -> Tensor:
-    """The ids along one of some dimensions, of those maps that vary in nothing else."""
+    """The ids along one of `dims`, of maps that vary in no other dimension."""
     return next((m.flatten() for m in maps if len(varying(m)) == 1 and varying(m)[0] in dims), NONE)
 
 
 def _mark_streams(ties: Ties, *tensors: Tensor) -> None:
-    """What the projections of an attention read is a transformer's residual stream."""
+    """Mark the inputs of an attention's projections as a transformer's residual stream."""
     for tensor in tensors:
         chain = ties.info(tensor).chain
         if chain is not None and ties.products[chain.product].op == "linear":
@@ -142,7 +142,7 @@ def _mark_streams(ties: Ties, *tensors: Tensor) -> None:
 
 
 def attention(ties: Ties, operation: Operation) -> None:
-    """Queries `(B, H, T, D)`, keys and values `(B, K, S, D)`: each of K heads serves H / K queries' heads in a row."""
+    """Tie heads of queries `(B, H, T, D)`, keys and values `(B, K, S, D)`: each of K serves H / K adjacent heads."""
     query, key, value = operation.args[:3]
     if query.ndim != 4:
         unknown(ties, operation)
@@ -157,9 +157,9 @@ def attention(ties: Ties, operation: Operation) -> None:
 
 
 def _by_head(ties: Ties, tensor: Tensor, heads: int) -> Operand:
-    """Describe queries, keys, values or a mask by their heads alone, which lie along dimension 1 of four.
+    """Return the operand of queries, keys, values or a mask by heads alone, along dimension 1 of four.
 
-    A mask may be a buffer, `(T, S)` or more, whose ids along tokens meet no units, however many tokens there are.
+    A mask may be a buffer, `(T, S)` or more, with ids along tokens that meet no units, for any number of tokens.
     """
     operand = ties.operand(tensor, 4, only=(1,))
     own = (left for m in operand.maps for left in ties.ids.fixed_along(m, 0, 2, 3))
@@ -167,7 +167,7 @@ def _by_head(ties: Ties, tensor: Tensor, heads: int) -> Operand:
 
 
 def embedding(ties: Ties, operation: Operation) -> None:
-    """Rows are picked by number; what lies in them goes on."""
+    """Keep the ids of a table's columns; rows are picked by number."""
     table, index = operation.args[:2]
     maps = [left for m in ties.info(table).maps for left in ties.ids.fixed_along(m, 0)]
     record_output(ties, operation, tuple(aligned(m[0], index.ndim + 1) for m in maps))

@@ -1,8 +1,8 @@
-"""The rule of recurrent layers, which are followed as a whole: their operations differ between devices.
+"""The rule of recurrent layers, followed as a whole: the operations differ between devices.
 
-A unit of an LSTM, GRU or RNN is one hidden unit with its rows in all gates, its column in the recurrent weights, and
-what reads it. All layers and both directions of one module have the same `hidden_size`, so a unit is the one of the
-same number in each of them. Not covered: `proj_size`.
+A unit of an LSTM, GRU or RNN is a hidden unit with rows in all gates, a column in the recurrent weights, and readers.
+All layers and both directions of a module have the same `hidden_size`: a unit has the same number everywhere. Not
+covered: `proj_size`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ NONE = torch.empty(0, dtype=torch.long)
 
 
 def follow_recurrent(ties: Ties, module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    """Note what a call of a recurrent layer did.
+    """Note the ties of a call of a recurrent layer.
 
     Args:
-        ties: Ties of the forward pass, in which the layer is being called.
-        module: The layer.
-        args: Its positional arguments: the input, and perhaps states.
-        kwargs: Its keyword arguments.
-        out: What it returned.
+        ties: Ties of the running forward pass.
+        module: Recurrent layer.
+        args: Positional arguments: the input, and optionally states.
+        kwargs: Keyword arguments.
+        out: Output of the layer.
     """
     tensors: list[Tensor] = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
     given, *states = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and _is_floating(leaf)]
@@ -50,7 +50,7 @@ def follow_recurrent(ties: Ties, module: nn.RNNBase, args: tuple[Any, ...], kwar
 
 
 def _units(ties: Ties, module: nn.RNNBase) -> tuple[Tensor, Tensor]:
-    """Tie everything of a hidden unit; return the ids of the units, and those of the weights that read them."""
+    """Tie all parts of a hidden unit; return the ids of the units, and the ids of the weights that read the units."""
     size = module.hidden_size
     units = _along(ties, module.get_parameter("weight_hh_l0"), 1)
     read = []
@@ -59,7 +59,7 @@ def _units(ties: Ties, module: nn.RNNBase) -> tuple[Tensor, Tensor]:
             weight = getattr(module, name)
             rows = _along(ties, weight, 0)
             if len(rows) and len(units):
-                ties.ids.tie(rows.view(-1, size), units)  # one row of each gate
+                ties.ids.tie(rows.view(-1, size), units)  # a row of each gate
             columns = _along(ties, weight, 1) if weight.ndim > 1 else NONE
             if len(columns) and not name.startswith("weight_ih_l0"):  # of both directions of the layer below
                 ties.ids.tie(columns.view(-1, size), units)
@@ -68,7 +68,7 @@ def _units(ties: Ties, module: nn.RNNBase) -> tuple[Tensor, Tensor]:
 
 
 def _read_input(ties: Ties, module: nn.RNNBase, given: Tensor, units: Tensor, recurrent: Tensor) -> Chain:
-    """Note the products with the input and with hidden units; each direction reads all of the input."""
+    """Note the products with the input and with hidden units; each direction reads the whole input."""
     firsts = [getattr(module, name) for names in module._all_weights for name in names if "weight_ih_l0" in name]
     columns = [_along(ties, weight, 1) for weight in firsts]
     for own in columns:
@@ -80,7 +80,7 @@ def _read_input(ties: Ties, module: nn.RNNBase, given: Tensor, units: Tensor, re
 
 
 def _meet(ties: Ties, tensor: Tensor, ids: Tensor) -> None:
-    """Tie what lies along the last dimension of a tensor to ids; if either has none, the other is rigid."""
+    """Tie the last dimension of a tensor to ids; if either side has none, the other is rigid."""
     own = [m for m in ties.info(tensor).maps if varying(m) == (tensor.ndim - 1,)]
     for other in ties.info(tensor).maps:
         if not any(other is one for one in own):
@@ -92,7 +92,7 @@ def _meet(ties: Ties, tensor: Tensor, ids: Tensor) -> None:
 
 
 def _along(ties: Ties, weight: Tensor, dim: int) -> Tensor:
-    """The ids along a dimension of a parameter; none if it has one index."""
+    """The ids along a dimension of a parameter; none for a single index."""
     return next((m.flatten() for m in ties.info(weight).maps if varying(m) == (dim,)), NONE)
 
 

@@ -1,6 +1,6 @@
-"""Dimensions of samples in the tensors that modules take and give, as passes of different numbers of samples show them.
+"""Dimensions of samples in the tensors of modules, found by passes with different numbers of samples.
 
-Most code keeps samples first. Encoders of sequences may keep them second, `(T, N, C)`, and lay both dimensions in one,
+Most code keeps samples first. Encoders of sequences may keep samples second, `(T, N, C)`, and flatten both dimensions,
 `(T * N, C)`, position by position.
 """
 
@@ -20,8 +20,8 @@ class SampleLayout:
     """The samples in a tensor.
 
     Attributes:
-        dim: Dimension along which they lie.
-        apart: Whether rows of one sample lie apart in it, as in `(T * N, C)`; in `(N * T, C)` they are together.
+        dim: Dimension of the samples.
+        apart: Whether the rows of a sample lie apart, as in `(T * N, C)`; in `(N * T, C)` they are together.
     """
 
     dim: int = 0
@@ -30,12 +30,12 @@ class SampleLayout:
 
 @dataclass
 class SeenTensors:
-    """Observer of the first tensor that each module takes, and of the first that it gives, in its first call.
+    """Observer of the first tensor taken and the first tensor returned in each module's first call.
 
     Attributes:
-        dims: Dimensions of samples in tensors of which sums along all others are wanted.
+        dims: Dimensions of samples, by tensor, for tensors with sums.
         shapes: Shapes of the tensors.
-        sums: Sums of absolute values, in double precision.
+        sums: Sums of absolute values along all dimensions but the samples', in double precision.
     """
 
     dims: Mapping[Place, int] = field(default_factory=dict)
@@ -48,11 +48,11 @@ class SeenTensors:
         self._see((path, "input"), *given[:1])
 
     def leave(self, path: str, module: nn.Module, output: Any) -> None:
-        """Note the first tensor that it gives."""
+        """Note the first tensor that a module returns."""
         self._see((path, "output"), *(output[:1] if isinstance(output, tuple) else (output,)))
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Take no note of single operations."""
+        """Ignore single operations."""
 
     def _see(self, place: Place, tensor: Any = None) -> None:
         if not isinstance(tensor, Tensor) or place in self.shapes:
@@ -64,35 +64,35 @@ class SeenTensors:
 
 
 def differing(before: SeenTensors, after: SeenTensors) -> dict[Place, int]:
-    """Return the first dimension whose size is another in a pass of other samples, by tensor; 0 where none is.
+    """Return the first dimension with different sizes in two passes, by tensor; 0 without a difference.
 
     Args:
-        before: One pass.
-        after: One of another number of samples.
+        before: Tensors of a pass.
+        after: Tensors of a pass with another number of samples.
     """
     both = ((place, shape, after.shapes.get(place, ())) for place, shape in before.shapes.items())
     return {place: _first_that_differs(*shapes) for place, *shapes in both if len(shapes[0]) == len(shapes[1])}
 
 
 def lying_apart(once: SeenTensors, twice: SeenTensors, n: int) -> set[Place]:
-    """Return the tensors in which rows of one sample lie apart, of those that sums were wanted of.
+    """Return the tensors with the rows of a sample apart, among the tensors with sums.
 
     Args:
-        once: A pass of some samples.
-        twice: A pass of the same, each of which comes twice.
-        n: How many samples the first had.
+        once: Pass of some samples.
+        twice: Pass of the same samples, each repeated once.
+        n: Number of samples in the first pass.
     """
     both = once.sums.keys() & twice.sums.keys()
     return {place for place in both if _is_apart(once.sums[place], twice.sums[place], n)}
 
 
 def _first_that_differs(before: tuple[int, ...], after: tuple[int, ...]) -> int:
-    """Return the first dimension whose sizes differ; 0 if none does."""
+    """Return the first dimension with different sizes; 0 without a difference."""
     return next((dim for dim, sizes in enumerate(zip(before, after, strict=True)) if len(set(sizes)) > 1), 0)
 
 
 def _is_apart(sums: Tensor, doubled: Tensor, n: int) -> bool:
-    """Whether the rows of samples that come twice are doubled position by position, not as a whole."""
+    """Whether rows of repeated samples are doubled position by position, not as a whole."""
     if len(doubled) != 2 * len(sums) or len(sums) % n:
         return False
     together, apart = sums.repeat(2), sums.view(-1, n).repeat(1, 2).flatten()

@@ -1,17 +1,17 @@
-"""Operations whose result depends on how many units there are: means over them, and arithmetic with their number.
+"""Operations with results that depend on the number of units: means over units, and arithmetic with the number.
 
-To remove a unit is to set it to zero everywhere, at less cost. Sums do not notice; a mean does, for it divides by
-another number. Norms are the exception: a statistic that goes back to the units that it was taken of, as in a LayerNorm
-or RMSNorm that is written out, is over the units that stay, which is how narrowed norms are understood everywhere. A
-sum divided by the number of units is not known as a mean: its units stay.
+The removal of a unit equals a unit set to zero, at less cost. A sum does not change, but a mean divides by another
+number. Norms are the exception: a statistic applied to the same units, as in a written-out LayerNorm or RMSNorm, is
+taken over the remaining units, the usual meaning of a narrowed norm. A sum divided by the number of units is not
+recognised as a mean: the units stay.
 
-A mean, variance or standard deviation over units is followed until it meets them again, element by element. One that
-gets anywhere else (another weight, a concatenation, the output) is noted in `Ties.statistics`, and so is at once what
-units at zero have a part in wherever it goes: a product, or a sum of exponentials. The largest or smallest unit is
-taken as one that stays, as it is after a ReLU; zeros are larger only where all others are negative.
+A mean, variance or standard deviation over units is followed until the units meet again, element by element. A
+statistic with another destination (a further weight, a concatenation, the output) is noted in `Ties.statistics`.
+Products and sums of exponentials, where units at zero always count, are noted there at once. The largest or smallest
+unit is assumed to be a remaining one, as behind a ReLU; a zero is larger only where all other units are negative.
 
-A number that code reads off a shape is a plain Python number once it is computed with, so all of these are noted in
-`Ties.arithmetic`: those of a narrowed network are compared with those of the dense one (`groups.dry_run`).
+A number read off a shape is a plain Python number in later arithmetic. All numbers in arithmetic are noted in
+`Ties.arithmetic`, and `groups.dry_run` compares a narrowed network with the dense network.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ FACTORS = ("alpha", "beta", "scale")
 
 
 def take_statistics(ties: Ties, operation: Operation, over: Sequence[Tensor]) -> None:
-    """Note that the outputs of an operation are averages over units, or that it counts them wherever it goes.
+    """Note the averages over units in the outputs of an operation, or the use of units at zero.
 
     Args:
         ties: Ties of the forward pass.
-        operation: That reduced dimensions.
-        over: Ids of the units that lay along these.
+        operation: Operation over the reduced dimensions.
+        over: Ids of the units along the reduced dimensions.
     """
     found = tuple(Statistic(ids.flatten(), operation.name, ties.path) for ids in over)
     if operation.name in OVER_ALL:
@@ -51,18 +51,18 @@ def take_statistics(ties: Ties, operation: Operation, over: Sequence[Tensor]) ->
 
 
 def statistics_read(ties: Ties, operation: Operation) -> tuple[Statistic, ...]:
-    """Return the statistics over units that an operation reads."""
+    """Return the statistics over units among an operation's operands."""
     return tuple(dict.fromkeys(s for tensor in operation.tensors for s in ties.info(tensor).statistics))
 
 
 def follow_statistics(ties: Ties, operation: Operation, read: Sequence[Statistic], *, carries: bool) -> None:
-    """Note which statistics are in the outputs of an operation, and which went where they do not norm.
+    """Note the statistics in the outputs of an operation, and the statistics used for more than a norm.
 
     Args:
-        ties: Ties of the forward pass, with what the operation's rule concluded.
-        operation: That was run.
-        read: The statistics that were in its operands.
-        carries: Whether its outputs are computed element by element, or are its operands moved.
+        ties: Ties of the forward pass, with the conclusions of the operation's rule.
+        operation: Executed operation.
+        read: Statistics in the operands.
+        carries: Whether the outputs are computed element by element, or are moved operands.
     """
     if not read:
         return
@@ -77,12 +77,12 @@ def follow_statistics(ties: Ties, operation: Operation, read: Sequence[Statistic
 
 
 def note_numbers(ties: Ties, operation: Operation, *, elementwise: bool) -> None:
-    """Note the Python numbers that an operation computes with; sizes and dimensions are none of them.
+    """Note the Python numbers in an operation's arithmetic, without sizes and dimensions.
 
     Args:
         ties: Ties of the forward pass.
-        operation: That was run.
-        elementwise: Whether all numbers among its arguments are operands.
+        operation: Executed operation.
+        elementwise: Whether all numbers among the arguments are operands.
     """
     numbers = tuple(float(n) for n in _operands(operation, elementwise) if type(n) in (int, float))
     if numbers:

@@ -1,7 +1,7 @@
-"""Watch one forward pass of a model, operation by operation, and note which dimensions it ties together.
+"""Ties of a forward pass: the dimensions tied together, operation by operation.
 
 Every operation of PyTorch is seen below autograd, where linears are matrix products and attention is a kernel or two
-products, whatever the model's code looks like. `rules` says what each of them ties.
+products, whatever the model's code looks like. `rules` defines the ties of each operation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prunerecover.graph.dimensions.dimension_ids import DimensionIds, Maps, Oper
 
 @dataclass(frozen=True, eq=False)
 class Location:
-    """Where ids lie in the input or output of a module: `ids` of the indices along `dim`, in order."""
+    """Place of ids in the input or output of a module: `ids` of the indices along `dim`, in order."""
 
     path: str
     of: Literal["input", "output"]
@@ -29,11 +29,11 @@ class Location:
 
 @dataclass(frozen=True)
 class Chain:
-    """What computes a tensor unit by unit since a product with weights.
+    """Operations that compute a tensor unit by unit since a product with weights.
 
     Attributes:
         product: Number of the product, in `Ties.products`.
-        seen: The output of the last module on the way that has parameters of its own, or norms.
+        seen: Output of the last module on the way with own parameters, or with a norm.
     """
 
     product: int
@@ -42,7 +42,7 @@ class Chain:
 
 @dataclass(frozen=True, eq=False)
 class Statistic:
-    """A mean, variance or standard deviation over units: `ids` of theirs, and the operation and module that took it."""
+    """A mean, variance or standard deviation over units, with the units' `ids`, the operation and the module."""
 
     ids: Tensor
     operation: str
@@ -51,15 +51,15 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Info:
-    """What is known of a tensor.
+    """Record of a tensor.
 
     Attributes:
-        maps: Its ids.
-        static: Whether it was computed from parameters and constants alone.
-        constant: Whether it was computed from nothing.
-        blank: Whether it was just made, of one value: its sizes follow what is written into it.
-        chain: None after a sum over several chains.
-        statistics: Over units, that it was computed from; see `statistics`.
+        maps: Ids of the tensor.
+        static: Whether the tensor was computed from parameters and constants alone.
+        constant: Whether the tensor was computed from constants alone.
+        blank: Whether the tensor is new, with a single value: its sizes follow from values written later.
+        chain: Chain behind the tensor; None after a sum over several chains.
+        statistics: Statistics over units behind the tensor; see `statistics`.
     """
 
     maps: Maps = ()
@@ -75,9 +75,10 @@ class Product:
     """A convolution or matrix product of activations with weights.
 
     Attributes:
-        path: The module in which it happened.
-        made: DimensionIds of the weights' output dimension.
-        read: DimensionIds of the weights' input dimension.
+        path: Module of the product.
+        op: Kind of product.
+        made: Ids of the weights' output dimension.
+        read: Ids of the weights' input dimension.
     """
 
     path: str
@@ -88,20 +89,20 @@ class Product:
 
 @dataclass(frozen=True)
 class Attention:
-    """A product of activations with activations: `ids` of its heads if any, MACs of each, and where it happened."""
+    """A product of activations with activations: `ids` of the heads if any, MACs of each head, and the module."""
 
     path: str
     ids: Tensor
     macs: int
 
 
-# What blocks of ultralytics call the channels of each half that they cut a tensor into; some read it in exports alone.
+# Attribute of ultralytics' blocks for the channels of each half of a split tensor; some blocks use it in exports alone.
 PART = "c"
 
 
 @dataclass(frozen=True)
 class Count:
-    """An attribute that counts something, such as `groups` of a convolution, and the ids of what is counted."""
+    """An attribute that counts units, such as `groups` of a convolution, and the ids of the units."""
 
     path: str
     attribute: str
@@ -110,19 +111,19 @@ class Count:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A tensor that was cut along the dimension in which its ids lie: those of each part, in order."""
+    """A tensor cut along the dimension of the ids: the ids of each part, in order."""
 
     parts: tuple[Tensor, ...]
 
     @property
     def equal(self) -> bool:
-        """Whether all parts have one length."""
+        """Whether all parts have the same length."""
         return len({len(part) for part in self.parts}) == 1
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """An operation on tensors and Python numbers, and the module that it happened in."""
+    """An operation on tensors and Python numbers, and the module around."""
 
     operation: str
     path: str
@@ -131,7 +132,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, eq=False)
 class Pin:
-    """What keeps units from going one by one: `ids` of theirs, the operation, its module, and the line that ran it."""
+    """A reason to keep units: the units' `ids`, the operation, the module, and the line of code."""
 
     ids: Tensor
     operation: str
@@ -141,20 +142,20 @@ class Pin:
 
 @dataclass
 class Ties:
-    """Everything noted during one forward pass.
+    """All records of a forward pass.
 
     Attributes:
-        ids: And what ties them.
-        products: In order of execution.
-        addends: Where chains were last seen before they were added up, concatenated or read.
-        normed: Outputs of modules that norm over what they are given.
-        readers: Inputs of modules that read them by a product, with the ids of the weights that do.
-        attentions: Products of activations with each other.
-        counts: Attributes that must follow.
-        statistics: Over units, that serve for more than to norm these units.
-        arithmetic: With Python numbers, in order of execution.
-        splits: Of tensors whose units lie along one dimension.
-        pins: In order of execution.
+        ids: Ids and ties.
+        products: Products in order of execution.
+        addends: Last locations of chains before a sum, a concatenation or a read.
+        normed: Outputs of modules with a norm over the input.
+        readers: Inputs of modules with a product, each with the ids of the reading weights.
+        attentions: Products of activations with activations.
+        counts: Attributes that must follow the number of units.
+        statistics: Statistics over units, used for more than a norm of the same units.
+        arithmetic: Operations with Python numbers, in order of execution.
+        splits: Splits of tensors along a dimension of units.
+        pins: Pins in order of execution.
     """
 
     ids: DimensionIds = field(default_factory=DimensionIds)
@@ -174,26 +175,26 @@ class Ties:
 
     @property
     def path(self) -> str:
-        """The innermost module that is being called."""
+        """Path of the innermost running module."""
         return self._modules[-1][0] if self._modules else ""
 
     def info(self, tensor: Tensor) -> Info:
-        """Return what is known of a tensor; of the model's inputs that is nothing."""
+        """Return the record of a tensor; empty for the model's inputs."""
         found = self._infos.get(tensor)  # type: ignore[no-untyped-call]
         return found if isinstance(found, Info) else Info()
 
     def note(self, tensor: Tensor, info: Info) -> None:
-        """Say what is known of a tensor."""
+        """Set the record of a tensor."""
         self._infos[tensor] = info
 
     def operand(self, tensor: Tensor, ndim: int, only: tuple[int, ...] | None = None) -> Operand:
-        """Describe a tensor for `unify`; `only` limits the dimensions whose sizes matter.
+        """Return a tensor as operand for `unify`; `only` limits the dimensions whose sizes matter.
 
-        Expanded dimensions (stride 0) count as broadcast: their size was taken from elsewhere.
+        Expanded dimensions (stride 0) count as broadcast: their size comes from another tensor.
 
         Args:
-            tensor: That the operation reads.
-            ndim: Dimensions of the operation, to which the tensor's are aligned from the right.
+            tensor: Tensor that the operation reads.
+            ndim: Dimensions of the operation; the tensor's are aligned from the right.
             only: Dimensions whose sizes matter; None: all.
         """
         info, before = self.info(tensor), ndim - tensor.ndim
@@ -204,29 +205,29 @@ class Ties:
         return Operand(maps, solid if only is None else tuple(d for d in solid if d in only))
 
     def record_pins(self, operation: str, line: str = "") -> None:
-        """Note that what was pinned since the last time was pinned by an operation.
+        """Record the newly pinned ids as pinned by an operation.
 
         Args:
-            operation: Its name.
-            line: Of the code that ran it.
+            operation: Name of the operation.
+            line: Line of code of the operation.
         """
         if self.ids.pinned:
             self.pins.append(Pin(torch.cat(self.ids.pinned), operation, self.path, line))
             self.ids.pinned.clear()
 
     def record_norm(self, ids: Tensor) -> None:
-        """Note that units were normed over, by the module that is being called."""
+        """Record a norm over units in the running module."""
         self.ids.mark("normalised", ids)
         self._norms.add(self.path)
 
     def record_addends(self, *chains: Chain | None) -> None:
-        """Note that chains were added up, concatenated or read."""
+        """Record a sum, a concatenation or a read of chains."""
         for chain in chains:
             if chain is not None and chain.seen is not None:
                 self.addends[chain.seen] = None
 
     def record_product(self, product: Product) -> Chain:
-        """Note a product with weights, and what the module that it is in was given."""
+        """Record a product with weights, and the input of the module around."""
         self.products.append(product)
         given = self._modules[-1][1]
         if isinstance(given, Tensor) and product.read.numel():
@@ -235,13 +236,13 @@ class Ties:
         return Chain(len(self.products) - 1)
 
     def enter(self, path: str, args: tuple[Any, ...]) -> None:
-        """Note that a module is called."""
+        """Note a call of a module."""
         self._modules.append((path, args[0] if args else None))
 
     def leave(self, module: nn.Module, output: Any) -> None:
-        """Note that a module returned; if it has parameters or buffers of its own, its output can be seen there.
+        """Note the return of a module; the output is a location if the module has own parameters or buffers.
 
-        That of a norm can in any case: what goes into it has no scale, and so no gradient along itself.
+        The output of a norm is a location in any case: the norm's input has no scale, and no gradient along itself.
         """
         path, _ = self._modules.pop()
         own = [t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None]
@@ -258,6 +259,6 @@ class Ties:
 
 
 def _location(path: str, of: Literal["input", "output"], ids: Tensor) -> Location:
-    """Describe a map of one dimension, which is counted from the end where it is the last."""
+    """Return the location of a map with a single dimension; the last dimension counts from the end."""
     dim = varying(ids)[0]
     return Location(path, of, -1 if dim == ids.ndim - 1 else dim, ids.flatten())
