@@ -1,1 +1,1 @@
-"""Divergences: how far a network's outputs are from the dense one's, each kind of output in its own terms."""
+"""Divergences: distances between outputs of a network and of the dense network, by kind of output."""

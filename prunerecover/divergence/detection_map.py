@@ -1,11 +1,11 @@
-"""Divergence of detection maps: tensors that hold, at each place, a box, classes, and how likely an object is.
+"""Divergence of detection maps: tensors with a box, classes, and an object probability at each place.
 
-Such are FastestDet's `(N, 1 + 4 + classes, H, W)`, and what YOLO's heads give in evaluation mode,
-`(N, 4 + classes, places)`. They are told by their values: among channels that are probabilities at every place, four
-neighbours are not. Maps without a channel for objects have one where some class is likely.
+Examples are `(N, 1 + 4 + classes, H, W)` of FastestDet, and the outputs of YOLO heads in evaluation mode, `(N, 4 +
+classes, places)`. Detection maps are recognised by their values: all channels are probabilities at every place, except
+four neighbours. Without a channel for objects, the object probability is the largest class probability.
 
-Not covered: boxes as shares of the image, which look like probabilities; call `detection_map` through a function of
-your own for these.
+Not covered: boxes as shares of the image, which look like probabilities; wrap `detection_map` in a custom function for
+such boxes.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from prunerecover.divergence.detections import Detections, by_part
 from prunerecover.refusal import Refusal
 
 COORDINATES = 4
-PLACES = 16  # of fewer, values tell nothing
-NEAR = 1e-3  # of 1, for sums of probabilities
+PLACES = 16  # minimum to recognise a map by values
+NEAR = 1e-3  # tolerance of sums of probabilities around 1
 
 
 @dataclass(frozen=True)
 class MapLayout:
-    """Where the parts of a detection map are.
+    """Positions of the parts of a detection map.
 
     Attributes:
-        dim: Of the channels.
-        first: Channel of the boxes, which are `COORDINATES` wide.
-        objects: Channel of the probability that there is an object; None: there is none.
-        classes: First and last channel of the classes, and one more.
+        dim: Dimension of the channels.
+        first: First channel of the boxes, with `COORDINATES` channels.
+        objects: Channel of the object probability; None: no such channel.
+        classes: First channel of the classes, and the channel behind the last.
     """
 
     dim: int
@@ -39,7 +39,7 @@ class MapLayout:
     classes: tuple[int, int]
 
     def detections(self, output: Tensor, exclusive: bool) -> Detections:
-        """Return what a map says of each place."""
+        """Return the detections of a map."""
         places = output.float().movedim(self.dim, -1).flatten(1, -2)
         classes = places[..., slice(*self.classes)]
         objects = classes.amax(-1) if self.objects is None else places[..., self.objects]
@@ -50,7 +50,7 @@ def detection_map(dense: Tensor, pruned: Tensor) -> dict[str, Tensor]:
     """Return the divergence of a detection map, by part; see `detections`.
 
     Raises:
-        ValueError: If the dense network's output is no such map.
+        ValueError: If the output of the dense network is no such map.
     """
     layout = layout_of(dense)
     if layout is None:
@@ -65,7 +65,7 @@ def detection_map(dense: Tensor, pruned: Tensor) -> dict[str, Tensor]:
 
 
 def layout_of(output: Tensor) -> MapLayout | None:
-    """Return where the parts of a detection map are; None if a tensor is no such map."""
+    """Return the layout of a detection map; None for other tensors."""
     if output.ndim < 3 or not output.is_floating_point():
         return None
     return next((found for dim in (1, output.ndim - 1) if (found := _along(output, dim)) is not None), None)
@@ -75,7 +75,7 @@ def _along(output: Tensor, dim: int) -> MapLayout | None:
     channels = output.shape[dim]
     if output.numel() < PLACES * channels or channels <= COORDINATES:
         return None
-    if len(_no_probabilities(output[:1], dim)) > COORDINATES:  # one image is soon read
+    if len(_no_probabilities(output[:1], dim)) > COORDINATES:  # a single image is quick to check
         return None
     boxes = _no_probabilities(output, dim)
     if len(boxes) != COORDINATES or boxes[-1] - boxes[0] != COORDINATES - 1:
@@ -90,7 +90,7 @@ def _along(output: Tensor, dim: int) -> MapLayout | None:
 
 
 def _no_probabilities(output: Tensor, dim: int) -> list[int]:
-    """Return the channels that are no probabilities at some place."""
+    """Return the channels with a value outside 0 to 1 at some place."""
     others = [other for other in range(output.ndim) if other != dim]
     wrong = (output.amin(others) < 0) | (output.amax(others) > 1)
     return [int(channel) for channel in wrong.nonzero().flatten()]

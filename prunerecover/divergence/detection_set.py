@@ -1,7 +1,7 @@
-"""Divergence of sets of detections, whose order says nothing: DETR-like queries, and what a detector has picked.
+"""Divergence of sets of detections without an order: DETR-like queries, and selected detections of a detector.
 
-Each detection of the dense network is paired with one of the pruned network's, so that the divergence is as small as
-any pairing makes it (Kuhn 1955): a permutation changes nothing. Parts are compared as `detections` describes.
+Each detection of the dense network is paired with a detection of the pruned network, by the pairing of least divergence
+(Kuhn 1955): a permutation changes nothing. Parts are compared as in `detections`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def detection_set(dense: Mapping[str, Tensor], pruned: Mapping[str, Tensor]) -> 
     """Return the divergence of sets of detections, by part.
 
     Args:
-        dense: "logits", `(N, queries, classes)`, the last class that of no object if most queries are of it, and
-            "pred_boxes", `(N, queries, 4)`.
-        pruned: The same of the pruned network.
+        dense: Outputs of the dense network: "logits", `(N, queries, classes)`, the last class for no object if most
+            queries choose that class, and "pred_boxes", `(N, queries, 4)`.
+        pruned: Outputs of the pruned network, in the same form.
     """
     last = dense["logits"].shape[-1] - 1
     spare = last > 0 and bool((dense["logits"].argmax(-1) == last).float().mean() > 0.5)
@@ -33,11 +33,12 @@ def detection_set(dense: Mapping[str, Tensor], pruned: Mapping[str, Tensor]) -> 
 
 
 def picked_detections(dense: Mapping[str, Tensor], pruned: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the divergence of detections that were picked, of which there may be more or fewer.
+    """Return the divergence of selected detections, in possibly different numbers.
 
     Args:
-        dense: "scores", `(N, Q)`, "boxes", `(N, Q, 4)`, and "labels", `(N, Q)`; those of score 0 are none.
-        pruned: The same of the pruned network.
+        dense: Outputs of the dense network: "scores", `(N, Q)`, "boxes", `(N, Q, 4)`, and "labels", `(N, Q)`; a score
+            of 0 marks padding.
+        pruned: Outputs of the pruned network, in the same form.
     """
     each = dense, pruned
     number = max(outputs["scores"].shape[1] for outputs in each)
@@ -48,7 +49,7 @@ def picked_detections(dense: Mapping[str, Tensor], pruned: Mapping[str, Tensor])
 
 @torch.no_grad()
 def pairs(dense: Detections, pruned: Detections) -> Tensor:
-    """Return which detection of the pruned network belongs to each of the dense one's, `(N, Q)`."""
+    """Return the index of the paired detection of the pruned network for each dense detection, `(N, Q)`."""
     spread, found = spread_of(dense), []
     for number in range(len(dense.objects)):
         each, all_others = dense.reshaped(lambda x: x[number, :, None]), pruned.reshaped(lambda x: x[number, None])  # noqa: B023  (called at once)

@@ -1,12 +1,11 @@
-"""Divergence of detections: objects, boxes and classes, each in its own terms.
+"""Divergence of detections: objects, boxes and classes, each on a scale of its own.
 
-A squared error of all numbers of a detector's output counts the many classes and the box of a place without an object
-as much as those of an object. Here, whether there is an object is compared everywhere; where its box lies, and of which
-class it is, count as much as the dense network believes that there is one. Per image, each part is a mean over its
-objects, of which there is taken to be one at least:
+A squared error over all numbers of a detector would weigh the many classes and boxes of places without an object as
+much as those of an object. Here objects are compared at all places; boxes and classes are weighted by the object
+probability of the dense network. Per image, each part is a mean over objects, at least one:
 
 - objects: KL of the probabilities, in nats;
-- boxes: squared error, relative to the variance of the dense network's boxes, coordinate by coordinate;
+- boxes: squared error, relative to the variance of the dense boxes, coordinate by coordinate;
 - classes: KL of the probabilities, in nats.
 """
 
@@ -20,18 +19,18 @@ from torch import Tensor
 
 from prunerecover.divergence.terms import one_of, yes_or_no
 
-ALIKE = 1e-4  # of the mean square of boxes: no variance is taken to be less
+ALIKE = 1e-4  # of the mean square of boxes: lower limit of the variance
 
 
 @dataclass(frozen=True)
 class Detections:
-    """What a network says of Q places, of each of N images.
+    """Detections at Q places of each of N images.
 
     Attributes:
-        objects: `(N, Q)`, how likely there is an object.
-        boxes: `(N, Q, 4)`, in any coordinates.
-        classes: `(N, Q, C)`, how likely it is of each class.
-        exclusive: Whether an object is of one class, so that these probabilities sum to one.
+        objects: Object probabilities, `(N, Q)`.
+        boxes: Boxes in any coordinates, `(N, Q, 4)`.
+        classes: Class probabilities, `(N, Q, C)`.
+        exclusive: Whether an object has a single class, so the class probabilities sum to one.
     """
 
     objects: Tensor
@@ -40,11 +39,11 @@ class Detections:
     exclusive: bool
 
     def reshaped(self, change: Callable[[Tensor], Tensor]) -> Detections:
-        """Return these with every tensor changed."""
+        """Return the detections with every tensor changed."""
         return replace(self, objects=change(self.objects), boxes=change(self.boxes), classes=change(self.classes))
 
     def places(self, index: Tensor) -> Detections:
-        """Return these at other places, `(N, Q)`."""
+        """Return the detections at other places, `(N, Q)`."""
         rows = torch.arange(len(index), device=index.device)[:, None]
         return self.reshaped(lambda tensor: tensor[rows, index])
 
@@ -57,12 +56,12 @@ def by_part(dense: Detections, pruned: Detections) -> dict[str, Tensor]:
 
 
 def terms_of(dense: Detections, pruned: Detections, spread: Tensor) -> dict[str, Tensor]:
-    """Return what each place adds to the divergence of objects, boxes and classes.
+    """Return the share of each place in the divergence of objects, boxes and classes.
 
     Args:
-        dense: Of the dense network.
-        pruned: Of the other one, in shapes that can be broadcast to the same.
-        spread: What `spread_of` returned.
+        dense: Detections of the dense network.
+        pruned: Detections of the pruned network, in shapes to broadcast.
+        spread: Variance from `spread_of`.
     """
     sure = dense.objects
     classes = one_of if dense.exclusive else lambda p, q: yes_or_no(p, q).sum(-1)
@@ -74,7 +73,7 @@ def terms_of(dense: Detections, pruned: Detections, spread: Tensor) -> dict[str,
 
 
 def spread_of(dense: Detections) -> Tensor:
-    """Return the variance of each coordinate of the dense network's boxes, `(4,)`; a little where all are alike."""
+    """Return the variance of each coordinate of the dense boxes, `(4,)`; a small value if all are equal."""
     boxes = dense.boxes[dense.objects > 0]
     if not len(boxes):
         return dense.boxes.new_ones(dense.boxes.shape[-1])

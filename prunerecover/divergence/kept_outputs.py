@@ -1,4 +1,4 @@
-"""The dense network's outputs on calibration batches, for all that is compared with them."""
+"""Outputs of the dense network on calibration batches, kept for all comparisons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST_KEPT = 1 << 30  # bytes
 
 
 class KeptOutputs:
-    """Outputs by number of their batch, kept while there is room; others are computed anew each time.
+    """Outputs by number of the batch, kept while there is room; the rest is computed anew each time.
 
     >>> import torch
     >>> outputs = KeptOutputs(lambda number: torch.full((1, 2), number))
@@ -18,7 +18,7 @@ class KeptOutputs:
     tensor([[3, 3]])
 
     Args:
-        compute: Returns the output on a batch, given its number.
+        compute: Function from the number of a batch to the output.
     """
 
     def __init__(self, compute: Callable[[int], Outputs]) -> None:
@@ -26,7 +26,7 @@ class KeptOutputs:
         self._kept: dict[int, Outputs] = {}
 
     def of(self, number: int) -> Outputs:
-        """Return the output on one batch."""
+        """Return the output on a batch."""
         if number in self._kept:
             return self._kept[number]
         output = self._compute(number)
@@ -34,7 +34,7 @@ class KeptOutputs:
         return output
 
     def keep(self, number: int, output: Outputs) -> None:
-        """Keep an output that is known already, if there is room."""
+        """Keep a known output, if there is room."""
         if output.nbytes <= self._room:
             self._room -= output.nbytes
             self._kept[number] = output

@@ -1,4 +1,4 @@
-"""Output divergence over batches: how far a pruned model's outputs are from the dense one's, by which all is judged."""
+"""Output divergence over batches: the distance of pruned outputs from dense outputs, the common measure of quality."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def mean_divergence(batches: Iterable[ModelInputs], dense: Iterable[Outputs], pr
     """Return the mean output divergence over the samples of all batches.
 
     Args:
-        batches: What the models were called with: says how many samples a batch has, and which positions are padding.
-        dense: Outputs of the dense model, one per batch, as `output_divergence` takes them. Padded positions are left
-            out here, unless they were before.
-        pruned: Outputs of the pruned model, likewise.
+        batches: Inputs of the models, for the number of samples and the padded positions.
+        dense: Outputs of the dense model, one per batch, as in `output_divergence`. Padded positions are left out here,
+            unless removed before.
+        pruned: Outputs of the pruned model, in the same form.
 
     >>> batches = [ModelInputs((torch.zeros(3, 1),)), ModelInputs((torch.zeros(1, 1),))]
     >>> mean_divergence(batches, [torch.ones(3, 1), torch.ones(1, 1)], [torch.zeros(3, 1), torch.ones(1, 1)])
@@ -35,7 +35,7 @@ def mean_divergence(batches: Iterable[ModelInputs], dense: Iterable[Outputs], pr
 
 
 def divergence_of_batch(batch: ModelInputs, dense: Outputs, pruned: Outputs) -> float:
-    """Return the output divergence of one batch times its number of samples; see `mean_divergence`.
+    """Return the output divergence of a batch times the number of samples; see `mean_divergence`.
 
     >>> divergence_of_batch(ModelInputs((torch.zeros(3, 1),)), torch.ones(3, 1), torch.zeros(3, 1))
     3.0
@@ -44,9 +44,9 @@ def divergence_of_batch(batch: ModelInputs, dense: Outputs, pruned: Outputs) -> 
 
 
 def divergence_by_sample(batch: ModelInputs, dense: Outputs, pruned: Outputs) -> NDArray[np.float64]:
-    """Return the parts of the output divergence of each sample, `(samples, parts)`; one part if it has none.
+    """Return the parts of the output divergence of each sample, `(samples, parts)`; a single part without parts.
 
-    If outputs are not one by one of samples, all samples get what the batch has.
+    If the outputs have no dimension of samples in front, all samples get the divergence of the batch.
 
     >>> batch, pruned = ModelInputs((torch.zeros(2, 1),)), torch.tensor([[0.0], [1.0]])
     >>> divergence_by_sample(batch, torch.ones(2, 1), pruned).tolist()

@@ -1,8 +1,8 @@
-"""Compared parts of a network's output: one tensor, or several where its structure is known.
+"""Compared parts of the output of a network: a single tensor, or several for a known structure.
 
-Known by the names that libraries give them: transformers' detectors, several heads, embeddings and dense predictions,
-torchvision's detectors and segmentation, and networks that return a plain dict or tuple of heads. All else is one
-tensor.
+Structures are recognised by the names in libraries: transformers' detectors, several heads, embeddings and dense
+predictions, torchvision's detectors and segmentation, and networks with a plain dict or tuple of heads. Any other
+output is a single tensor.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch.nn.utils.rnn import pad_sequence
 from prunerecover.model.batches import ModelInputs, predictions_of, without_padding
 from prunerecover.refusal import Refusal
 
-PICKED = "picked_detections"  # structure of what torchvision's detectors return, of which each image has its own number
+PICKED = "picked_detections"  # outputs of torchvision's detectors, with a different number per image
 PIXELS, DEPTHS = "out", "predicted_depth"  # torchvision's segmentation; transformers' estimates of depth
 
 
 class OtherShape(Refusal):
-    """The pruned network's output has another shape than the dense one's."""
+    """Refusal of a pruned output with another shape than the dense output."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of an output whose structure is known.
+    """Parts of an output of known structure.
 
     Attributes:
-        structure: Name of the divergence that compares them.
-        tensors: By name.
+        structure: Name of the divergence to compare by.
+        tensors: Tensors by name.
     """
 
     structure: str
@@ -39,11 +39,11 @@ class Parts:
 
     @property
     def nbytes(self) -> int:
-        """Their size in memory."""
+        """Size of the tensors in memory."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Parts:
-        """Return the parts, each of them changed."""
+        """Return the parts with every tensor changed."""
         return replace(self, tensors={name: change(tensor) for name, tensor in self.tensors.items()})
 
 
@@ -51,10 +51,10 @@ Outputs = Tensor | Parts
 
 
 def compared(output: Any) -> Outputs:
-    """Return what is compared of an output in the form that a network returns.
+    """Return the compared parts of the output of a network.
 
     Raises:
-        TypeError: If it holds no floating-point tensor.
+        TypeError: If the output holds no floating-point tensor.
 
     >>> import torch
     >>> compared({"logits": torch.zeros(1, 5, 3), "pred_boxes": torch.zeros(1, 5, 4)}).structure
@@ -84,9 +84,9 @@ def unpadded(outputs: Outputs, inputs: ModelInputs) -> Outputs:
 
 
 def comparable(outputs: Outputs, samples: int) -> bool:
-    """Whether all outputs are numbers with a fraction, and as many as there are samples.
+    """Whether all outputs are floating-point numbers with a dimension of samples.
 
-    The number of a class has no neighbours.
+    Class numbers are not comparable: neighbouring numbers are not similar.
     """
 
     def is_comparable(output: Tensor) -> bool:
@@ -97,12 +97,12 @@ def comparable(outputs: Outputs, samples: int) -> bool:
 
 
 def by_sample(outputs: Outputs, samples: int) -> bool:
-    """Whether the first dimension of all outputs is that of the samples."""
+    """Whether samples are the first dimension of all outputs."""
     return all(output.shape[:1] == (samples,) for output in tensors_of(outputs).values())
 
 
 def check_alike(dense: Outputs, pruned: Outputs) -> None:
-    """Raise OtherShape unless both have the same parts of the same shapes, but for the number of picked detections."""
+    """Raise OtherShape unless both have the same parts of the same shapes, except the number of picked detections."""
     dims = 1 if isinstance(dense, Parts) and dense.structure == PICKED else None
     shapes = [
         {name: tuple(each.shape[:dims]) for name, each in tensors_of(outputs).items()} for outputs in (dense, pruned)
@@ -117,7 +117,7 @@ def check_alike(dense: Outputs, pruned: Outputs) -> None:
 
 
 def _named(output: Mapping[str, Any]) -> Parts | None:
-    """Return the parts that names tell; None: there is one tensor to compare."""
+    """Return the parts recognised by names; None: a single tensor to compare."""
     given = {name: value for name, value in output.items() if _is_number(value)}
     logits = given.get("logits")
     if logits is not None and "pred_boxes" in given:
@@ -140,7 +140,7 @@ def _named(output: Mapping[str, Any]) -> Parts | None:
 
 
 def _picked(output: Sequence[Any]) -> Parts | None:
-    """Return what a detector has picked of each image, filled up with detections of score 0; None: it picks nothing."""
+    """Return the selected detections of each image, padded with detections of score 0; None for other outputs."""
     names = ("scores", "boxes", "labels")
     if not output or not all(isinstance(one, Mapping) and one.keys() >= {*names} for one in output):
         return None
@@ -148,11 +148,12 @@ def _picked(output: Sequence[Any]) -> Parts | None:
 
 
 def _heads(heads: Mapping[str, Any], *, alike: bool = False) -> Parts | None:
-    """Return several heads that answer for the same samples; None: there is one, or they are no such heads.
+    """Return several heads for the same samples; None for a single head or other outputs.
 
     Args:
-        heads: By name.
-        alike: Whether their dimensions have to tell: as many in all, but not the same sizes, for these are averaged.
+        heads: Heads by name.
+        alike: Whether dimensions must show heads: equally many dimensions of different sizes, as tensors of equal shape
+            are averaged.
     """
     if len(heads) < 2 or not all(map(_is_number, heads.values())):
         return None

@@ -1,4 +1,4 @@
-"""The registry of divergences: by name, the caller's own callables, or the one that an output's structure asks for."""
+"""Registry of divergences: by name, by a custom callable, or by the structure of an output."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from prunerecover.divergence.detection_set import detection_set, picked_detectio
 from prunerecover.divergence.outputs import Outputs, Parts, check_alike
 
 Divergence = Callable[[Any, Any], Tensor | Mapping[str, Tensor]]
-"""`(dense, pruned)` -> mean over samples, a scalar >= 0 that takes gradients, or several by name, which are added up.
+"""`(dense, pruned)` -> mean over samples, a differentiable scalar >= 0, or several by name to be summed.
 
-Both are tensors, or tensors by name if an output has several parts.
+Both arguments are tensors, or tensors by name if an output has several parts.
 """
 
 
 def heads(dense: Mapping[str, Tensor], pruned: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the divergence of several heads, each in its own terms, and by its share in their mean."""
+    """Return the divergence of several heads, by structure of each head, divided by the number of heads."""
     found = {name: DIVERGENCES[name_for(dense[name])](dense[name], pruned[name]) for name in dense}
     return {name: total(divergence) / len(found) for name, divergence in found.items()}
 
 
 def of_tensors(divergence: Divergence) -> Divergence:
-    """Return a divergence of tensors that takes tensors by name, too: by the share of each in their mean."""
+    """Return a divergence of tensors extended to tensors by name: each divided by the number of tensors."""
 
     def by_share(dense: Any, pruned: Any) -> Tensor | Mapping[str, Tensor]:
         if isinstance(dense, Tensor):
@@ -40,7 +40,7 @@ def of_tensors(divergence: Divergence) -> Divergence:
 
 
 def total(divergence: Tensor | Mapping[str, Tensor]) -> Tensor:
-    """Return the sum of what a divergence returned."""
+    """Return the sum of the values of a divergence."""
     return divergence if isinstance(divergence, Tensor) else torch.stack(list(divergence.values())).sum()
 
 
@@ -58,15 +58,15 @@ _chosen: ContextVar[str | Divergence | None] = ContextVar("divergence", default=
 
 
 def register_divergence(name: str, divergence: Divergence) -> None:
-    """Let `divergence=name` mean a function of your own.
+    """Register a custom function under a name, for `divergence=name`.
 
     Args:
-        name: That it goes by from now on.
-        divergence: `(dense, pruned) -> scalar`, the mean over samples, which takes gradients.
+        name: New name of the divergence.
+        divergence: Function `(dense, pruned) -> scalar`, the differentiable mean over samples.
 
     Raises:
         ValueError: If another divergence has the name.
-        TypeError: If the name is no word, or nothing can be called.
+        TypeError: If the name is no word, or the divergence is not callable.
     """
     if not isinstance(name, str) or not name.strip():
         raise TypeError(f"Expected a word as the name of the divergence, but got {name!r}. Pass one.")
@@ -77,7 +77,7 @@ def register_divergence(name: str, divergence: Divergence) -> None:
 
 
 def check_divergence(divergence: object) -> None:
-    """Raise ValueError or TypeError unless this is the name of a divergence, a function, or None."""
+    """Raise ValueError or TypeError unless the argument is the name of a divergence, a function, or None."""
     if isinstance(divergence, str) and divergence not in DIVERGENCES:
         raise ValueError(
             f"Expected argument divergence to be one of {', '.join(DIVERGENCES)}, or a callable (dense, pruned) -> "
@@ -92,7 +92,7 @@ def check_divergence(divergence: object) -> None:
 
 @contextmanager
 def comparing_by(divergence: str | Divergence | None) -> Iterator[None]:
-    """Compare outputs by a divergence inside a `with` block; None: as before, which is by structure if nobody chose."""
+    """Compare outputs by a divergence inside a `with` block; None: the outer choice, by default the structure."""
     check_divergence(divergence)
     token = _chosen.set(_chosen.get() if divergence is None else divergence)
     try:
@@ -102,12 +102,12 @@ def comparing_by(divergence: str | Divergence | None) -> Iterator[None]:
 
 
 def chosen_divergence() -> str | Divergence | None:
-    """Return the divergence that `comparing_by` has chosen; None: the structure of outputs tells."""
+    """Return the choice of `comparing_by`; None: by the structure of outputs."""
     return _chosen.get()
 
 
 def name_for(outputs: Outputs) -> str:
-    """Return the name of the divergence that the structure of the dense network's outputs asks for.
+    """Return the name of the divergence for the structure of the dense outputs.
 
     >>> name_for(torch.zeros(2, 10)), name_for(torch.zeros(2, 10, 8, 8))
     ('logits', 'relative')
@@ -122,12 +122,13 @@ def name_for(outputs: Outputs) -> str:
 def output_divergence(dense: Outputs, pruned: Outputs) -> Tensor:
     """Return the mean divergence over samples, a scalar >= 0.
 
-    Unless one was chosen (`comparing_by`), the structure of the outputs tells which. Two-dimensional tensors `(N,
-    classes)` and three-dimensional `(N, tokens, vocabulary)` are taken as logits: KL(dense || pruned) in nats. Tensors
-    without a known structure, and those with a single value per position: squared L2 relative to the dense norm.
+    Unless chosen by `comparing_by`, the divergence follows from the structure of the outputs. Two-dimensional tensors
+    `(N, classes)` and three-dimensional `(N, tokens, vocabulary)` are taken as logits: KL(dense || pruned) in nats.
+    Tensors without a known structure, and with a single value per position: squared L2 relative to the squared dense
+    norm.
 
     Raises:
-        OtherShape: If the shapes differ, as those of detections do.
+        OtherShape: If the shapes differ, as for detections.
 
     >>> output_divergence(torch.zeros(2, 3), torch.ones(2, 3)).item()
     0.0
@@ -136,7 +137,7 @@ def output_divergence(dense: Outputs, pruned: Outputs) -> Tensor:
 
 
 def output_parts(dense: Outputs, pruned: Outputs) -> Tensor | Mapping[str, Tensor]:
-    """Return the mean divergence over samples, by part if the divergence has some; see `output_divergence`."""
+    """Return the mean divergence over samples, by part for a divergence with parts; see `output_divergence`."""
     check_alike(dense, pruned)
     chosen = _chosen.get() or name_for(dense)
     divergence = DIVERGENCES[chosen] if isinstance(chosen, str) else chosen

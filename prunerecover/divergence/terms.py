@@ -1,4 +1,4 @@
-"""Distances of numbers, logits, probabilities and directions, of which divergences are made; 0 where both are equal."""
+"""Terms of divergences: distances of numbers, logits, probabilities and directions; 0 for equal arguments."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 IN_CACHE = 1 << 18  # logits, 1 MiB
-LEAST = 1e-6  # probability; below it, a network may be as sure as it likes
+LEAST = 1e-6  # lower limit of probabilities: smaller ones count as equal
 
 
 def logits(dense: Tensor, pruned: Tensor) -> Tensor:
-    """Return the mean KL(dense || pruned) in nats of logits `(..., classes)`; some rows at a time stay in a cache.
+    """Return the mean KL(dense || pruned) in nats of logits `(..., classes)`, in chunks of rows that fit a cache.
 
     >>> logits(torch.zeros(2, 3), torch.ones(2, 3)).item()
     0.0
@@ -26,7 +26,7 @@ def logits(dense: Tensor, pruned: Tensor) -> Tensor:
 
 
 def relative(dense: Tensor, pruned: Tensor) -> Tensor:
-    """Return the squared L2 distance relative to the dense norm.
+    """Return the squared L2 distance relative to the squared dense norm.
 
     >>> relative(torch.ones(4), torch.zeros(4)).item()
     1.0
@@ -50,12 +50,12 @@ def pixels(dense: Tensor, pruned: Tensor) -> Tensor:
 
 
 def yes_or_no(dense: Tensor, pruned: Tensor) -> Tensor:
-    """Return KL(dense || pruned) of probabilities that something is so, one by one."""
+    """Return KL(dense || pruned) of probabilities of yes-or-no events, elementwise."""
     return _cross(dense, pruned) + _cross(1 - dense, 1 - pruned)
 
 
 def one_of(dense: Tensor, pruned: Tensor) -> Tensor:
-    """Return KL(dense || pruned) of probabilities `(..., classes)` of which one comes true, by row."""
+    """Return KL(dense || pruned) of probabilities `(..., classes)` of exclusive events, by row."""
     return _cross(dense, pruned).sum(-1)
 
 

@@ -1,1 +1,1 @@
-"""The session of a surgery: what planning, fitting and judging read."""
+"""Session of a surgery: shared state of planning, fitting and judging."""

@@ -23,14 +23,14 @@ SAMPLES = 64
 
 
 class PrunedOutput:
-    """Prunes copies of a model, in depth and width, and compares their outputs with its own.
+    """Comparison of pruned copies of a model, in depth and width, with the dense outputs.
 
-    The model must have the same weights as long as copies are compared.
+    The weights of the model must stay the same during the comparisons.
 
     Args:
-        model: Unwrapped.
-        batches: About 64 of their samples are run.
-        recalibration: What BatchNorm is recalibrated on; None: what is run.
+        model: Model without wrappers.
+        batches: Batches to compare on, reduced to about 64 samples.
+        recalibration: Batches for BatchNorm statistics; None: the compared samples.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class PrunedOutput:
 
     @cached_property
     def comparable(self) -> bool:
-        """Whether the model returns as many outputs as there are samples, all of them numbers with a fraction.
+        """Whether the model returns floating-point outputs, with a dimension of samples.
 
-        A detector's boxes are others for every copy, and the number of a class has no neighbours.
+        Boxes of a detector differ for every copy, and neighbouring class numbers are not similar.
         """
         with evaluating(self.model), uncompiled():
             return bool(self.batches) and all(map(self._can_compare, range(len(self.batches))))
@@ -58,14 +58,11 @@ class PrunedOutput:
         return comparable(output, self.batches[number].n_samples)
 
     def divergence(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> float:
-        """Return the mean divergence over samples once edits are applied to a copy, BatchNorm recalibrated."""
+        """Return the mean divergence over samples after edits on a copy, with BatchNorm recalibrated."""
         return self.divergence_of(self.pruned(edits, tensors))
 
     def divergence_of(self, network: nn.Module) -> float:
-        """Return the mean divergence of a network over samples.
-
-        It is infinite where the output has another shape, as that of detections may have.
-        """
+        """Return the mean divergence of a network over samples; infinite if the output has another shape."""
         with evaluating(self.model, network), uncompiled():
             dense = map(self._dense.of, range(len(self.batches)))
             try:
@@ -74,27 +71,27 @@ class PrunedOutput:
                 return math.inf
 
     def pruned(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> nn.Module:
-        """Return a copy with edits, BatchNorm recalibrated if units go; what they leave may be the model's own."""
+        """Return a copy with edits, BatchNorm recalibrated after removals; other tensors may be shared."""
         network = share_copy(self.model)
         apply_edits(network, edits, tensors)
         if self.recalibration and removed_units(edits) and batchnorms(network):
-            network = deep_copy(network)  # whose statistics are not the model's own
+            network = deep_copy(network)  # with separate statistics
             recalibrate_batchnorm(network, self.recalibration)
         return network
 
 
 def judge_of(model: nn.Module, samples: CalibrationSet) -> PrunedOutput:
-    """Return what compares copies on held-out samples, with about as many others to recalibrate BatchNorm on."""
+    """Return a comparison on held-out samples, with about as many other samples to recalibrate BatchNorm on."""
     return PrunedOutput(model, samples.held_out, subsample(samples.fit, SAMPLES))
 
 
 def fitted_to(samples: CalibrationSet, judge: PrunedOutput) -> tuple[ModelInputs, ...]:
-    """Return the samples that are fitted to while others judge: three quarters, or all if nothing can be judged."""
+    """Return the samples to fit on: three quarters, with the rest to judge on, or all if outputs are not comparable."""
     return samples.fit if judge.comparable else samples.all_samples
 
 
 def subsample(batches: Sequence[ModelInputs], samples: int) -> list[ModelInputs]:
-    """Return every k-th batch, so that about as many samples are left, of all classes where they are sorted by them.
+    """Return every k-th batch, for about the given number of samples, of all classes even if sorted by class.
 
     >>> import torch
     >>> len(subsample([ModelInputs((torch.zeros(32, 3),))] * 8, samples=64))

@@ -1,4 +1,4 @@
-"""The session of a surgery: one network to plan for, with its samples, dense outputs and costs."""
+"""Session of a surgery: a network to plan for, with samples, dense outputs and costs."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ from prunerecover.session.standing_in import bound_to
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.saved_cost import DenseCost
 
-TIMED = 4  # samples, that are run twice: the first time is often slower
+TIMED = 4  # samples, run twice: the first run is often slower
 
 
 class Session:
-    """What planning, feasibility, fitting and judging share; made once a surgery.
+    """Shared state of planning, feasibility, fitting and judging; a session per surgery.
 
-    The network is a copy that shares all tensors with the user's, whose own module is never edited. What is found on
-    the way is kept: the weights must stay the same as long as the session lives.
+    The network is a copy that shares all tensors with the user's module, which is never edited. Results are kept: the
+    weights must stay the same during the session.
 
     Args:
         model: Any network, wrapped or not.
         batches: Calibration batches; see `plan_depth` and `plan_width`.
-        loss: `loss(model, batch) -> scalar`; it may know the user's network by reference.
-        seed: Of the samples that are held out, and of everything random.
+        loss: Loss function `loss(model, batch) -> scalar`, which may refer to the user's network.
+        seed: Seed of the choice of held-out samples, and of all random numbers.
 
     Attributes:
-        model: The copy.
-        batches: All batches, as they were given.
-        loss: The loss, bound to the copy; None: none was given.
+        model: Copy of the network.
+        batches: All batches, as given.
+        loss: Loss function, bound to the copy; None: not given.
         seed: Seed.
 
     Raises:
-        ValueError: If the network cannot be planned for whatever it is called with, or there is no sample.
+        ValueError: If the network cannot be planned for whatever the inputs, or there is no sample.
     """
 
     def __init__(self, model: nn.Module, batches: Batches, *, loss: Loss | None = None, seed: int = 0) -> None:
@@ -74,12 +74,12 @@ class Session:
     def with_dense_reference(
         cls, model: nn.Module, batches: Batches, *, loss: Loss | None = None, seed: int = 0
     ) -> Session:
-        """Return a session whose copy has BatchNorm statistics of its weights; see `recovery.dense_reference`.
+        """Return a session with BatchNorm statistics that match the weights; see `recovery.dense_reference`.
 
         Args:
-            model: See `Session`, as all others.
+            model: Network, see `Session`.
             batches: Calibration batches.
-            loss: Loss.
+            loss: Loss function.
             seed: Seed.
         """
         session = cls(model, batches, loss=loss, seed=seed)
@@ -87,7 +87,7 @@ class Session:
         return session
 
     def take_statistics(self, statistics: Mapping[str, Tensor]) -> None:
-        """Give the copy BatchNorm statistics of its own, by the names of their buffers; before anything is computed."""
+        """Set BatchNorm statistics of the copy, by buffer name; to be called before any computation."""
         give_statistics(self.model, statistics)
 
     def pruned(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> Session:
@@ -95,7 +95,7 @@ class Session:
 
         Args:
             edits: Edits, in order.
-            tensors: Fitted tensors that the edits name.
+            tensors: Fitted tensors of the edits, by key.
         """
         network = share_copy(self.model)
         apply_edits(network, edits, tensors)
@@ -105,7 +105,7 @@ class Session:
         """Return the session of another copy of the network, on the same samples.
 
         Args:
-            copied: Copy, perhaps pruned; it is what is planned for, and not copied again.
+            copied: Copy to plan for, perhaps pruned; not copied again.
         """
         other = copy.copy(self)
         for name in ("first", "example", "output"):
@@ -124,16 +124,16 @@ class Session:
 
     @cached_property
     def first(self) -> ModelInputs:
-        """First batch, without labels, on the device: latency is measured on it."""
+        """First batch, without labels, on the device: the batch for latency measurements."""
         with ordinary_arithmetic():
             return self.inputs(self.batches[0])
 
     @cached_property
     def example(self) -> ModelInputs:
-        """First sample, which the network is known to take.
+        """First sample, checked by a pass through the network.
 
         Raises:
-            ValueError: If the network does not take it.
+            ValueError: If the network fails on the sample.
         """
         with self.evaluating(), progress("running the dense network"):
             sample = self.first.select(torch.tensor([0]))
@@ -142,14 +142,14 @@ class Session:
 
     @cached_property
     def pass_seconds(self) -> float:
-        """Seconds that one pass of all samples through the dense network takes, as a few of them tell.
+        """Estimated seconds of a pass of all samples through the dense network, from a few samples.
 
-        As a user waits: other work on the machine counts, unlike in a latency.
+        Wall-clock time for a user: other work on the machine counts, unlike in a latency.
 
         Raises:
-            ValueError: If the network does not take them.
+            ValueError: If the network fails on the samples.
         """
-        assert self.example, "a sample that the network takes"
+        assert self.example, "a sample checked by a pass"
         some = self.first.select(torch.arange(min(TIMED, self.first.n_samples)))
 
         def seconds() -> float:
@@ -164,24 +164,25 @@ class Session:
 
     @cached_property
     def samples(self) -> CalibrationSet:
-        """Samples without labels, on the device; held-out ones judge what is fitted to the others."""
+        """Samples without labels, on the device, split into samples to fit on and held-out samples to judge on."""
         with ordinary_arithmetic():
             return split_batches([without_labels(one, self.model) for one in self.batches], self.device, self.seed)
 
     @cached_property
     def output(self) -> PrunedOutput:
-        """Outputs of the dense network for held-out samples, which pruned copies are compared with."""
+        """Comparison of pruned copies with the dense network on held-out samples."""
         return judge_of(self.model, self.samples)
 
     def inputs(self, batch: Any) -> ModelInputs:
-        """Return what the network is called with for a batch, on its device."""
+        """Return the inputs of the network for a batch, on its device."""
         return inputs_of(batch, self.model)
 
     def cost(self, name: str) -> DenseCost:
-        """Return what the network costs.
+        """Return a cost of the network.
 
         Args:
-            name: "latency", measured on the first batch, or "macs" or "params", counted on the first sample.
+            name: Name of the cost: "latency", measured on the first batch, or "macs" or "params", counted on the first
+                sample.
         """
         if name not in self._costs:
             example = self.first if name == "latency" else self.example

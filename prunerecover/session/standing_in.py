@@ -1,4 +1,4 @@
-"""A copy of a network in the place of the network itself, for as long as code runs that knows only the latter."""
+"""Stand-in for a network: a copy takes the place of the original while code with a reference to the original runs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ OF_TRAINERS = ("_trainer",)  # attributes of Lightning that a copy leaves behind
 
 @contextmanager
 def standing_in(copied: nn.Module, network: nn.Module) -> Iterator[None]:
-    """Have a network be what a copy of it is, parts, hooks and forward, inside a `with` block.
+    """Give a network the parts, hooks and forward of a copy inside a `with` block.
 
-    The network stays the same object, so that everything which holds it or calls it meets the copy's parts.
+    The network stays the same object, so every holder or caller of the network meets the parts of the copy.
 
     Args:
         copied: Copy, perhaps pruned.
-        network: Original; it is afterwards what it was.
+        network: Original, restored afterwards.
     """
     if copied is network:
         yield
@@ -36,13 +36,13 @@ def standing_in(copied: nn.Module, network: nn.Module) -> Iterator[None]:
 
 
 def bound_to(network: nn.Module, function: Callable[[nn.Module, Any], Result]) -> Callable[[nn.Module, Any], Result]:
-    """Return a function of a copy of a network which also serves where it calls the network itself.
+    """Return a function of a copy of a network, also valid if the function calls the original.
 
-    A training step, or a loss that closes over the network, does not read its first argument.
+    A training step, or a loss that closes over the network, does not read the first argument.
 
     Args:
-        network: Original.
-        function: `function(network, batch)`, such as a loss.
+        network: Original network.
+        function: Function `function(network, batch)`, such as a loss.
     """
 
     @wraps(function)
