@@ -144,12 +144,7 @@ class WidthEvidence(_Evidence):
 
 
 class UniformComparison(_Record):
-    """Protection scores of a plan beside uniform pruning: sums over units that only a single method removes.
-
-    Attributes:
-        taken: Score of the units that only the plan removes.
-        spared: Score of the units that only uniform pruning removes.
-    """
+    """Protection scores of units that only the plan removes (`taken`), or only uniform pruning (`spared`), as sums."""
 
     taken: float
     spared: float
