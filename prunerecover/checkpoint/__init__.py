@@ -1,1 +1,1 @@
-"""Save pruned networks, and open them again: folders, Lightning checkpoints, weights files."""
+"""Saving and opening of pruned networks: folders, Lightning checkpoints, weights files."""

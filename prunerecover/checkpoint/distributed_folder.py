@@ -1,9 +1,9 @@
-"""Read a distributed checkpoint as one: the folder that FSDPStrategy and ModelParallelStrategy write, shard by shard.
+"""Reading of a distributed checkpoint: the folder of shards that FSDPStrategy and ModelParallelStrategy write.
 
-It holds `.metadata` (a pickle that says which tensor lies where), `*.distcp` (shards of tensors) and Lightning's
-meta.pt (everything else, the ledger included). PyTorch unpickles `.metadata` without a check; here it may name nothing
-but the few classes that it is made of, and only files of the folder, so nothing in it is executed and nothing outside
-is read. Of what lies in the shards only the weights are read. Not covered: folders of DeepSpeed.
+The folder holds `.metadata` (a pickle with the place of each tensor), `*.distcp` (shards of tensors) and Lightning's
+meta.pt (all further data, including the ledger). PyTorch unpickles `.metadata` without a check. Here the pickle may
+name only the few classes of an index, and only files of the folder: nothing is executed, and nothing outside is read.
+Of the shards, only the weights are read. Not covered: folders of DeepSpeed.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ PATHS = {"PosixPath": pathlib.PurePosixPath, "WindowsPath": pathlib.PureWindowsP
 
 
 def is_distributed(path: Path) -> bool:
-    """Whether this is a folder that a sharded strategy of Lightning wrote."""
+    """Whether a path is a folder written by a sharded strategy of Lightning."""
     return path.is_dir() and ((path / META).is_file() or (path / INDEX).is_file())
 
 
 def read_weights_of(path: Path) -> dict[str, Tensor]:
-    """Return the state dict of the LightningModule in a distributed checkpoint, whole, on the CPU.
+    """Return the whole state dict of the LightningModule in a distributed checkpoint, on the CPU.
 
     Args:
-        path: The folder.
+        path: Folder of the checkpoint.
 
     Raises:
-        ValueError: If it cannot be read, or its index names anything but tensors in files of the folder.
+        ValueError: If the folder cannot be read, or its index names anything but tensors in files of the folder.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -70,9 +70,9 @@ def read_weights_of(path: Path) -> dict[str, Tensor]:
             if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
         }
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads all shards
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # a single process reads all shards
             load(state, storage_reader=_reader(path, index), no_dist=True)
-    except (Exception, CheckpointException) as error:  # whatever a broken pickle leads to, and that is no Exception
+    except (Exception, CheckpointException) as error:  # CheckpointException is no Exception
         raise ValueError(
             f"Expected a distributed checkpoint in {path}, but it cannot be read ({type(error).__name__}: "
             f"{str(error).partition(chr(10))[0][:200]}). Is a file missing or cut off? Copy the folder again."
@@ -81,7 +81,7 @@ def read_weights_of(path: Path) -> dict[str, Tensor]:
 
 
 def as_file(path: Path) -> Path | BytesIO:
-    """Return what Lightning's `load_from_checkpoint` opens: a file as it is, a folder as one file in memory."""
+    """Return a source for Lightning's `load_from_checkpoint`: a file as is, a folder as a file in memory."""
     if not is_distributed(path):
         return path
     checkpoint = torch.load(path / META, map_location="cpu", weights_only=True)
@@ -92,10 +92,10 @@ def as_file(path: Path) -> Path | BytesIO:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes nothing but the index of a distributed checkpoint."""
+    """Unpickler for the index of a distributed checkpoint alone."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return one of the classes that an index is made of."""
+        """Return a class of an index."""
         if module.split(".")[0] == "pathlib" and name in PATHS:
             return PATHS[name]
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
@@ -120,7 +120,7 @@ def _reader(path: Path, index: Metadata) -> Any:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     class Reader(FileSystemReader):
-        """Reads shards by an index that was checked."""
+        """Reader of shards with a checked index."""
 
         def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
             """Return the index."""

@@ -1,8 +1,8 @@
-"""Export of a whole network, neck and head included: as ONNX, or as a program of `torch.export`.
+"""Export of a whole network, including neck and head, as ONNX or as a program of `torch.export`.
 
-Any number of inputs, by their names in the network's forward; batches of any size, and token sequences of any length,
-or the sizes of the example alone. What is written is run once and compared with the network. A folder with safetensors
-is what `save_pruned` writes.
+The export takes any number of inputs, named as in the network's forward; batches of any size and token sequences of any
+length, or only the sizes of the example. The written file is run once and compared with the network. `save_pruned`
+writes a folder with safetensors instead.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OTHER_FORMAT = (
     "Write a program of torch.export, a path that ends in .pt2, or export the part of it that can be converted."
 )
 IN_FULL = f"Nothing was written. Export in float32, or the other of {', '.join(FORMATS)}."
-NO_OTHER_SIZE = (  # what torch.export says of networks that allow one size, and of sizes of 1, which it takes for fixed
+NO_OTHER_SIZE = (  # messages of torch.export on networks with a single allowed size, and on sizes of 1, taken for fixed
     re.compile(r"\['tensors'\]\[(?P<tensor>\d+)\]\.size\(\)\[(?P<dimension>\d+)\] .*constant \((?P<size>\d+)\)"),
     re.compile(r"of (?P<size>\d+) for dimension .*\['tensors\D+(?P<tensor>\d+)\D+\.shape\[(?P<dimension>\d+)\]"),
 )
@@ -43,24 +43,24 @@ FIXED_SIZES = "With the sizes of the example it is exported: pass dynamic=False 
 
 
 def export(model: nn.Module, path: str | Path, example_inputs: Any, dynamic: bool = True) -> Path:
-    """Write a network as ONNX (`.onnx`) or as a program of `torch.export` (`.pt2`), and check what was written.
+    """Write a network as ONNX (`.onnx`) or as a program of `torch.export` (`.pt2`), and check the file.
 
     Args:
-        model: With all that is to be exported; a LightningModule where its forward is. It is not changed.
-        path: File to write; folders on the way are made.
-        example_inputs: What the model is called with, on any device: a tensor, a tuple of input and labels, a mapping
-            of keyword arguments, as batches of calibration.
-        dynamic: Whether the batch, which is the first dimension of the tensors, and the second one of tokens `(N, T)`
-            may be of any size, as far as the network allows (such as up to its number of positions); other sizes stay
-            as they are here. False: all do.
+        model: Network to export, or a LightningModule with the forward; not changed.
+        path: File to write; missing folders are made.
+        example_inputs: Batch in any form of a calibration batch, on any device: a tensor, a tuple of input and labels,
+            a mapping of keyword arguments.
+        dynamic: Whether the batch, the first dimension of tensors, and the second dimension of tokens `(N, T)` may have
+            any size that the network allows (such as up to its number of positions); all other sizes stay as in the
+            example. False: all sizes stay.
 
     Returns:
-        The path. ONNX inputs are named as in forward, outputs by their keys, with `output_` before one that an input
-        has; a loaded program takes tensors in order.
+        The path. ONNX inputs are named as in forward, outputs by key, with the prefix `output_` where an input has the
+        same name; a loaded program takes tensors in order.
 
     Raises:
-        ValueError: If the path has another ending, the model cannot be called with the example or cannot be exported
-            with such sizes, or the file computes something else.
+        ValueError: If the path has another ending, the model cannot be called with the example or exported with free
+            sizes, or the file computes something else.
     """
     path, network = Path(path), unwrap(model)
     if path.suffix not in FORMATS:
@@ -77,19 +77,19 @@ def export(model: nn.Module, path: str | Path, example_inputs: Any, dynamic: boo
         except Refusal as refusal:
             if not dynamic:
                 raise
-            _write(network, inputs, unfinished, False)  # if that is refused, too, it says why
+            _write(network, inputs, unfinished, False)  # a second refusal explains itself
             raise Refusal(refusal.expected, refusal.cause, FIXED_SIZES) from refusal
     return path
 
 
 def _write(network: nn.Module, inputs: ModelInputs, path: Path, dynamic: bool) -> None:
-    """Trace a network, write it in the format that the path ends in, and check the file.
+    """Trace a network, write the format of the path's ending, and check the file.
 
     Raises:
-        Refusal: If one of these cannot be done.
+        Refusal: If a step fails.
     """
     if inputs.n_samples == 1 and dynamic:
-        inputs = inputs.select(torch.tensor([0, 0]))  # a batch of one would be taken for fixed
+        inputs = inputs.select(torch.tensor([0, 0]))  # a batch of 1 would be taken for fixed
     named = NamedNetwork(network, inputs)
     with called_with(network, "example_inputs", inputs):
         wanted = named(*named.tensors)
@@ -107,18 +107,18 @@ def _traced(named: NamedNetwork, samples: int | None) -> Any:
 
     Args:
         named: Network to trace.
-        samples: Size of the batch, which becomes free; None: all sizes are those of the example.
+        samples: Size of the batch, which becomes free; None: all sizes stay as in the example.
     """
     sizes = tuple(_free_sizes(tensor, samples) for tensor in named.tensors)
     which = "the sizes of the example" if samples is None else "free sizes"
     expected = f"a network that torch.export can trace with {which}"
-    said = redirect_stderr(StringIO())  # it prints the graph that it could not finish
+    said = redirect_stderr(StringIO())  # torch.export prints an unfinished graph
     with _explained(expected, f"{type(named.network).__name__} is none", PART, named.names), said:
         return torch.export.export(named, tuple(named.tensors), dynamic_shapes={"tensors": sizes})
 
 
 def _free_sizes(tensor: Tensor, samples: int | None) -> dict[int, Any]:
-    """Return the dimensions of an input that become free, in the range that the network's own code allows."""
+    """Return the free dimensions of an input; the network's own code limits their range."""
     if samples is None or not tensor.ndim or len(tensor) != samples:
         return {}
     tokens = tensor.ndim == 2 and not tensor.is_floating_point()
@@ -126,7 +126,7 @@ def _free_sizes(tensor: Tensor, samples: int | None) -> dict[int, Any]:
 
 
 def _write_onnx(program: Any, path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Convert a program, and write it under names of its inputs and outputs that nothing else in it has."""
+    """Convert a program, and write the file with unique names of inputs and outputs."""
     with _explained("a network that torch.onnx can convert", "it cannot convert this one", OTHER_FORMAT):
         written = torch.onnx.export(program, dynamo=True, external_data=False, verbose=False)
     assert written is not None, "dynamo=True returns the program"
@@ -144,8 +144,8 @@ def _check(path: Path, named: NamedNetwork, wanted: Mapping[str, Tensor], inputs
     """Run the file on the example; ONNX only where onnxruntime is installed.
 
     Raises:
-        Refusal: If it does not run, or an output differs by more than 0.001, relative or absolute; padded tokens do not
-            count.
+        Refusal: If the file does not run, or an output differs by more than 0.001, relative or absolute; padded tokens
+            do not count.
     """
     onnx = path.suffix == ".onnx"
     if onnx and not find_spec("onnxruntime"):
@@ -178,13 +178,13 @@ def _run_program(path: Path, named: NamedNetwork) -> list[Tensor]:
 
 @contextmanager
 def _explained(expected: str, cause: str, way_out: str, names: Sequence[str] = ()) -> Iterator[None]:
-    """Turn what a library raises inside a `with` block, or the network's own code, into a refusal; out of memory stays.
+    """Turn errors of a library or of the network's code inside a `with` block into a refusal, except lack of memory.
 
     Args:
-        expected: See `Refusal`.
-        cause: The beginning of it; what was raised, and by which line, follows.
-        way_out: See `Refusal`.
-        names: Names of the tensors that are traced.
+        expected: Expectation, see `Refusal`.
+        cause: Beginning of the cause; the error and the line of code follow.
+        way_out: Next step, see `Refusal`.
+        names: Names of the traced tensors.
     """
     try:
         yield
@@ -195,7 +195,7 @@ def _explained(expected: str, cause: str, way_out: str, names: Sequence[str] = (
 
 
 def _reason(error: BaseException, names: Sequence[str]) -> str:
-    """Return what an error says in one line, with the line of code that met it where one is traced."""
+    """Return an error's message in one line, with the line of code for a traced network."""
     while isinstance(error, torch.onnx.errors.OnnxExporterError) and error.__cause__ is not None:
         error = error.__cause__
     text = str(error)

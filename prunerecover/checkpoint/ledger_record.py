@@ -1,8 +1,8 @@
-"""The ledger in a checkpoint: what callbacks did to the networks of a LightningModule, as primitives and tensors.
+"""The ledger in a checkpoint: surgeries by callbacks on the networks of a LightningModule, as primitives and tensors.
 
-It lies in the file under the key "prunerecover". Callbacks write it and go on from it (`callbacks.ledger`);
-`load_pruned` takes its plans and adapters, without Lightning. Entries that earlier versions did not write have
-defaults; entries that this version does not know are left out.
+The key in the file is "prunerecover". Callbacks write the ledger and continue from it (`callbacks.ledger`);
+`load_pruned` reads the plans and adapters, without Lightning. Entries missing in files of earlier versions have
+defaults; unknown entries are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from prunerecover.recovery.lora import Adapters
 KEY = "prunerecover"
 SCHEMA = "prunerecover.ledger/1"
 
-GroupNames = list[list[list[str]]]  # by optimizer and group: names of parameters, "" for one of something else
+GroupNames = list[list[list[str]]]  # by optimizer and group: names of parameters, "" for a parameter of another part
 GroupPositions = dict[str, list[int]]  # by name of a parameter: number of an optimizer and of a group in it
 
 
@@ -35,19 +35,19 @@ class SurgeryEvent(_Record):
     """One surgery.
 
     Attributes:
-        by: Which callback did it, such as "DepthPrune.0".
+        by: Name of the callback, such as "DepthPrune.0".
         target: Path of the network.
-        epoch: At the start of which it came.
-        step: How many optimizer steps came before it.
-        units: What was removed, named as in the network right before it.
+        epoch: Epoch with the surgery at its start.
+        step: Number of optimizer steps before the surgery.
+        units: Removed units, named as in the network right before the surgery.
         params: Parameters of the network afterwards; 0 if nothing was removed.
-        macs: Per calibration sample, afterwards; 0: not counted.
-        seconds: That it took to decide; None if that was done elsewhere.
-        taken: Of a budget that several surgeries share: units by kind, or by cost the share of what there was.
-        removed: How many units of each kind went; empty: nothing did, or an earlier version wrote the event.
-        there: How many units there were right before, for kinds of width.
-        kept: Of what was tried right after it: as it is, recalibrated or reconstructed, with the output divergence of
-            each on held-out samples; empty: nothing was tried.
+        macs: MACs per calibration sample, afterwards; 0: not counted.
+        seconds: Seconds for the decision; None if decided elsewhere.
+        taken: Use of a budget shared by several surgeries: units by kind, or the share of the original cost by cost.
+        removed: Number of removed units by kind; empty: none removed, or an event of an earlier version.
+        there: Number of units right before, for kinds of width.
+        kept: Choice among the trials right after the surgery (unchanged, recalibrated or reconstructed), with the
+            output divergence of each on held-out samples; empty: no trials.
     """
 
     by: str
@@ -65,7 +65,7 @@ class SurgeryEvent(_Record):
 
     @model_serializer(mode="wrap")
     def _as_it_was(self, rest: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what earlier versions did not say."""
+        """Leave out empty fields that earlier versions did not write."""
         unsaid = {name for name in ("removed", "there", "kept") if not getattr(self, name)}
         return {name: value for name, value in rest(self).items() if name not in unsaid}
 
@@ -75,7 +75,7 @@ class SurgeryEvent(_Record):
 
     @property
     def summary(self) -> str:
-        """What went, in short.
+        """Removed units in short.
 
         >>> SurgeryEvent(by="DepthPrune.0", target="", epoch=1, removed={"block": 3, "mlp": 1}).summary
         'depth: 3 blocks, 1 mlp removed'
@@ -94,12 +94,12 @@ class SurgeryEvent(_Record):
 
 
 class ScheduleStart(_Record):
-    """What a callback found when its schedule began.
+    """State of a callback when its schedule began.
 
     Attributes:
-        events: How many surgeries of its own there had been, in fits before.
-        units: How many units of each kind there were.
-        asked: The arguments that decide which surgeries come when.
+        events: Number of the callback's surgeries in earlier fits.
+        units: Number of units by kind.
+        asked: Arguments that decide the surgeries and their times.
     """
 
     events: int = 0
@@ -108,7 +108,7 @@ class ScheduleStart(_Record):
 
 
 class TeacherFile(_Record):
-    """Where the dense teacher of a network was saved: name and folder of the file, and its hash."""
+    """Place of a network's saved dense teacher: name, folder and hash of the file."""
 
     file: str
     folder: str
@@ -116,19 +116,19 @@ class TeacherFile(_Record):
 
 
 class LedgerRecord(_Record):
-    """Everything that a checkpoint holds of a ledger.
+    """Full content of a ledger in a checkpoint.
 
     Attributes:
-        run: Which fit it is of, with all that resume it; empty: the file does not say.
-        plans: All edits so far of each network, by its path in the LightningModule.
+        run: Name of the fit and of all fits that resume it; empty: unknown.
+        plans: All edits of each network so far, by path of the network in the LightningModule.
         events: Surgeries in order.
-        begun: By callback.
-        teachers: By path of the network, once they were saved.
-        adapters: What is injected on each network after all its edits, by the same paths.
-        places: Where optimizers held what adapters froze, by path of the network.
-        use: What the forward of each network has written on its modules, by path of the network: see `use_of`.
-        optimizers: What each group held, in order; None: the file does not say.
-        random_states: Of all ranks; None: the file does not say.
+        begun: Starts of schedules, by callback.
+        teachers: Saved teachers, by path of the network.
+        adapters: Adapters injected on each network after all edits, by path of the network.
+        places: Places in optimizers of the parameters frozen by adapters, by path of the network.
+        use: Attributes written by each network's forward on its modules, by path of the network: see `use_of`.
+        optimizers: Parameters of each group, in order; None: unknown.
+        random_states: Random states of all ranks; None: unknown.
     """
 
     run: str = ""
@@ -143,7 +143,7 @@ class LedgerRecord(_Record):
     random_states: list[dict[str, Any]] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what goes into a file: primitives and tensors."""
+        """Return the content for a file: primitives and tensors."""
         return {
             "schema": SCHEMA,
             **({"run": self.run} if self.run else {}),
@@ -156,14 +156,14 @@ class LedgerRecord(_Record):
 
     @classmethod
     def from_dict(cls, data: Any, path: Path | None = None) -> LedgerRecord:
-        """Validate what `to_dict` returned.
+        """Validate the result of `to_dict`.
 
         Args:
-            data: What lies under `KEY`.
-            path: Of the checkpoint, if it is known, for messages.
+            data: Entry of the checkpoint under `KEY`.
+            path: Path of the checkpoint for messages, if known.
 
         Raises:
-            ValueError: If it is of another schema, a plan in it is, or something in it is not what it should be.
+            ValueError: If the ledger or a plan in it has another schema, or an entry is invalid.
         """
         schema = data.get("schema") if isinstance(data, Mapping) else None
         if schema != SCHEMA:

@@ -1,8 +1,8 @@
-"""Read a Lightning checkpoint without Lightning: the ledger that callbacks left in it, and the networks' weights.
+"""Reading of a Lightning checkpoint without Lightning: the ledger of the callbacks, and the networks' weights.
 
-A checkpoint is a file, or the folder of a strategy that shards the model (`distributed_folder`).
-Of the ledger (`ledger_record`) only the plans and the adapters count here; other entries are the callbacks' own. Files
-are read without executing anything in them.
+A checkpoint is a file, or the folder of a strategy that shards the model (`distributed_folder`). Of the ledger
+(`ledger_record`), only the plans and the adapters count here; all further entries serve the callbacks. Nothing in a
+file is executed.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ COMPILED = "_orig_mod"
 
 @dataclass(frozen=True)
 class LightningFile:
-    """What a checkpoint says.
+    """Content of a checkpoint.
 
     Attributes:
-        path: The file, or the folder of a distributed checkpoint.
-        plans: All edits so far of each network, by its path in the LightningModule; "" is the module itself.
-        weights: The whole state dict, by canonical name.
-        adapters: What is injected on each network after its edits, by the same paths.
-        use: What the forward of each network had written on its modules, by the same paths.
-        content: All that it holds; objects that are no plain data are `Foreign`.
+        path: File, or folder of a distributed checkpoint.
+        plans: All edits of each network so far, by path of the network in the LightningModule; "" is the module itself.
+        weights: Whole state dict, by canonical name.
+        adapters: Adapters injected on each network after its edits, by path of the network.
+        use: Attributes written by each network's forward on its modules, by path of the network.
+        content: Full content; objects outside plain data are `Foreign`.
     """
 
     path: Path
@@ -51,12 +51,12 @@ class LightningFile:
 
     @property
     def class_path(self) -> str | None:
-        """The LightningModule's, where LightningCLI noted it."""
+        """Class path of the LightningModule, if LightningCLI noted it."""
         return self._hparams.get("_class_path")
 
     @property
     def foreign(self) -> dict[str, str]:
-        """The class paths of hyperparameters that are no plain data, by name."""
+        """Class paths of hyperparameters outside plain data, by name."""
         found = {name: foreign_class(value) for name, value in self._hparams.items()}
         return {name: path for name, path in found.items() if path is not None}
 
@@ -67,7 +67,7 @@ class LightningFile:
 
     @property
     def networks(self) -> dict[str, Plan]:
-        """The plan of each network that was pruned or adapted; one that was not pruned has a plan without edits."""
+        """Plans of the pruned or adapted networks; the plan of a network without pruning has no edits."""
         bare = {target: Plan(source=adapters.source) for target, adapters in self.adapters.items()}
         return self.plans | {target: plan for target, plan in bare.items() if not self._has_edits(target)}
 
@@ -75,7 +75,7 @@ class LightningFile:
         return target in self.plans and bool(self.plans[target].edits)
 
     def weights_of(self, target: str) -> Weights:
-        """Return the weights of the network at `target`, by their names in it."""
+        """Return the weights of the network at `target`, by name in the network."""
         prefix = _prefix(target)
         own = {n.removeprefix(prefix): value for n, value in self.weights.items() if n.startswith(prefix)}
         odd = [name for name, value in own.items() if not isinstance(value, Tensor)]
@@ -87,11 +87,11 @@ class LightningFile:
         return Weights(own, use=self.use.get(target, {}))
 
     def beside(self, target: str) -> list[str]:
-        """Return the names of the weights that do not belong to the network at `target`."""
+        """Return the names of the weights outside the network at `target`."""
         return [name for name in self.weights if not name.startswith(_prefix(target))]
 
     def has_structure_of(self, weights: Mapping[str, Tensor]) -> bool:
-        """Whether another state dict has the same names and shapes in all networks that were changed."""
+        """Whether another state dict has the same names and shapes in all changed networks."""
         prefixes = tuple(map(_prefix, self.networks))
         mine, theirs = (
             {name: getattr(value, "shape", None) for name, value in state.items() if name.startswith(prefixes)}
@@ -101,11 +101,11 @@ class LightningFile:
 
 
 def read_checkpoint(path: Path) -> LightningFile:
-    """Read a file that a Trainer saved, or the folder of a distributed checkpoint.
+    """Read a file saved by a Trainer, or the folder of a distributed checkpoint.
 
     Raises:
-        ValueError: If it cannot be read, is no Lightning checkpoint, has no ledger, or one
-            of a newer schema.
+        ValueError: If the path cannot be read, is no Lightning checkpoint, or has no ledger or a ledger of a newer
+            schema.
     """
     checkpoint = _load_folder(path) if is_distributed(path) else _load(path)
     if not isinstance(checkpoint, Mapping) or not isinstance(checkpoint.get("state_dict"), Mapping):
@@ -143,14 +143,14 @@ def _prefix(target: str) -> str:
 
 @contextmanager
 def before_loading(cls: type[nn.Module], file: LightningFile, act: Callable[[Any], None]) -> Iterator[None]:
-    """Inside the block, let `act` see an instance of `cls` right before it loads the weights of `file`.
+    """Call `act`, inside a `with` block, on an instance of `cls` right before it loads the weights of `file`.
 
-    `load_from_checkpoint` builds an instance that nobody can reach before its weights are loaded; this is the moment to
-    give it the structure they are for. Other weights (of a teacher that `__init__` loads) are loaded as ever.
+    `load_from_checkpoint` builds an instance out of reach until the weights are loaded; `act` can give the instance the
+    structure of the weights in time. Further weights (of a teacher loaded in `__init__`) load as usual.
     """
     own = vars(cls).get("load_state_dict")
     load = cls.load_state_dict
-    acted: set[nn.Module] = set()  # where the module is the network itself, `act` loads weights into it, too
+    acted: set[nn.Module] = set()  # where the module is the network itself, `act` loads weights as well
 
     def load_state_dict(module: Any, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         weights = {canonical(name): value for name, value in state_dict.items()}
@@ -188,12 +188,12 @@ def _load(path: Path) -> Any:
         check_sums(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        pass  # no plain data, or no file of torch.save at all
-    except Exception as error:  # whatever a broken pickle leads to
+        pass  # more than plain data, or no file of torch.save at all
+    except Exception as error:  # any error of a broken pickle
         raise ValueError(_unreadable(path, error)) from None
     try:
         return read_without_executing(path)
-    except Exception as error:  # whatever a stand-in cannot do
+    except Exception as error:  # any error of a stand-in
         raise ValueError(_unreadable(path, error)) from None
 
 

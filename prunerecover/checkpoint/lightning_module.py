@@ -1,4 +1,4 @@
-"""Open the LightningModule of a checkpoint: from its class, or an instance that the user has built."""
+"""Opening of a checkpoint's LightningModule: from the class, or from an instance built by the user."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from prunerecover.recovery.lora import merge_adapters
 
 
 def load_class(cls: Any, file: LightningFile) -> nn.Module:
-    """Build a LightningModule as Lightning does, with the networks pruned just before their weights are loaded.
+    """Build a LightningModule as Lightning does, and prune the networks just before the weights load.
 
-    A hyperparameter that is the pruned network itself is rebuilt dense, as the plan says.
+    A hyperparameter that is the pruned network itself is rebuilt dense from the plan.
 
     Args:
-        cls: Of the LightningModule.
-        file: Its checkpoint.
+        cls: Class of the LightningModule.
+        file: Checkpoint of the LightningModule.
 
     Raises:
-        ValueError: If hyperparameters that the class needs are no plain data, or it loads other weights.
+        ValueError: If required hyperparameters are no plain data, or the class loads other weights.
     """
     replayed: list[nn.Module] = []
 
@@ -56,14 +56,14 @@ def load_class(cls: Any, file: LightningFile) -> nn.Module:
 
 
 def load_instance(module: Any, file: LightningFile) -> nn.Module:
-    """Prune the networks of a LightningModule in place and give all of it the weights of its checkpoint.
+    """Prune the networks of a LightningModule in place and load all weights of the checkpoint.
 
     Args:
-        module: As it was before the fit; networks that are pruned as in the file stay as they are.
-        file: Its checkpoint.
+        module: LightningModule as before the fit; networks already pruned as in the file stay unchanged.
+        file: Checkpoint of the LightningModule.
 
     Raises:
-        ValueError: If its networks or what lies beside them do not fit.
+        ValueError: If the networks or the parts beside the networks do not fit.
     """
     checkpoint = dict(file.content)
     module.on_load_checkpoint(checkpoint)
@@ -77,7 +77,7 @@ def load_instance(module: Any, file: LightningFile) -> nn.Module:
 
 
 def _check_beside(module: nn.Module, file: LightningFile, weights: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless what lies beside the networks is as in the file, before anything is changed."""
+    """Raise ValueError, before any change, unless the parts beside the networks match the file."""
     prefixes = tuple(f"{canonical(target)}." if target else "" for target in file.networks)
     expected, found = (
         {name: tuple(value.shape) for name, value in state.items() if not name.startswith(prefixes)}
@@ -104,7 +104,7 @@ def _merge(module: nn.Module, file: LightningFile) -> None:
 
 
 def _rebuilt(cls: Any, file: LightningFile) -> dict[str, nn.Module]:
-    """Return the dense networks that the class takes as arguments, by argument."""
+    """Return the dense networks among the class's arguments, by argument."""
     takes = inspect.signature(cls).parameters
     any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
     foreign = {name: path for name, path in file.foreign.items() if name in takes or any_name}
@@ -120,7 +120,7 @@ def _rebuilt(cls: Any, file: LightningFile) -> dict[str, nn.Module]:
 
 
 def _plain_part(file: LightningFile) -> bytes:
-    """Return the file without what is no plain data in it."""
+    """Return the plain data of the file, as a file."""
     content = {key: value for key, value in file.content.items() if foreign_class(value) is None}
     hparams = file.content.get("hyper_parameters", {})
     content["hyper_parameters"] = {name: value for name, value in hparams.items() if name not in file.foreign}

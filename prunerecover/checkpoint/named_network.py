@@ -1,7 +1,7 @@
-"""A network between tensors by name: what is exported of it, whatever form its inputs and outputs have.
+"""Networks with named tensors as inputs and outputs, for export, whatever the form of the original call.
 
-Tensors inside lists and mappings of the inputs are inputs, too; what else they hold is fixed. Outputs are the tensors
-of the first level: caches and features of layers, which lie deeper, are not among them.
+Tensors inside lists and mappings of the inputs are inputs, too; all further values there are fixed. Outputs are the
+tensors of the first level, without deeper tensors such as caches and features of layers.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.refusal import Refusal
 
-FALLBACK = "images"  # the name of images that forward calls x
+FALLBACK = "images"  # name of an input of images called x in forward
 # Products of routed experts: by an operation of transformers' own, or PyTorch's.
 OWN, PLAIN = "grouped_mm", "batched_mm"
 
 
 class NamedNetwork(nn.Module):
-    """A network that takes its tensors in order, and gives a mapping of those that it computes.
+    """A network that takes tensors in order, and returns a mapping of computed tensors.
 
     Args:
-        network: In evaluation mode.
-        inputs: An example.
+        network: Network in evaluation mode.
+        inputs: Example.
 
     Attributes:
         tensors: Tensors of the example, in order.
-        names: Names of these in a file.
+        names: Names of the tensors in a file.
     """
 
     def __init__(self, network: nn.Module, inputs: ModelInputs) -> None:
@@ -39,7 +39,7 @@ class NamedNetwork(nn.Module):
         self.network = network
         kwargs = dict(inputs.kwargs)
         if getattr(getattr(network, "config", None), "use_cache", False):
-            kwargs["use_cache"] = False  # what decoders keep for the next token is no output
+            kwargs["use_cache"] = False  # decoders' caches for the next token are no output
         leaves, self.form = tree_flatten_with_path((inputs.args, kwargs))
         self.leaves = [None if isinstance(leaf, Tensor) else leaf for _, leaf in leaves]
         self.places = [place for place, (_, leaf) in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -47,7 +47,7 @@ class NamedNetwork(nn.Module):
         self.names = _readable([_name(leaves[place][0], network) for place in self.places], self.tensors)
 
     def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
-        """Return what the network computes, by name."""
+        """Return the outputs of the network, by name."""
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
@@ -56,19 +56,19 @@ class NamedNetwork(nn.Module):
         found: dict[str, Tensor] = {}
         for name, value in named_outputs(self.network, output).items():
             again = any(value is other for other in (*tensors, *found.values()))
-            found[name] = value.clone() if again else value  # a file has one name for one tensor
+            found[name] = value.clone() if again else value  # a file has a single name for a tensor
         return found
 
 
 def named_outputs(network: nn.Module, output: Any) -> dict[str, Tensor]:
-    """Return the tensors of an output: by their keys, or by their order.
+    """Return the tensors of an output, named by key or by order.
 
     Args:
-        network: Network that gave it, for the message.
-        output: Output in the form that the network returns.
+        network: Network of the output, for the message.
+        output: Output in the form of the network.
 
     Raises:
-        Refusal: If there are none on the first level.
+        Refusal: If the first level holds no tensor.
     """
     if isinstance(output, Tensor):
         return {"output": output}
@@ -88,7 +88,7 @@ def named_outputs(network: nn.Module, output: Any) -> dict[str, Tensor]:
 
 
 def names_beside(inputs: Sequence[str], outputs: Iterable[str]) -> list[str]:
-    """Return names of outputs that no input has: `output_` goes before those that one has.
+    """Return names of outputs, each distinct from all inputs: a shared name gets the prefix `output_`.
 
     >>> names_beside(["sample", "timestep"], ["sample", "logits"])
     ['output_sample', 'logits']
@@ -99,10 +99,10 @@ def names_beside(inputs: Sequence[str], outputs: Iterable[str]) -> list[str]:
 
 @contextmanager
 def plain_products(network: nn.Module) -> Iterator[None]:
-    """Compute the products of transformers' routed experts by operations of PyTorch inside a `with` block.
+    """Compute the products of transformers' routed experts by PyTorch operations, inside a `with` block.
 
     Args:
-        network: It computes the same there; afterwards it is as it was.
+        network: Network with the same results inside the block; restored afterwards.
     """
     configs = {id(config): config for module in network.modules() if (config := getattr(module, "config", None))}
     changed = [config for config in configs.values() if getattr(config, "_experts_implementation", None) == OWN]
@@ -116,7 +116,7 @@ def plain_products(network: nn.Module) -> Iterator[None]:
 
 
 def _name(path: tuple[Any, ...], network: nn.Module) -> str:
-    """Return the name of an input: its argument's, and what leads to it inside of that."""
+    """Return the name of an input: the name of the argument, and the path inside the argument."""
     kind, first, *inside = (key.idx if hasattr(key, "idx") else key.key for key in path)
     if kind == 0:
         first = _argument(network, first)
@@ -124,14 +124,14 @@ def _name(path: tuple[Any, ...], network: nn.Module) -> str:
 
 
 def _argument(network: nn.Module, number: int) -> str:
-    """Return the name of an argument that is given by its position."""
+    """Return the name of a positional argument."""
     parameters = [*inspect.signature(network.forward).parameters.values()]
     variadic = next((n for n, p in enumerate(parameters) if p.kind is p.VAR_POSITIONAL), len(parameters))
     return parameters[number].name if number < variadic else f"input_{number}"
 
 
 def _readable(names: Sequence[str], tensors: Sequence[Tensor]) -> list[str]:
-    """Return the names in a file: what forward calls by one letter, if it alone is images, gets a name that says so."""
+    """Return the names in a file; a single input of images with a one-letter name is called "images"."""
     images = [number for number, tensor in enumerate(tensors) if tensor.ndim == 4]
     if len(images) == 1 and len(names[images[0]]) == 1 and FALLBACK not in names:
         return [FALLBACK if number in images else name for number, name in enumerate(names)]
@@ -139,7 +139,7 @@ def _readable(names: Sequence[str], tensors: Sequence[Tensor]) -> list[str]:
 
 
 def _new(name: str, taken: set[str]) -> str:
-    """Return a name that is not taken yet, and take it."""
+    """Return a free name, and mark the name as taken."""
     while name in taken:
         name = f"{name}_"
     taken.add(name)

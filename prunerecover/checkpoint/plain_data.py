@@ -1,8 +1,8 @@
-"""Read a file of `torch.save` without executing anything in it, also where it holds more than plain data.
+"""Reading of `torch.save` files without execution, even files with more than plain data.
 
-`torch.load(weights_only=True)` refuses a file with one foreign object, such as a network or an optimizer's class among
-the hyperparameters. Here foreign objects become `Foreign`, which keeps the name of their class and nothing else; what
-rebuilds tensors and containers is all that is ever called.
+`torch.load(weights_only=True)` refuses a file with a single foreign object, such as a network or an optimizer's class
+among the hyperparameters. Here foreign objects become `Foreign` with the name of their class alone; only constructors
+of tensors and containers are ever called.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ OF_TORCH = (torch.dtype, torch.layout, torch.memory_format)
 
 
 class Foreign:
-    """Stands in for an object of a class that is not plain data; `path` is the class's."""
+    """Stand-in for an object outside plain data; `path` is the path of the class."""
 
     path = ""
 
     def __new__(cls, *_: Any, **__: Any) -> Foreign:
-        """Ignore what the object would be made of."""
+        """Ignore the arguments."""
         return object.__new__(cls)
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Ignore what the object would be made of."""
+        """Ignore the arguments."""
 
     def __call__(self, *_: Any, **__: Any) -> Foreign:
-        """Return what a foreign function would: something foreign."""
+        """Return a foreign object, in place of a foreign function's result."""
         return self
 
     def __setstate__(self, _: Any) -> None:
@@ -52,7 +52,7 @@ class Foreign:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Return what rebuilds plain data, and a stand-in for everything else."""
+        """Return constructors of plain data, and a stand-in for any other class."""
         if module == "collections" and name in CONTAINERS:
             return getattr(collections, name)
         if module == "builtins" and name in BUILTINS:
@@ -69,17 +69,17 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_without_executing(path: Path) -> Any:
-    """Return what `torch.save` wrote, foreign objects replaced by `Foreign`; nothing in the file is executed.
+    """Return the content of a `torch.save` file, with `Foreign` in place of foreign objects; nothing is executed.
 
     Raises:
-        Exception: Of any kind, if it is no such file.
+        Exception: Any kind of error, if the path is no such file.
     """
     reader = SimpleNamespace(Unpickler=_Unpickler, load=lambda file, **_: _Unpickler(file).load(), __name__="pickle")
     return torch.load(path, map_location="cpu", weights_only=False, pickle_module=reader)
 
 
 def foreign_class(value: Any) -> str | None:
-    """Return the class path of the first foreign object in a value, at any depth; None if it is plain data."""
+    """Return the class path of the first foreign object in a value, at any depth; None for plain data."""
     for leaf in tree_leaves(value):
         cls = leaf if isinstance(leaf, type) else type(leaf)
         if issubclass(cls, Foreign):

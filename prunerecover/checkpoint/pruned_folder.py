@@ -1,10 +1,11 @@
-"""Save a pruned model as a folder, and load it again from there or from a Lightning checkpoint.
+"""Pruned models as folders: saving, and loading from a folder or from a Lightning checkpoint.
 
-A folder holds plan.json (with its sidecar, if the plan has fitted tensors) and model.safetensors. A transformers model
-that is still a standard one (whole blocks removed, all layers narrowed alike, nothing left in the place of anything)
-also gets its config.json, so that `from_pretrained` opens the folder; any other gets one that makes `from_pretrained`
-fail with what to call, for without one it would build a model of full size with random weights. Loading here never
-does. A folder may hold more than the network that was pruned: then plan.json says where in it that network is.
+A folder holds plan.json (with a sidecar, if the plan has fitted tensors) and model.safetensors. A transformers model
+that is still standard (whole blocks removed, all layers narrowed alike, no replacements) also gets its config.json, and
+`from_pretrained` opens the folder. Any other transformers model gets a config.json that makes `from_pretrained` fail
+with the right call in the message: without a config, `from_pretrained` would build a model of full size with random
+weights. `load_pruned` never does. A folder may hold more than the pruned network: plan.json then holds the path of the
+network.
 """
 
 from __future__ import annotations
@@ -49,34 +50,34 @@ OURS = {PLAN, SIDECAR, WEIGHTS, CONFIG, GENERATION}
 
 
 def save_pruned(model: nn.Module, plan: Plan, path: str | Path, target: str = "") -> Path:
-    """Write a folder from which `load_pruned` makes the same model again, in any process.
+    """Write a folder from which `load_pruned` rebuilds the same model, in any process.
 
     Args:
-        model: The network after the plan was applied, wrapped or not, on any device; it is not changed.
-        plan: All its edits, `plan + merge(model)` if it was merged; `Plan()` for a dense model.
-        path: The folder. It appears complete or not at all; one of ours that is there already is replaced.
-        target: Path in the model of the network that was pruned, where the model is more: "backbone" of a segmenter.
+        model: Network after the plan was applied, wrapped or not, on any device; not changed.
+        plan: Plan with all edits, `plan + merge(model)` for a merged model; `Plan()` for a dense model.
+        path: Folder, written completely or not at all; an existing folder of `save_pruned` is replaced.
+        target: Path of the pruned network in a larger model: "backbone" of a segmenter.
 
     Returns:
         The folder's path.
 
     Raises:
-        ValueError: If the model is not the one that the plan leaves, has no values, or nothing at `target`.
-        FileExistsError: If something that we did not write is at `path`.
-        OSError: If the folder around it is full or read-only.
+        ValueError: If the model differs from the plan's result, has no values, or lacks a module at `target`.
+        FileExistsError: If other content than a folder of `save_pruned` is at `path`.
+        OSError: If the parent folder is full or read-only.
     """
     return write_folder(model, plan, path, target=target)
 
 
 def write_folder(model: nn.Module, plan: Plan, path: str | Path, run: str = "", target: str = "") -> Path:
-    """Write a folder as `save_pruned` does, and note in it which run of a Trainer did.
+    """Write a folder as `save_pruned` does, with the name of the Trainer's run.
 
     Args:
-        model: As of `save_pruned`.
-        plan: As of `save_pruned`.
-        path: As of `save_pruned`.
-        run: See `Saved`.
-        target: As of `save_pruned`.
+        model: Network, see `save_pruned`.
+        plan: Plan, see `save_pruned`.
+        path: Folder, see `save_pruned`.
+        run: Name of the run, see `Saved`.
+        target: Path of the pruned network, see `save_pruned`.
     """
     model, path = unwrap(model), _path_of(path)
     check_plan(plan)
@@ -94,28 +95,28 @@ def write_folder(model: nn.Module, plan: Plan, path: str | Path, run: str = "", 
 
 
 def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = None) -> nn.Module:
-    """Make a pruned model again, with the weights in the dtype of the file; adapters in it are merged.
+    """Rebuild a pruned model, with the weights in the dtype of the file; adapters in the file are merged.
 
     Args:
-        path: A folder of `save_pruned`, or a checkpoint that a Trainer with one of our callbacks saved: a file, or the
-            folder of a distributed checkpoint (FSDPStrategy, ModelParallelStrategy).
+        path: Folder of `save_pruned`, or checkpoint of a Trainer with a callback of this package: a file, or the folder
+            of a distributed checkpoint (FSDPStrategy, ModelParallelStrategy).
         model: None: the dense model is rebuilt from the plan (timm, transformers, torchvision, ultralytics); a warning
-            says if the checkpoint holds weights beside that network, such as a decoder's. A dense network: it is pruned
-            in place and gets the weights, on its device; where the folder holds more than that network, all of this.
-            A LightningModule class, for checkpoints: it is built as `load_from_checkpoint` builds it, from the file's
-            hyperparameters, and pruned just before its weights load. A LightningModule, for checkpoints: built as
-            before the fit, where its class takes arguments that are no plain data (a network, an optimizer's class); it
-            is pruned in place.
+            names weights of the checkpoint beside the network, such as a decoder's. A dense network: pruned in place
+            and filled with the weights, on its device; where the folder holds more than the network, pass the whole
+            model. A LightningModule class, for checkpoints: built by `load_from_checkpoint` from the file's
+            hyperparameters, and pruned just before the weights load. A LightningModule, for checkpoints: built as
+            before the fit, where the class takes arguments outside plain data (a network, an optimizer's class), and
+            pruned in place.
 
     Returns:
-        The network in evaluation mode; for a class the LightningModule, in the mode in which Lightning leaves it; the
-        LightningModule that was passed, in evaluation mode.
+        The network in evaluation mode; for a class the LightningModule, in Lightning's mode after loading; for a
+        LightningModule the same object, in evaluation mode.
 
     Raises:
-        FileNotFoundError: If there is no such file or folder, or the folder lacks a file.
-        ValueError: If it cannot be read, is of a run without pruning or of a newer version, cannot be rebuilt, or if
-            its weights are not for the structure that its plan leaves. A model that was passed stays as it was.
-        TypeError: If `model` cannot take what `path` holds.
+        FileNotFoundError: If the file or folder is missing, or the folder lacks a file.
+        ValueError: If the file cannot be read, comes from a run without pruning or from a newer version, cannot be
+            rebuilt, or holds weights for another structure than the plan's result. A given model stays unchanged.
+        TypeError: If `model` cannot take the content of `path`.
     """
     path = whole_folder(_path_of(path))
     if not path.exists():
@@ -137,14 +138,14 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
 
 
 def load_network(file: LightningFile, model: nn.Module | None = None) -> nn.Module:
-    """Make the one pruned network of a checkpoint again, as `load_pruned` does, whatever else the file holds.
+    """Rebuild the single pruned network of a checkpoint, as `load_pruned` does, and ignore further content.
 
     Args:
-        file: What `read_checkpoint` returned.
-        model: The dense network; None: it is rebuilt.
+        file: Checkpoint from `read_checkpoint`.
+        model: Dense network; None: rebuilt from the plan.
 
     Raises:
-        ValueError: If the file has none or several, or its weights are not for the structure that its plan leaves.
+        ValueError: If the file has no or several networks, or weights for another structure than the plan's result.
         TypeError: If `model` is no network.
     """
     return _open_network(file.path, model, *_only_network(file))
@@ -176,7 +177,7 @@ def _open_network(
 
 
 def _warn_of_others(file: LightningFile) -> None:
-    """Say so if the network that is returned is not all that the file holds."""
+    """Warn if the file holds more than the returned network."""
     (target,) = file.networks
     beside = file.beside(target)
     if beside:
@@ -196,7 +197,7 @@ def _path_of(path: str | Path) -> Path:
 
 
 def _checked(model: nn.Module, plan: Plan) -> Plan:
-    """Return the plan to write; for a dense model without one, a plan that says how to build it."""
+    """Return the plan to write; for a dense model without a source, a plan with the model's constructor."""
     if not plan.edits and not plan.source.tensors:
         return plan.model_copy(update={"source": source_of(model)})
     found, expected = tensors_hash(model), end_of(plan)
@@ -224,10 +225,10 @@ def _check_free(path: Path) -> None:
 
 
 def _save_config(model: Any, folder: Path) -> None:
-    """Let `from_pretrained` open the folder, or fail with what to call where the model is no standard one."""
+    """Let `from_pretrained` open the folder, or fail with the right call for a non-standard model."""
     if not is_transformers_model(model):
         return
-    if not _is_standard(model):  # AutoModel's error repeats the type, that of a class of its own the dtype
+    if not _is_standard(model):  # AutoModel's error repeats the type, the error of a specific class the dtype
         write_text(folder / CONFIG, json.dumps({"model_type": NOT_STANDARD, "dtype": NOT_STANDARD}, indent=2))
         return
     config = copy.deepcopy(model.config)
@@ -239,13 +240,13 @@ def _save_config(model: Any, folder: Path) -> None:
 
 
 def _is_standard(model: Any) -> bool:
-    """Whether `from_pretrained` gives the same model; it starts anew: RWKV's weights would be divided twice."""
+    """Whether `from_pretrained` gives the same model; RWKV in use is excluded: its weights would be divided twice."""
     constructor, use = constructor_of(model), use_of(model)
     return constructor is not None and (not use or use == use_of(build(constructor)))
 
 
 def standard_class(folder: Path) -> str | None:
-    """Return the name of the class whose `from_pretrained` opens a folder of `save_pruned`; None: there is none."""
+    """Return the name of the class whose `from_pretrained` opens a folder of `save_pruned`, or None."""
     found = json.loads((folder / CONFIG).read_text(encoding="utf-8")) if (folder / CONFIG).is_file() else {}
     return next(iter(found.get("architectures", ())), None)
 
@@ -261,7 +262,7 @@ def _check_class(cls: type, path: Path) -> None:
 
 
 def _is_whole_module(model: object, file: LightningFile) -> bool:
-    """Whether this is the LightningModule that holds the file's networks, rather than a network that is one itself."""
+    """Whether a model is the LightningModule around the networks, not a network that is a LightningModule itself."""
     if not isinstance(model, nn.Module) or not hasattr(model, "load_from_checkpoint"):
         return False
     (plan, *others) = file.networks.values() or [None]
@@ -285,7 +286,7 @@ def _read_folder(path: Path) -> tuple[Plan, Weights, str]:
         hint = next((hint for name, hint in FOREIGN.items() if (path / name).is_file()), "Is it the right one?")
         raise FileNotFoundError(f"Expected a folder of save_pruned, but {path} has no {PLAN}. {hint}")
     plan, saved = Plan.load(path / PLAN), read_saved(read_data(path / PLAN))
-    expected = saved.sha256.get(WEIGHTS)  # None: folders of version 0.1.0 do not say
+    expected = saved.sha256.get(WEIGHTS)  # None for folders of version 0.1.0
     return plan, read_weights(path / WEIGHTS, expected), saved.target
 
 

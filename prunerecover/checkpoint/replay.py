@@ -1,4 +1,4 @@
-"""Replay of a plan on a dense network, and the weights that belong there afterwards."""
+"""Replay of a plan on a dense network, with the weights of the pruned network."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ YOLO = "ultralytics.nn."
 
 
 def end_of(plan: Plan) -> str:
-    """Return the hash of the names and shapes that a plan leaves."""
+    """Return the hash of the names and shapes after a plan."""
     return plan.result.tensors if plan.edits else plan.source.tensors
 
 
 def dense_of(plan: Plan, path: Path) -> nn.Module:
-    """Rebuild the model that the plan of a file starts from, with parameters on the meta device.
+    """Rebuild the dense model of a plan in a file, with parameters on the meta device.
 
     Raises:
-        ValueError: If the plan does not say how, or the installed library builds another.
+        ValueError: If the plan holds no constructor, or the installed library builds another model.
     """
     source = plan.source
     if source.constructor is None:
@@ -53,7 +53,7 @@ def dense_of(plan: Plan, path: Path) -> nn.Module:
 
 
 def _line(name: str, path: Path) -> str:
-    """Return the call that opens a file whose dense model only its owner can build."""
+    """Return the call for a file whose dense model only the user can build."""
     cls = in_short(name.rpartition(".")[2]) or "YourNetwork"
     dense = "YOLO('the weights or the YAML that it was made from').model" if name.startswith(YOLO) else f"{cls}(...)"
     return f"model = load_pruned({str(path)!r}, {dense})"
@@ -67,21 +67,21 @@ def prune_and_fill(
     adapters: Adapters | None = None,
     whole: nn.Module | None = None,
 ) -> None:
-    """Replay the plan's structure on a dense network and load the weights; after an error it is as it was.
+    """Replay the plan's structure on a dense network and load the weights; an error leaves the network unchanged.
 
-    A network that has this structure already, such as one that lies in the hyperparameters of its own checkpoint, gets
-    the weights alone. Adapters are injected, and hold their weights afterwards.
+    A network with the pruned structure already, for example from the hyperparameters of its own checkpoint, gets the
+    weights alone. Adapters are injected, and hold their weights afterwards.
 
     Args:
-        network: Unwrapped.
-        plan: All edits.
-        weights: Of the network after them, or of the whole.
-        path: Their file, for messages.
-        adapters: What is injected after all edits.
-        whole: What holds the network, where the weights are of more.
+        network: Network without wrappers.
+        plan: Plan with all edits.
+        weights: Weights of the pruned network, or of `whole`.
+        path: File of the weights, for messages.
+        adapters: Adapters to inject after all edits.
+        whole: Module around the network, where the weights are of more than the network.
 
     Raises:
-        ValueError: If the network is not the one that the plan starts from, or the weights are of another one.
+        ValueError: If the plan starts from another network, or the weights belong to another.
     """
     whole = network if whole is None else whole
     is_pruned = plan.source.tensors != end_of(plan) == tensors_hash(network)
@@ -113,7 +113,7 @@ def _fill_pruned(network: nn.Module, weights: Weights, path: Path, adapters: Ada
         if adapters is not None and injected:
             merge_adapters(network, adapters, structure_only=True)
         raise
-    if adapters is None:  # they may be in another dtype than what they adapt
+    if adapters is None:  # adapters may differ in dtype from the adapted weights
         warn_if_mixed(whole, weights, str(path))
     fill(whole, weights)
     warn_unless_finite(whole, path)

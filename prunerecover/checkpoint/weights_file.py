@@ -1,13 +1,13 @@
-"""Weights in a safetensors file, and how they get into a model whose structure is already the right one.
+"""Weights in a safetensors file, and their loading into a model that already has the right structure.
 
-A tensor that a model holds under several names (tied embeddings) is stored once; the other names stand in the file's
-metadata. Buffers that no state dict holds (rotary tables) are rebuilt with the model; the file says their dtype. What
-forward has written on modules (RWKV notes that its weights are divided) is in the metadata, too: see `model.settings`.
-Not covered: other state that is no tensor (`get_extra_state`).
+A tensor with several names in a model (tied embeddings) is stored once, and the file's metadata holds the further
+names. Buffers outside the state dict (rotary tables) are rebuilt with the model, and the file holds their dtype. The
+metadata also holds attributes that forward wrote on modules (RWKV notes its divided weights): see `model.settings`. Not
+covered: further state besides tensors (`get_extra_state`).
 
-`save_model` and `load_model` of safetensors do not do for this: they leave out every tensor that overlaps with another
-one and refuse those that cover part of their storage; on loading, names share a tensor as the model at hand has them
-share it, not as the file says, values are cast to the model's dtype, and parameters on the meta device stay there.
+`save_model` and `load_model` of safetensors do not serve here. They leave out every tensor that overlaps with another,
+and refuse tensors over a part of their storage. On loading, names share a tensor as in the given model, not as in the
+file; values are cast to the model's dtype; and parameters on the meta device stay there.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Weights:
-    """What a file holds for one network.
+    """Content of a file for a network.
 
     Attributes:
-        tensors: By canonical name; names that share one tensor in the file share it here.
-        tables: Dtypes of the buffers that are in no state dict, by name, as in "bfloat16".
-        use: What forward had written on modules, as `use_of` returns it.
-        dtypes: Those that the parameters were saved in, by name; empty: the file does not say.
-        file: The file in which tensors lie until they are needed; None: they are in memory.
-        sha256: Of that file, as it was saved; None: nobody says.
+        tensors: Tensors by canonical name; names with a shared tensor in the file share the tensor here.
+        tables: Dtypes of the buffers outside the state dict, by name, as in "bfloat16".
+        use: Attributes written by forward on modules, from `use_of`.
+        dtypes: Names of the dtypes of the saved parameters; empty: unknown.
+        file: File with the tensors, read when needed; None: the tensors are in memory.
+        sha256: Hash of the file when saved; None: unknown.
     """
 
     tensors: dict[str, Tensor]
@@ -61,7 +61,7 @@ def save_weights(model: nn.Module, path: Path) -> None:
     """Write all parameters and persistent buffers of a model, in their dtype.
 
     Raises:
-        ValueError: If tensors are on the meta device, where there are no values to save, or quantised.
+        ValueError: If tensors are on the meta device, without values to save, or quantised.
     """
     check_unquantised(model, "to save", NOT_IN_FILES)
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
@@ -84,15 +84,15 @@ def save_weights(model: nn.Module, path: Path) -> None:
 
 
 def read_weights(path: Path, sha256: str | None = None) -> Weights:
-    """Read a file of `save_weights`, or any safetensors file; of the tensors, no more than their shapes.
+    """Read a file of `save_weights`, or any safetensors file; of the tensors, only the shapes.
 
     Args:
-        path: The file, which has to stay as it is until `fill` has read the tensors.
-        sha256: See `Weights`.
+        path: File, which must stay unchanged until `fill` has read the tensors.
+        sha256: Hash of the file, see `Weights`.
 
     Raises:
-        FileNotFoundError: If there is none.
-        ValueError: If it cannot be read.
+        FileNotFoundError: If there is no file.
+        ValueError: If the file cannot be read.
     """
     if not path.is_file():
         raise FileNotFoundError(f"Expected the weights of a pruned model at {path}, but there is no such file.")
@@ -114,14 +114,14 @@ def read_weights(path: Path, sha256: str | None = None) -> Weights:
 
 
 def check_fit(model: nn.Module, weights: Weights, where: str) -> None:
-    """Raise ValueError unless the weights are for exactly this structure: no name more or less, no other shape.
+    """Raise ValueError unless the weights match the structure exactly: the same names, the same shapes.
 
-    A file is hashed only if its shapes are right: one may say that it holds any number of gigabytes.
+    A file is hashed only if the shapes are right: a file may claim any number of gigabytes.
 
     Args:
-        model: With the structure that the weights should have; its buffers that no file holds must be in memory.
+        model: Network with the structure of the weights; buffers outside files must be in memory.
         weights: Weights of the file.
-        where: The file, for the message.
+        where: Name of the file, for the message.
     """
     _check_names_and_shapes(model, weights.tensors, where)
     if weights.file is not None and weights.sha256 not in (None, sha256_of(weights.file)):
@@ -157,14 +157,14 @@ def _check_names_and_shapes(model: nn.Module, weights: Mapping[str, Tensor], whe
 
 
 def fill(model: nn.Module, weights: Weights) -> None:
-    """Give a model its values, in the dtype of the file; what is on the meta device becomes real.
+    """Load values into a model, in the dtype of the file; tensors on the meta device become real.
 
-    Parameters that are there stay the same objects, on their device. Names share one parameter afterwards if they share
-    it in the file, or if they do in the model and the file has equal values for both.
+    Existing parameters stay the same objects, on their device. Names share a parameter afterwards if they share it in
+    the file, or if they share it in the model and the file has equal values for both.
 
     Args:
-        model: Of the structure that `check_fit` has confirmed.
-        weights: Its values.
+        model: Network with a structure confirmed by `check_fit`.
+        weights: Values of the network.
     """
     values: dict[str, Tensor] = {}
     by_place: dict[object, str] = {}
@@ -182,7 +182,7 @@ def fill(model: nn.Module, weights: Weights) -> None:
             # Copied: tensors in a file begin at any byte, and some kernels round differently on unaligned memory.
             values[name] = _filled(old, new if weights.file is None else new.clone(), anew=tied != name)
     filled = OrderedDict(values)
-    filled._metadata = getattr(state, "_metadata", {})  # type: ignore[attr-defined]  # versions, which MNASNet asks for
+    filled._metadata = getattr(state, "_metadata", {})  # type: ignore[attr-defined]  # versions, for MNASNet
     model.load_state_dict(filled, strict=True, assign=True)
     for module, name, path in _tables(model):
         dtype = getattr(torch, weights.tables.get(path, ""), None)
@@ -192,12 +192,12 @@ def fill(model: nn.Module, weights: Weights) -> None:
 
 
 def warn_if_mixed(model: nn.Module, weights: Weights, where: str) -> None:
-    """Warn of a file whose parameters are of several dtypes, unless it was saved so, or the model has them so.
+    """Warn of parameters in several dtypes, unless the saved model or the given model mixes the same dtypes.
 
     Args:
-        model: Model of the structure that `check_fit` has confirmed, before it is filled.
+        model: Network with a structure confirmed by `check_fit`, before `fill`.
         weights: Weights of the file.
-        where: The file, for the message.
+        where: Name of the file, for the message.
     """
     parts: dict[torch.dtype, dict[str, list[str]]] = {}
     for name, parameter in model.named_parameters():
@@ -221,7 +221,7 @@ def _named(tensor: Tensor) -> str:
 
 
 def _filled(old: Tensor, new: Tensor, anew: bool) -> Tensor:
-    """Put values into a tensor of a model; into a new one if it is on the meta device or holds other values already."""
+    """Load values into a model's tensor; into a new tensor, if it is on the meta device or already filled."""
     value = new if old.is_meta else new.to(old.device)
     if not isinstance(old, Parameter):
         return value
@@ -233,7 +233,7 @@ def _filled(old: Tensor, new: Tensor, anew: bool) -> Tensor:
 
 
 def _tables(model: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
-    """Floating-point buffers that are in no state dict: the module, the name in it, the full name."""
+    """Floating-point buffers outside the state dict: module, name in the module, full name."""
     for prefix, module in model.named_modules():
         for name in sorted(module._non_persistent_buffers_set):
             if isinstance(module._buffers.get(name), Tensor) and getattr(module, name).is_floating_point():
@@ -241,14 +241,14 @@ def _tables(model: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
 
 
 def _place(name: str, value: Tensor) -> object:
-    """What two names of one tensor have in common; nothing, for a tensor without elements."""
+    """Return a common key for all names of a tensor; for a tensor without elements, the name itself."""
     if not value.numel() or value.is_meta:
         return name
     return (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
 
 
 def _alone(value: Tensor) -> Tensor:
-    """The tensor on the CPU in memory of its own, as safetensors wants it."""
+    """The tensor on the CPU in memory of its own, as safetensors requires."""
     value = value.detach().cpu().contiguous()
     return value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
 

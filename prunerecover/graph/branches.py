@@ -28,7 +28,7 @@ class GraphUnit:
         nodes: Indices of the removed nodes.
         block: Path of the block that is or contains the unit; empty without a block.
         doubtful: Whether only a trial can tell if the pruned network still runs: shapes inside change, or the unit
-            reads a list, or returns numbers besides the tensor, without a replacement.
+            reads a list, or returns numbers behind the tensor, which no replacement returns.
     """
 
     name: str
