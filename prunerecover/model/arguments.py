@@ -1,4 +1,4 @@
-"""Checks of arguments that planning in depth, planning in width and callbacks share."""
+"""Checks of arguments for planning in depth, planning in width and callbacks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def check_flag(name: str, value: bool | None) -> None:
     """Raise TypeError unless an argument is True, False or None: any string would count as True.
 
     Args:
-        name: Of the argument.
-        value: What was given.
+        name: Name of the argument.
+        value: Given value.
     """
     if not isinstance(value, bool | None):
         raise TypeError(f"Expected argument {name} to be True or False, but got {value!r}.")
 
 
 def patterns_of(ignore: Sequence[str]) -> tuple[str, ...]:
-    """Return shell patterns as a tuple, of one where there is one alone.
+    """Return shell patterns as a tuple, also a single pattern.
 
     Raises:
-        TypeError: If these are no patterns.
+        TypeError: If the argument holds no patterns.
     """
     if isinstance(ignore, str):
         return (ignore,)
@@ -41,7 +41,7 @@ def patterns_of(ignore: Sequence[str]) -> tuple[str, ...]:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches one of some shell patterns.
+    """Whether a name matches any of the shell patterns.
 
     >>> matches("blocks.0.attn", ["blocks.1.*", "*.attn"])
     True
@@ -53,9 +53,9 @@ def check_patterns(ignore: Sequence[str], names: Sequence[str], what: str) -> No
     """Raise ValueError if a shell pattern matches no name.
 
     Args:
-        ignore: The patterns.
-        names: All that there are; the first is given as an example.
-        what: What is named so, for the message: "units".
+        ignore: Shell patterns.
+        names: All names; the first serves as an example.
+        what: Kind of the named objects, for the message: "units".
     """
     for pattern in ignore:
         if not any(fnmatch(name, pattern) for name in names):

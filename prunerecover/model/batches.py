@@ -1,9 +1,9 @@
-"""One form for everything a user may hand in as calibration batches.
+"""A single form for all calibration batches of users.
 
-A batch may be a tensor, a tuple or list whose first element is the input (the rest are labels and are not passed on), a
-mapping of keyword arguments (as tokenizers return), a mapping with images as "img" (as ultralytics' loaders
-return), or `ModelInputs`, the form captured from a forward call. The input of a detector is a list: one image
-`(C, H, W)`, or one mapping, per sample.
+A batch may be a tensor; a tuple or list with the input first (the further elements are labels and are not passed on); a
+mapping of keyword arguments (as from tokenizers); a mapping with images as "img" (as from ultralytics' loaders); or
+`ModelInputs`, the form captured from a forward call. The input of a detector is a list: an image `(C, H, W)`, or a
+mapping, per sample.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 Batches = Iterable[Any]
 MIN_SAMPLES = 8
-LABELS = ("labels", "label")  # what mappings call them
-IMAGES = "img"  # as ultralytics' loaders call them, beside boxes and classes
+LABELS = ("labels", "label")  # keys in mappings
+IMAGES = "img"  # key in batches of ultralytics' loaders, beside boxes and classes
 
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """The arguments of one forward call; tensors are batched along dimension 0, lists of images along the list."""
+    """The arguments of a forward call; tensors are batched along dimension 0, lists of images along the list."""
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def n_samples(self) -> int:
-        """Size of dimension 0 of the first tensor; of a list of images its length."""
+        """Size of dimension 0 of the first tensor; for a list of images, the length of the list."""
         for value in (*self.args, *self.kwargs.values()):
             if _one_per_sample(value):
                 return len(value)
@@ -55,7 +55,7 @@ class ModelInputs:
         return ModelInputs(tuple(map(chosen, self.args)), {name: chosen(value) for name, value in self.kwargs.items()})
 
     def undivided(self) -> str:
-        """Say which tensors have other rows than samples, such as patches of all images; nothing if none has."""
+        """Return a message on tensors with rows besides samples, such as patches of all images; empty without any."""
         tensors = {name: value for name, value in self.kwargs.items() if isinstance(value, Tensor) and value.ndim}
         found = ", ".join(f"'{name}'" for name, value in tensors.items() if len(value) not in (1, self.n_samples))
         return found and f" Rows of {found} are no samples: pass batches of one sample each, with its own rows."
@@ -70,7 +70,7 @@ def listed(batches: Batches) -> list[Any]:
     """Return all batches.
 
     Raises:
-        TypeError: If this is no iterable of batches, or one batch alone.
+        TypeError: If the argument is no iterable of batches, or a single batch.
     """
     if isinstance(batches, Tensor | Mapping | ModelInputs):
         raise TypeError(
@@ -92,7 +92,7 @@ def as_inputs(batch: Any) -> ModelInputs:
     4
 
     Raises:
-        TypeError: If the batch is of another form.
+        TypeError: If the batch has another form.
     """
     if isinstance(batch, ModelInputs):
         return batch
@@ -114,7 +114,7 @@ def as_inputs(batch: Any) -> ModelInputs:
 
 
 def _one_per_sample(value: Any) -> bool:
-    """Whether this is a list of images or of mappings, such as what detectors take and their targets."""
+    """Whether a value is a list of images or of mappings, such as the inputs and targets of detectors."""
     if not isinstance(value, tuple | list) or not value:
         return False
     images = all(isinstance(entry, Tensor) and entry.ndim == 3 for entry in value)
@@ -122,7 +122,7 @@ def _one_per_sample(value: Any) -> bool:
 
 
 def on_device(batch: Any, device: torch.device) -> Any:
-    """Move all tensors of a batch of any form; those made in inference mode are copied, so that gradients may flow."""
+    """Move all tensors of a batch of any form; tensors from inference mode are copied, for the flow of gradients."""
 
     def move(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -133,12 +133,12 @@ def on_device(batch: Any, device: torch.device) -> Any:
 
 
 def call(model: nn.Module, inputs: ModelInputs) -> Any:
-    """Run the model on one batch."""
+    """Run the model on a batch."""
     return model(*inputs.args, **inputs.kwargs)
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return the tensor that a model's output is judged by: logits if there are any, else the first tensor.
+    """Return the judged tensor of a model's output: logits if there are any, else the first tensor.
 
     Raises:
         TypeError: If the output holds no floating-point tensor.
@@ -156,27 +156,27 @@ def logits_of(output: Any) -> Tensor:
 
 
 def predictions_of(output: Any) -> Tensor:
-    """Like `logits_of`, but averages the heads of models that return one tensor per head (distilled DeiT).
+    """Return the tensor of `logits_of`, or the mean over heads for a model with a tensor per head (distilled DeiT).
 
     Raises:
         TypeError: If the output holds no floating-point tensor.
     """
     if isinstance(output, tuple | list) and output and all(isinstance(t, Tensor) for t in output):
         same = [t for t in output if (t.shape, t.dtype) == (output[0].shape, output[0].dtype)]
-        if same[0].is_floating_point():  # others are numbers of classes
+        if same[0].is_floating_point():  # integers are numbers of classes
             return torch.stack(same).mean(0)
     return logits_of(output)
 
 
 def holds_hidden_states(network: nn.Module, output: Any) -> bool:
-    """Whether a network's output is hidden states without logits: timm's without a head, transformers' base models."""
+    """Whether an output is hidden states without logits: timm's without a head, transformers' base models."""
     if isinstance(output, Mapping):
         return output.get("logits") is None and output.get("last_hidden_state") is not None
     return isinstance(output, Tensor) and getattr(network, "num_classes", None) == 0
 
 
 def is_padding(inputs: ModelInputs, tokens: Tensor) -> Tensor:
-    """Say which of `tokens`, `(N T,)`, `(N, T)` or `(T, N)`, the batch's `attention_mask` marks; none without one."""
+    """Return the padded among `tokens`, `(N T,)`, `(N, T)` or `(T, N)`, by `attention_mask`; none without a mask."""
     mask = inputs.kwargs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim == 2 and mask.numel() == tokens.numel():
         mask = mask.t() if tokens.shape == mask.t().shape != mask.shape else mask
@@ -185,7 +185,7 @@ def is_padding(inputs: ModelInputs, tokens: Tensor) -> Tensor:
 
 
 def without_padding(output: Tensor, inputs: ModelInputs) -> Tensor:
-    """Return `(N, T, V)` outputs without padded positions as `(tokens, V)`; other outputs as they are."""
+    """Return `(N, T, V)` outputs without padded positions as `(tokens, V)`; outputs of other shapes unchanged."""
     if output.ndim != 3:
         return output
     padding = is_padding(inputs, output[..., 0])
@@ -194,11 +194,13 @@ def without_padding(output: Tensor, inputs: ModelInputs) -> Tensor:
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    """Calibration samples in two parts: `fit` estimates replacements, `held_out` judges them.
+    """Calibration samples in two parts: `fit` estimates replacements, `held_out` judges replacements.
 
     Attributes:
-        n_samples: Different samples in both parts together.
-        whole: All of them, in the batches that they came in.
+        fit: Samples to fit on.
+        held_out: Samples to judge on.
+        n_samples: Number of different samples in both parts together.
+        whole: All samples, in the original batches.
     """
 
     fit: tuple[ModelInputs, ...]
@@ -208,24 +210,24 @@ class CalibrationSet:
 
     @property
     def all_samples(self) -> tuple[ModelInputs, ...]:
-        """All samples once: those of `fit`, and those of `held_out` unless they are the same."""
+        """All samples once: the samples of `fit`, and of `held_out` unless both parts are the same."""
         return (*self.fit, *self.held_out) if self.enough else self.held_out
 
     @property
     def enough(self) -> bool:
-        """Whether there are enough samples to fit anything (at least 8)."""
+        """Whether there are enough samples for any fit (at least 8)."""
         return self.n_samples >= MIN_SAMPLES
 
 
 def split_batches(batches: Batches, device: torch.device, seed: int = 0) -> CalibrationSet:
     """Hold out every 4th sample.
 
-    With fewer than 8 samples, too few to fit anything, both parts are all the samples.
+    With fewer than 8 samples, too few for any fit, both parts are all the samples.
 
     Args:
-        batches: Of any form that `as_inputs` takes; read once.
-        device: Where the samples go.
-        seed: Which ones are held out: those with (index + seed) modulo 4 equal to 3, counted from 0 over all batches.
+        batches: Batches in any form of `as_inputs`; read once.
+        device: Device of the samples.
+        seed: Offset of the held-out samples: (index + seed) modulo 4 equal to 3, counted from 0 over all batches.
 
     Raises:
         ValueError: If there is no sample at all.
@@ -250,12 +252,12 @@ def split_batches(batches: Batches, device: torch.device, seed: int = 0) -> Cali
 
 
 def of_few_samples(batches: Sequence[ModelInputs], most: int) -> list[ModelInputs]:
-    """Return the same samples in batches of so many at most, as for several steps per epoch."""
+    """Return the same samples in batches of at most `most`, for several steps per epoch."""
     return [batch.select(chosen) for batch in batches for chosen in torch.split(torch.arange(batch.n_samples), most)]
 
 
 def split_labels(batch: Any) -> tuple[Any, Tensor]:
-    """Separate what the model is called with, a batch without labels, from the labels.
+    """Separate the model's inputs, a batch without labels, from the labels.
 
     Raises:
         TypeError: If the batch holds no labels.
@@ -273,11 +275,11 @@ def split_labels(batch: Any) -> tuple[Any, Tensor]:
 
 
 def without_labels(batch: Any, model: nn.Module | None = None) -> Any:
-    """Return what the model is called with, of batches with or without labels.
+    """Return the model's inputs, for a batch with or without labels.
 
     Args:
-        batch: Of any form that `as_inputs` takes.
-        model: That is called; an encoder-decoder of transformers keeps labels that its decoder's inputs are made of.
+        batch: Batch in any form of `as_inputs`.
+        model: Called model; an encoder-decoder of transformers keeps labels, the source of the decoder's inputs.
     """
     in_two_parts = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     if in_two_parts and isinstance(batch, Mapping) and not any(n.startswith("decoder_input") for n in batch):
@@ -289,7 +291,7 @@ def without_labels(batch: Any, model: nn.Module | None = None) -> Any:
 
 
 def with_samples(batches: Batches) -> list[Any]:
-    """Return all batches as a list; raise ValueError if there is none, or one without samples."""
+    """Return all batches as a list; raise ValueError without batches, or for a batch without samples."""
     batches = list(batches)
     if not batches:
         raise ValueError("Expected at least one calibration batch, but got none. Was a generator consumed before?")

@@ -1,8 +1,8 @@
-"""Run a model from a given block on, with the hidden states before that block kept from an earlier run.
+"""Runs of a model from a given block on, with the hidden states before the block stored from an earlier run.
 
-All candidates of one search step share what comes before the block they change, so it is computed once. Works for any
-supported family without knowing its forward: the blocks before are skipped, and the first block that runs gets the
-stored hidden state. Embeddings, masks and rotary tables are made anew each time, which is cheap.
+All candidates of a search step share the blocks before the changed block: these are computed once. The runner works for
+any supported family without knowledge of the forward: the earlier blocks are skipped, and the first running block gets
+the stored hidden state. Embeddings, masks and rotary tables are computed anew each time, at low cost.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from prunerecover.model.paths import get_module
 
 
 class BlockRunner:
-    """Runs ranges of blocks of one model, in whatever mode (train, no_grad) the caller has set.
+    """Runner of ranges of blocks of a model, in the caller's mode (train, no_grad).
 
     Args:
-        model: An unwrapped model.
-        container: Path of its ModuleList or Sequential of blocks.
+        model: Network without wrappers.
+        container: Path of the ModuleList or Sequential of blocks.
     """
 
     def __init__(self, model: nn.Module, container: str) -> None:
         self.model = model
         self.blocks = list(get_module(model, container).children())
-        self._in_tuple: bool | None = None  # not known before a block has answered
+        self._in_tuple: bool | None = None  # unknown until a block has returned
 
     def advance(self, inputs: ModelInputs, start: int, hidden: Tensor | None, stop: int) -> Tensor:
-        """Return the hidden state that enters block `stop`, given the one that enters block `start`.
+        """Return the hidden state at block `stop`, from the hidden state at block `start`.
 
         Args:
-            inputs: The batch.
+            inputs: Batch.
             start: First block to run.
-            hidden: What enters it, `(N, ..., C)`; None runs from the beginning, whatever `start` is.
-            stop: First block not to run; the number of blocks returns what the last one gives.
+            hidden: Input of the first block, `(N, ..., C)`; None runs from the beginning, whatever `start` is.
+            stop: First block not to run; the number of blocks returns the output of the last.
         """
         reached: list[Tensor] = []
 
@@ -68,20 +68,20 @@ class BlockRunner:
         hidden: Tensor | None,
         read: Callable[[Any], Any] = predictions_of,
     ) -> Any:
-        """Return the model's output, given the hidden state that enters block `start`.
+        """Return the model's output, from the hidden state at block `start`.
 
         Args:
-            inputs: The batch.
+            inputs: Batch.
             start: First block to run; the number of blocks runs none.
-            hidden: What enters it, `(N, ..., C)`; None runs from the beginning, whatever `start` is.
-            read: What is made of the output in the form that the model returns.
+            hidden: Input of the first block, `(N, ..., C)`; None runs from the beginning, whatever `start` is.
+            read: Function applied to the model's output.
         """
         with self._from(start, hidden):
             return read(call(self.model, inputs))
 
     @contextmanager
     def _noting_form(self, block: nn.Module) -> Iterator[None]:
-        """Note whether blocks answer with a tuple, as Bloom's and Falcon's do: skipped ones have to."""
+        """Note whether blocks return a tuple, as in Bloom and Falcon: skipped blocks must do the same."""
 
         def note(_: nn.Module, __: Any, output: Any) -> None:
             if self._in_tuple is None:
@@ -112,7 +112,7 @@ class BlockRunner:
 
     @contextmanager
     def skipping(self, indices: Iterable[int]) -> Iterator[None]:
-        """Let blocks hand on their first argument instead of computing, inside a `with` block."""
+        """Make blocks return their first argument instead of computing, inside a `with` block."""
 
         def handing_on(compute: Callable[..., Any]) -> Callable[..., Any]:
             def hand_on(*args: Any, **kwargs: Any) -> Any:

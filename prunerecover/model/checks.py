@@ -1,7 +1,7 @@
-"""Checks of a model before anything is planned for it: what no surgery could cut is refused by name.
+"""Checks of a model before planning: structure beyond the reach of surgery is refused by name.
 
-Not covered: what a forward pass does with its values, and weights of other libraries' quantisation than PyTorch's own,
-bitsandbytes and torchao.
+Not covered: a forward pass's use of values, and quantised weights of libraries except PyTorch, bitsandbytes and
+torchao.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ NOT_IN_FILES = (
 )
 NAMED = 3  # modules in a message
 MASK, WEIGHT_NORM = "a mask of torch.nn.utils.prune", "weight_norm"
-REFUSED = (MASK, WEIGHT_NORM)  # their hooks write a plain tensor over what surgery puts in place
-PREPARED = tuple(  # modules that quantisers of PyTorch and torchao put beside weights and between layers
+REFUSED = (MASK, WEIGHT_NORM)  # their hooks overwrite new parameters with a plain tensor
+PREPARED = tuple(  # modules of PyTorch's and torchao's quantisers beside weights and between layers
     f"{package}.{name}"
     for package in ("torch.ao.quantization", "torchao.quantization.pt2e", "torchao.quantization.qat")
     for name in ("fake_quantize", "observer")
 )
-FLOAT = (FloatFunctional, FXFloatFunctional)  # sums of networks that can be quantised, and are not yet
+FLOAT = (FloatFunctional, FXFloatFunctional)  # sums in networks prepared for quantisation, not yet quantised
 QUANTISED = ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized", "bitsandbytes")
 
 
 @dataclass(frozen=True)
 class ComputedWeight:
-    """A weight that a module computes from other tensors, or rounds: surgery does not reach it.
+    """A weight that a module computes from other tensors, or rounds: out of surgery's reach.
 
     Attributes:
-        name: Of the weight, in its module.
-        how: What computes it.
-        way_out: What to do first, a sentence without its full stop.
+        name: Name of the weight, in the module.
+        how: Source of the weight.
+        way_out: First step of the user, a sentence without a full stop.
     """
 
     name: str
@@ -87,7 +87,9 @@ def computed_weights(module: nn.Module) -> list[ComputedWeight]:
 
 
 def computed_in(model: nn.Module) -> tuple[str, str]:
-    """Return what computes weights of a network, and where, and what to do first, as sentences; empty if nothing does.
+    """Return the sources and places of computed weights in a network, and the user's first steps, as sentences.
+
+    Both texts are empty if no weight is computed.
 
     Args:
         model: Any network.
@@ -104,7 +106,7 @@ def computed_in(model: nn.Module) -> tuple[str, str]:
 
 
 def listed(paths: Sequence[str]) -> str:
-    """Return the first paths of a list for a message, and how many more there are.
+    """Return the first paths of a list for a message, and the number of further paths.
 
     >>> listed(["a", "", "b", "c", "d"])
     "'a', the model itself, 'b' and 2 more"
@@ -114,12 +116,12 @@ def listed(paths: Sequence[str]) -> str:
 
 
 def check_call(model: nn.Module, inputs: ModelInputs, argument: str) -> None:
-    """Raise ValueError if the model does not take its inputs; what failed is the cause.
+    """Raise ValueError if the model does not take the inputs, with the failure as the cause.
 
     Args:
-        model: Unwrapped, in evaluation mode.
-        inputs: On its device.
-        argument: That gave them.
+        model: Network without wrappers, in evaluation mode.
+        inputs: Inputs on the model's device.
+        argument: Name of the argument with the inputs.
     """
     with called_with(model, argument, inputs):
         call(model, inputs)
@@ -127,14 +129,14 @@ def check_call(model: nn.Module, inputs: ModelInputs, argument: str) -> None:
 
 @contextmanager
 def called_with(model: nn.Module, argument: str, inputs: ModelInputs) -> Iterator[None]:
-    """Explain what a forward pass of the model raises inside a `with` block as ValueError; no memory stays that.
+    """Explain errors of the model's forward pass inside a `with` block as ValueError.
 
-    What the package itself refuses there stays, too.
+    Errors for lack of memory and the package's own refusals pass unchanged.
 
     Args:
-        model: That is called.
-        argument: That gave its inputs, for the message.
-        inputs: One batch or a part of one.
+        model: Called model.
+        argument: Name of the argument with the inputs, for the message.
+        inputs: Batch or part of a batch.
     """
     try:
         yield
@@ -150,10 +152,10 @@ def called_with(model: nn.Module, argument: str, inputs: ModelInputs) -> Iterato
 
 
 def check_network(model: nn.Module) -> None:
-    """Raise ValueError if this is a LightningModule that has no forward pass of its own.
+    """Raise ValueError for a LightningModule without a forward pass of its own.
 
     Args:
-        model: Unwrapped.
+        model: Network without wrappers.
     """
     if hasattr(model, "load_from_checkpoint") and "forward" not in type(model).__dict__:
         raise ValueError(
@@ -163,7 +165,7 @@ def check_network(model: nn.Module) -> None:
 
 
 def check_watchable(model: nn.Module) -> None:
-    """Raise ValueError if a module is TorchScript; what the code of others does can be seen by running it."""
+    """Raise ValueError if a module is TorchScript; the code of all other modules can be watched in a run."""
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise Refusal(
@@ -174,10 +176,10 @@ def check_watchable(model: nn.Module) -> None:
 
 
 def check_cuttable(model: nn.Module) -> None:
-    """Raise ValueError unless the model's code can be watched, and it has weights of known sizes, no whole numbers.
+    """Raise ValueError unless the code can be watched, and weights exist, in floating point and of known sizes.
 
     Args:
-        model: Unwrapped.
+        model: Network without wrappers.
     """
     check_watchable(model)
     for name, parameter in model.named_parameters():
@@ -200,10 +202,10 @@ def check_cuttable(model: nn.Module) -> None:
 
 
 def check_plannable(model: nn.Module) -> None:
-    """Raise ValueError unless the model has values, finite ones, in plain parameters; it is not changed.
+    """Raise ValueError unless the model has finite values in plain parameters; the model is not changed.
 
     Args:
-        model: Unwrapped.
+        model: Network without wrappers.
     """
     check_cuttable(model)
     for path, module in model.named_modules():
@@ -227,11 +229,11 @@ def check_plannable(model: nn.Module) -> None:
 
 
 def warn_unless_finite(tensors: nn.Module | Mapping[str, Tensor], where: object) -> None:
-    """Warn of weights that are NaN or infinite, as they are saved or loaded; it names the first of them.
+    """Warn of NaN or infinite weights on saving or loading, with the first names.
 
     Args:
-        tensors: A model, or tensors by name.
-        where: The file or folder, for the message.
+        tensors: Model, or tensors by name.
+        where: File or folder, for the message.
     """
     held = tensors.state_dict(keep_vars=True) if isinstance(tensors, nn.Module) else tensors
     wrong = [name for name, value in held.items() if isinstance(value, Tensor) and not is_finite(value)]
@@ -246,30 +248,30 @@ def warn_unless_finite(tensors: nn.Module | Mapping[str, Tensor], where: object)
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether all values of a tensor are finite; what is no parameter, such as a mask, may hold minus infinity.
+    """Return whether all values of a tensor are finite; minus infinity is allowed outside parameters, as in masks.
 
     Args:
-        tensor: Of any kind; one on the meta device has no values.
+        tensor: Tensor of any kind; a tensor on the meta device has no values.
     """
     for part in stored_parts(tensor.detach()):
         if part.is_meta or part.is_nested or not (part.is_floating_point() or part.is_complex()) or not part.numel():
             continue
-        part = part.to_local() if hasattr(part, "to_local") else part  # of a sharded tensor, what this rank has
+        part = part.to_local() if hasattr(part, "to_local") else part  # the rank's part of a sharded tensor
         part = part.to_dense() if part.layout != torch.strided else part
         part = torch.view_as_real(part.resolve_conj()) if part.is_complex() else part
-        low, high = (part.float() if part.itemsize == 1 else part).aminmax()  # both NaN if any is; no copy is made
+        low, high = (part.float() if part.itemsize == 1 else part).aminmax()  # both NaN if any value is; no copy
         if not high < torch.inf or (isinstance(tensor, nn.Parameter) and not low > -torch.inf):
             return False
     return True
 
 
 def check_unquantised(model: nn.Module, purpose: str, reason: str) -> None:
-    """Raise ValueError if a weight is one of torchao's quantised tensors, of which units are removed whole, no more.
+    """Raise ValueError for a quantised weight of torchao; such weights allow only the removal of whole units.
 
     Args:
-        model: Unwrapped.
-        purpose: What plain weights are needed for, for the message: "to narrow".
-        reason: Why quantised ones do not serve, and the way out; sentences that follow "is quantised".
+        model: Network without wrappers.
+        purpose: Purpose of plain weights, for the message: "to narrow".
+        reason: Reason against quantised weights, and the way out; sentences after "is quantised".
     """
     found = next(((name, p) for name, p in model.named_parameters() if is_quantised(p)), None)
     if found is not None:
@@ -279,7 +281,7 @@ def check_unquantised(model: nn.Module, purpose: str, reason: str) -> None:
 
 
 def check_differentiable(model: nn.Module) -> None:
-    """Raise ValueError if weights were made within `torch.inference_mode` or are quantised: they take no gradients."""
+    """Raise ValueError for weights from `torch.inference_mode` or quantised weights: they take no gradients."""
     check_unquantised(
         model, "that take gradients", ". Prune first and quantise what is left, or remove units by another importance."
     )
@@ -293,5 +295,5 @@ def check_differentiable(model: nn.Module) -> None:
 
 
 def is_differentiable(model: nn.Module) -> bool:
-    """Return whether gradients flow through the weights: none is quantised, or made within `torch.inference_mode`."""
+    """Return whether gradients flow through the weights: none is quantised, or from `torch.inference_mode`."""
     return not any(is_quantised(p) or p.is_inference() for p in model.parameters())

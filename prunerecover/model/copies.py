@@ -1,6 +1,6 @@
-"""Copies of a model: one without values and those that share them, which cost no memory, and one of its own.
+"""Copies of a model: without values, with shared values (no memory), and with own values.
 
-Hooks and compiled calls stay behind, but for one kind of copy: both may lead back to the original, or to a trainer.
+Hooks and compiled calls stay behind, except in `hooked_copy`: both may lead back to the original, or to a trainer.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_leaves
 
 META = torch.device("meta")
 REGISTERED = ("_parameters", "_buffers", "_modules")
-# transformers captures hidden states with hooks of its own, which it installs anew where this is missing.
+# transformers captures hidden states with own hooks, installed anew without this attribute.
 CAPTURING = "_output_capturing_hooks_installed"
 
 
 def meta_copy(model: nn.Module) -> nn.Module:
-    """Copy a model without its values: parameters and buffers are on the meta device.
+    """Copy a model without values: parameters and buffers are on the meta device.
 
     >>> meta_copy(nn.Linear(2, 3)).weight.device
     device(type='meta')
@@ -35,7 +35,7 @@ def meta_copy(model: nn.Module) -> nn.Module:
 
 
 def share_copy(model: nn.Module) -> nn.Module:
-    """Copy the structure and share parameters and buffers: surgery on the one leaves the other as it is.
+    """Copy the structure and share parameters and buffers: surgery on the copy leaves the original unchanged.
 
     >>> net = nn.Linear(2, 3)
     >>> share_copy(net).weight is net.weight
@@ -45,7 +45,7 @@ def share_copy(model: nn.Module) -> nn.Module:
 
 
 def hooked_copy(model: nn.Module) -> nn.Module:
-    """Copy as `share_copy` does, with the hooks of forward passes: the copy computes what the model does."""
+    """Copy as in `share_copy`, with the hooks of forward passes: the copy computes the same as the model."""
     copied = share_copy(model)
     for module, twin in zip(model.modules(), copied.modules(), strict=True):
         for name, value in vars(module).items():
@@ -57,7 +57,7 @@ def hooked_copy(model: nn.Module) -> nn.Module:
 
 
 def apart_copy(model: nn.Module) -> nn.Module:
-    """Copy the structure and share values, in parameters of their own: gradients of the one leave the other alone.
+    """Copy the structure and share values, in own parameters: gradients of the copy leave the original alone.
 
     >>> net = nn.Linear(2, 3)
     >>> copied = apart_copy(net).weight
@@ -72,7 +72,7 @@ def apart_copy(model: nn.Module) -> nn.Module:
 
 
 def deep_copy(model: nn.Module) -> nn.Module:
-    """Copy a model with its values: nothing that happens to the one is seen in the other."""
+    """Copy a model with its values: original and copy are independent."""
 
     def own(tensor: Tensor) -> Tensor:
         value = tensor.detach().clone()
@@ -89,7 +89,7 @@ def _copy(model: nn.Module, tensor_of: Callable[[Tensor], Tensor]) -> nn.Module:
         for name, value in vars(module).items():
             if "hooks" in name and isinstance(value, dict):
                 memo[id(value)] = OrderedDict()
-            elif name not in REGISTERED:  # weights that a mask or weight_norm computes, and what modules cache
+            elif name not in REGISTERED:  # weights computed by a mask or weight_norm, and caches of modules
                 computed = (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and not leaf.is_leaf)
                 memo |= {id(tensor): tensor_of(tensor) for tensor in computed}
     new = copy.deepcopy(model, memo)

@@ -1,9 +1,9 @@
-"""Run a model without leaving a trace: evaluation mode, no gradients, and everything put back afterwards.
+"""Evaluation of a model without a trace: evaluation mode, no gradients, and a full restoration afterwards.
 
-Put back are the train/eval mode of every module, the buffers (also those that a forward pass adds or exchanges), what
-is in dictionaries that modules use as caches, and the random state of the CPU and of the GPUs that hold the model.
-Decoders keep nothing for a next token meanwhile, as their configs say (`use_cache`), unless a call asks for it.
-Parameters are not copied: no forward pass writes them.
+Restored are the train/eval mode of every module, the buffers (also buffers added or exchanged by a forward pass),
+dictionaries that modules use as caches, and the random state of the CPU and of the model's GPUs. Meanwhile decoders
+keep no cache for a next token (`use_cache` in their configs), unless a call asks for one. Parameters are not copied: no
+forward pass writes them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NO_CACHES = frozenset(vars(nn.Module()))  # the dictionaries of every module
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Evaluate `models` inside a `with` block; afterwards they are bit for bit what they were.
+    """Evaluate `models` inside a `with` block; afterwards the models are bit for bit as before.
 
     >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
     >>> with evaluating(net):
@@ -41,7 +41,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
     modes = [module.training for module in modules]
     buffers = [{name: (b, _copy(b)) for name, b in module._buffers.items()} for module in modules]
     caches = [(cache, dict(cache)) for module in modules for cache in _caches(module)]
-    with_values = [model for model in models if device_of(model).type != "meta"]  # else masks are looked into
+    with_values = [model for model in models if device_of(model).type != "meta"]  # else masks are read
     try:
         with torch.random.fork_rng(devices=_cuda_devices(*models)), torch.no_grad(), caches_off(*with_values):
             for model in models:
@@ -57,20 +57,20 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 class _NoCheckpoint:
-    """The place of `torch.utils.checkpoint.CheckpointFunction`: it calls a function, and no more."""
+    """Replacement of `torch.utils.checkpoint.CheckpointFunction`: a plain call of the function."""
 
     @staticmethod
     def apply(function: Any, _: bool, *args: Any) -> Any:
-        """Return what the function returns."""
+        """Return the function's result."""
         return function(*args)
 
 
 def _no_checkpoint(*_: Any, **__: Any) -> Iterator[None]:
-    """Do nothing before a checkpointed function is called, and nothing afterwards."""
+    """Take no step before or after a checkpointed function."""
     yield
 
 
-# Parts of `torch.utils.checkpoint.checkpoint`, which looks them up in its module whoever has imported it; the name of
+# Parts of `torch.utils.checkpoint.checkpoint`, looked up in the module at each call; the name of
 # the second has a suffix since torch 2.14.
 PASSING: dict[str, Any] = {"CheckpointFunction": _NoCheckpoint} | {
     name: _no_checkpoint for name in vars(checkpoint) if name.startswith("_checkpoint_without_reentrant_generator")
@@ -78,10 +78,10 @@ PASSING: dict[str, Any] = {"CheckpointFunction": _NoCheckpoint} | {
 
 
 def train_but_for_statistics(model: nn.Module) -> None:
-    """Put a model into training mode, but for norms that would refuse a single sample and write their statistics.
+    """Put a model into training mode, except BatchNorms, which would refuse a single sample and write statistics.
 
     Args:
-        model: Inside `evaluating`, which puts its mode back.
+        model: Network inside `evaluating`, for the restoration of the mode.
     """
     model.train()
     for module in model.modules():
@@ -91,13 +91,13 @@ def train_but_for_statistics(model: nn.Module) -> None:
 
 @contextmanager
 def uncompiled(*, recurrent: bool = False) -> Iterator[None]:
-    """Run compiled, fused and checkpointed parts eagerly and once, so that their operations can be seen one by one.
+    """Run compiled, fused and checkpointed parts eagerly and once: operations can be seen one by one.
 
-    PyTorch's own encoders nest padded tokens for their fused kernels, which no hook could read. A part under
-    `torch.utils.checkpoint` would run again while gradients flow, and its hooks with it.
+    PyTorch's own encoders nest padded tokens for fused kernels, unreadable for hooks. A part under
+    `torch.utils.checkpoint` would run again in a backward pass, together with its hooks.
 
     Args:
-        recurrent: Whether recurrent layers are to give gradients in evaluation mode, which cuDNN's do not.
+        recurrent: Whether recurrent layers must give gradients in evaluation mode, unlike cuDNN's.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -106,7 +106,7 @@ def uncompiled(*, recurrent: bool = False) -> Iterator[None]:
             if recurrent:
                 stack.enter_context(torch.backends.cudnn.flags(enabled=False))
             stack.enter_context(mock.patch.multiple(checkpoint, **PASSING))
-            if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes a second
+            if "torch._dynamo" in sys.modules:  # else nothing is compiled, and the import takes a second
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
     finally:
@@ -115,7 +115,7 @@ def uncompiled(*, recurrent: bool = False) -> Iterator[None]:
 
 @contextmanager
 def plain_evaluation(*models: nn.Module) -> Iterator[None]:
-    """Evaluate `models` eagerly and in ordinary arithmetic inside a `with` block: what planning reads of them.
+    """Evaluate `models` eagerly and in ordinary arithmetic inside a `with` block, for planning.
 
     >>> net = nn.Dropout()
     >>> with plain_evaluation(net):
@@ -128,7 +128,7 @@ def plain_evaluation(*models: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def ordinary_arithmetic() -> Iterator[None]:
-    """Compute as outside of `torch.inference_mode` and `torch.autocast`, whatever the caller is in.
+    """Compute as outside of `torch.inference_mode` and `torch.autocast`, whatever the caller's state.
 
     Gradients can be taken then, and scores are not rounded in silence. Also a decorator.
 
@@ -146,7 +146,7 @@ def ordinary_arithmetic() -> Iterator[None]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of the first parameter or buffer; the CPU for a model that has neither.
+    """Return the device of the first parameter or buffer; the CPU for a model without either.
 
     >>> device_of(nn.Linear(2, 2, device="meta"))
     device(type='meta')
@@ -156,11 +156,11 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def inputs_of(batch: Any, model: nn.Module) -> ModelInputs:
-    """Return what a model is called with for a batch of any form, without labels, on its device.
+    """Return the inputs of a model for a batch of any form, without labels, on the model's device.
 
     Args:
-        batch: See `as_inputs`.
-        model: Unwrapped.
+        batch: Batch, see `as_inputs`.
+        model: Network without wrappers.
     """
     return as_inputs(without_labels(batch, model)).to(device_of(model))
 
@@ -180,10 +180,10 @@ def _restore_buffers(module: nn.Module, kept: dict[str, tuple[Tensor | None, Ten
         module._buffers[name] = buffer
         if buffer is None or value is None or buffer.is_meta:
             continue
-        # Written only when it changed: writing would invalidate a graph that still waits for its backward pass.
+        # Written only after a change: a write would invalidate a graph before its backward pass.
         if not torch.equal(buffer, value):
             with torch.inference_mode(buffer.is_inference()), torch.no_grad():
-                if buffer.shape != value.shape:  # observers of torch.ao give theirs a size when they first see data
+                if buffer.shape != value.shape:  # observers of torch.ao size buffers on the first data
                     buffer.resize_(value.shape)
                 buffer.copy_(value)
 

@@ -1,8 +1,8 @@
 """Hashes that tell whether a plan and a model belong together.
 
-Names and shapes are compared, never dtype or device: a plan made in float32 or on the meta device applies to the
-same model in bfloat16 on a GPU. Values are compared after rounding to bfloat16, on at most 1,024 evenly spaced
-elements per tensor.
+Names and shapes are compared, never dtype or device: a plan made in float32 or on the meta device applies to the same
+model in bfloat16 on a GPU. Values are compared after rounding to bfloat16, on at most 1,024 evenly spaced elements per
+tensor.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def tensors_hash(model: nn.Module) -> str:
 def weights_hash(model: nn.Module, through: torch.dtype | None = None) -> str | None:
     """Hash the values of all parameters; None if any is on the meta device.
 
-    Buffers do not count: until the next forward pass, ranks of one run have BatchNorm statistics of their own.
+    Buffers do not count: until the next forward pass, each rank of a run has its own BatchNorm statistics.
 
     Args:
-        model: Of any precision.
-        through: What values are rounded to first. `torch.float16` gives the hash that the model has in float16, where
-            values are rounded otherwise than to bfloat16.
+        model: Network of any precision.
+        through: Dtype for a first rounding. `torch.float16` gives the hash of the model in float16, where values are
+            rounded differently than to bfloat16.
     """
     digest = hashlib.sha256()
     for name, tensor in _named_tensors(model):
@@ -56,7 +56,7 @@ def weights_hash(model: nn.Module, through: torch.dtype | None = None) -> str | 
 
 
 def stored_parts(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the plain tensors in which a quantised tensor keeps its values: integers, scales; of others, itself."""
+    """Yield the plain tensors with a quantised tensor's values (integers, scales), or a plain tensor itself."""
     if not is_quantised(tensor):
         yield tensor
         return
@@ -66,7 +66,7 @@ def stored_parts(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def is_quantised(tensor: Tensor) -> bool:
-    """Whether a tensor is one of torchao's, which is not imported for it."""
+    """Whether a tensor's class is torchao's, without an import."""
     return type(tensor).__module__.partition(".")[0] == "torchao"
 
 

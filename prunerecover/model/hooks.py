@@ -1,4 +1,4 @@
-"""Forward hooks that note what enters and leaves modules, and hooks of others, which move with a module's place."""
+"""Forward hooks on inputs and outputs of modules, and the transfer of users' hooks to replacements."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ HOOKS = (
 LIBRARIES = ("torch", "transformers", "accelerate")
 
 
-class Reached(BaseException):  # not an Exception: a model's or a user's own `except Exception` must not swallow it
-    """A hook has seen what is wanted; the rest of the pass is not needed."""
+class Reached(BaseException):  # no Exception: an `except Exception` around the call must not catch it
+    """End of a pass: a hook has seen the wanted value, and the rest of the pass is not needed."""
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def counting(modules: Mapping[str, nn.Module]) -> Iterator[Counter[str]]:
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Return the stream that a block is called with: its first argument, by whichever name."""
+    """Return the stream given to a block: the first argument, positional or by name."""
     tensors = (value for value in kwargs.values() if isinstance(value, Tensor))
     value = args[0] if args else kwargs.get("hidden_states", next(tensors, None))
     assert isinstance(value, Tensor)
@@ -79,7 +79,7 @@ def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 
 def users_hooks(module: nn.Module) -> bool:
-    """Whether a module has forward or backward hooks that neither torch nor transformers put there."""
+    """Whether a module has forward or backward hooks from outside torch, transformers and accelerate."""
     held = (vars(module)[name] for name in HOOKS if not name.endswith(("_with_kwargs", "_always_called")))
     return any(
         getattr(hook, "__module__", "").partition(".")[0] not in LIBRARIES for hooks in held for hook in hooks.values()
@@ -87,7 +87,7 @@ def users_hooks(module: nn.Module) -> bool:
 
 
 def carry_hooks(old: nn.Module, new: nn.Module) -> None:
-    """Give the module that takes another one's place its hooks; their handles remove them there."""
+    """Give the replacement of a module the module's hooks; existing handles remove the hooks there."""
     for name in HOOKS:
         vars(new)[name] = vars(old)[name]
     new._is_full_backward_hook = old._is_full_backward_hook

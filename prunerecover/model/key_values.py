@@ -1,4 +1,4 @@
-"""The cache of keys and values under the names that versions and classes of transformers give it."""
+"""The cache of keys and values, under the names used in versions and classes of transformers."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 from torch import nn
 
-NUMBER = "layer_idx"  # what finds a layer's keys and values in the cache
-# Arguments and outputs; `cache` since transformers 5.24, where the others are deprecated.
+NUMBER = "layer_idx"  # index of a layer's keys and values in the cache
+# Arguments and outputs; `cache` since transformers 5.24, with all further names deprecated.
 CACHES = ("cache", "past_key_values", "past_key_value", "layer_past", "cache_params")
-KEPT = (*CACHES, "past", "past_buckets_states", "mems")  # outputs that a model keeps for its next call
+KEPT = (*CACHES, "past", "past_buckets_states", "mems")  # outputs kept for the next call
 SWITCH = "use_cache"  # of a config
 
 
 def cache_given(kwargs: Mapping[str, Any]) -> Any:
-    """Return the cache that a module was called with, or None."""
+    """Return the cache among a module's keyword arguments, or None."""
     return next((kwargs[name] for name in CACHES if kwargs.get(name) is not None), None)
 
 
 def cache_returned(output: object) -> dict[str, Any]:
-    """Return the cache of an output under its name, as the next call takes it; empty if there is none."""
+    """Return the cache of an output by name, as for the next call; empty without a cache."""
     for name in CACHES:
         if getattr(output, name, None) is not None:
             return {name: getattr(output, name)}
@@ -30,7 +30,7 @@ def cache_returned(output: object) -> dict[str, Any]:
 
 
 def without_kept(output: Any) -> Any:
-    """Return an output without what the model keeps for its next call: no loss is computed of that.
+    """Return an output without the values kept for a next call: no loss uses kept values.
 
     >>> without_kept({"logits": 1, "past_key_values": 2})
     {'logits': 1}
@@ -42,7 +42,7 @@ def without_kept(output: Any) -> Any:
 
 @contextmanager
 def caches_off(*models: nn.Module) -> Iterator[None]:
-    """Have the configs of models say inside a `with` block that nothing is kept for a next call."""
+    """Turn caches off in the configs of models inside a `with` block."""
     held = [vars(module).get("config") for model in models for module in model.modules()]
     on = {id(config): config for config in held if getattr(config, SWITCH, False) is True}
     try:
@@ -55,11 +55,11 @@ def caches_off(*models: nn.Module) -> Iterator[None]:
 
 
 def asking_for_cache(model: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return keyword arguments by which a model keeps what its next call needs; None if it knows no such argument.
+    """Return keyword arguments for a call with a cache; None if the model takes no such argument.
 
     Args:
-        model: Whose forward is called. Forwards that hand on all arguments are known by the model's config.
-        kwargs: Of a call.
+        model: Network to call. Forwards that pass on all arguments are known by the model's config.
+        kwargs: Keyword arguments of a call.
     """
     parameters = inspect.signature(type(model).forward).parameters
     hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -68,12 +68,12 @@ def asking_for_cache(model: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, A
 
 
 def takes_cache(module: nn.Module) -> bool:
-    """Whether a module's forward names a cache among its arguments."""
+    """Whether a module's forward names a cache among the arguments."""
     return not set(CACHES).isdisjoint(inspect.signature(type(module).forward).parameters)
 
 
 def misnumbered(model: nn.Module) -> str:
-    """Say which block has the number of another place in the cache, as where blocks were deleted by hand; "" if none.
+    """Return a message on a block with the number of another cache place, as after a deletion by hand, else "".
 
     Args:
         model: Any network.

@@ -11,13 +11,13 @@ from prunerecover.refusal import Refusal
 
 
 def linear_shape(linear: nn.Module) -> tuple[int, int]:
-    """Return (in, out) features of an `nn.Linear`, or of transformers' `Conv1D`, which stores its weight transposed."""
+    """Return (in, out) features of an `nn.Linear`, or of transformers' `Conv1D` with its transposed weight."""
     rows, columns = linear.get_parameter("weight").shape
     return (rows, columns) if is_transposed(linear) else (columns, rows)
 
 
 def matrix_and_bias(linear: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return W `(out, in)` and b `(out,)` of a linear map in float64; b is zero where there is none."""
+    """Return W `(out, in)` and b `(out,)` of a linear map in float64; b is zero for a linear without bias."""
     weight = linear.get_parameter("weight").detach().double()
     weight = weight.T if is_transposed(linear) else weight
     bias = linear.bias.detach().double() if isinstance(linear.bias, Tensor) else weight.new_zeros(weight.shape[0])
@@ -25,10 +25,10 @@ def matrix_and_bias(linear: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def matrix_and_vector(*modules: nn.Module) -> tuple[nn.Parameter, nn.Parameter]:
-    """Return the first matrix and the first vector of a module, which new parameters are made like.
+    """Return the first matrix and the first vector among modules' parameters, as models for new parameters.
 
-    Of several modules the first one counts that has a matrix, else the first one with parameters; its first parameter
-    serves as what it lacks, the matrix as a vector.
+    The first module with a matrix counts, else the first with parameters. The module's first parameter replaces a
+    missing matrix, the matrix a missing vector.
 
     Raises:
         ValueError: If there is no parameter at all.
@@ -45,16 +45,16 @@ def matrix_and_vector(*modules: nn.Module) -> tuple[nn.Parameter, nn.Parameter]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module is an `nn.Linear`, or transformers' `Conv1D`, and nothing derived from these."""
+    """Whether a module is an `nn.Linear`, or transformers' `Conv1D`, without subclasses of `nn.Linear`."""
     return type(module) is nn.Linear or is_transposed(module)
 
 
 def check_plain(path: str, module: nn.Module) -> None:
-    """Raise ValueError if a module computes its weight or bias from other tensors: these would be lost.
+    """Raise ValueError if a module computes its weight or bias from other tensors: a merge would lose the tensors.
 
     Args:
-        path: Of the module, for the message.
-        module: A linear or a norm.
+        path: Path of the module, for the message.
+        module: Linear or norm.
     """
     for weight in computed_weights(module):
         raise Refusal(
@@ -72,22 +72,22 @@ def norm_affine(norm: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def has_affine(norm: nn.Module) -> bool:
-    """Whether a module is a LayerNorm with an affine part that `merged_linear` can fold."""
+    """Whether a module is a LayerNorm with an affine part for `merged_linear` to fold."""
     return isinstance(norm, nn.LayerNorm) and norm.weight is not None
 
 
 def without_affine(norm: nn.Module) -> nn.LayerNorm:
-    """Return the same LayerNorm without its affine part."""
+    """Return the same LayerNorm without the affine part."""
     assert isinstance(norm, nn.LayerNorm)
     return nn.LayerNorm(norm.normalized_shape, eps=norm.eps, elementwise_affine=False)
 
 
 def is_transposed(linear: nn.Module) -> bool:
-    """Whether this is transformers' `Conv1D`, whose weight is `(in, out)`."""
+    """Whether a module is transformers' `Conv1D`, with a weight `(in, out)`."""
     return type(linear).__name__ == "Conv1D"
 
 
 def through_last_matrix(model: nn.Module, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """The modules that belong to the branch's computation; LayerScale and dropout after it stay with an identity."""
+    """The modules up to the last matrix of a branch; later LayerScale and dropout stay beside an identity."""
     matrices = [i for i, path in enumerate(paths) if any(p.ndim > 1 for p in get_module(model, path).parameters())]
     return paths[: max(matrices, default=-1) + 1]

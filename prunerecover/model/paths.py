@@ -1,8 +1,8 @@
-"""Find and replace submodules by canonical path.
+"""Submodules by canonical path: search and replacement.
 
-A canonical path is relative to the network that is pruned, with the wrappers that training adds (`module.` of DDP,
-`_orig_mod.` of `torch.compile`, `base_model.model.` of peft) stripped, so that a plan made on a wrapped model
-applies to the bare one and the other way round.
+A canonical path is relative to the pruned network, without the wrappers of training (`module.` of DDP, `_orig_mod.` of
+`torch.compile`, `base_model.model.` of peft). A plan made on a wrapped model applies to the bare model and the other
+way round.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from torch import nn
 
-# By the names of the classes, and of the packages that they come from, so that none of these is imported.
+# Package and name of each class, without an import.
 WRAPPERS = {
     ("torch", "DataParallel"): "module",
     ("torch", "DistributedDataParallel"): "module",
@@ -23,12 +23,12 @@ WRAPPERS = {
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the network inside DDP, FSDP, `torch.compile`, averaged and peft wrappers; the model itself without one.
+    """Return the network inside DDP, FSDP, `torch.compile`, averaged and peft wrappers, or the model itself.
 
-    Wrappers are known by their classes: a network that calls its only part `module` is none.
+    Wrappers are known by class: a network with a single part called `module` is no wrapper.
 
     Raises:
-        TypeError: If this is no module.
+        TypeError: If the argument is no module.
 
     >>> from torch import nn
     >>> inner = nn.Linear(2, 2)
@@ -57,7 +57,7 @@ def _inner(model: nn.Module) -> nn.Module | None:
 
 
 def is_of_peft(module: nn.Module) -> bool:
-    """Whether a module is one of peft's."""
+    """Whether a module's class is defined in peft."""
     return type(module).__module__.startswith("peft.")
 
 
@@ -65,7 +65,7 @@ def get_module(root: nn.Module, path: str) -> nn.Module:
     """Return the submodule at `path`.
 
     Raises:
-        ValueError: If there is none; the message names the deepest part of the path that exists.
+        ValueError: If there is no module; the message names the deepest existing part of the path.
     """
     module = root
     parts = path.split(".") if path else []
@@ -82,12 +82,12 @@ def get_module(root: nn.Module, path: str) -> nn.Module:
 
 
 def set_module(root: nn.Module, path: str, new: nn.Module) -> nn.Module:
-    """Replace a submodule and return what was there.
+    """Replace a submodule and return the old one.
 
     Args:
-        root: The network that holds it.
-        path: Of the submodule; not the root itself.
-        new: What comes there. It takes the training mode of what was there.
+        root: Network with the submodule.
+        path: Path of the submodule; not the root itself.
+        new: New module, set to the training mode of the old.
     """
     parent_path, _, name = path.rpartition(".")
     parent = get_module(root, parent_path)
@@ -99,10 +99,10 @@ def set_module(root: nn.Module, path: str, new: nn.Module) -> nn.Module:
 
 
 def holder_of(module: nn.Module, attribute: str) -> tuple[Any, str]:
-    """Return the object that holds a dotted attribute, such as the config of `config.num_heads`, and the last name.
+    """Return the holder of a dotted attribute, such as the config of `config.num_heads`, and the last name.
 
     Raises:
-        ValueError: If there is no such attribute.
+        ValueError: If the attribute is missing.
 
     >>> holder_of(nn.Linear(2, 3), "in_features")
     (Linear(in_features=2, out_features=3, bias=True), 'in_features')
@@ -120,12 +120,12 @@ def holder_of(module: nn.Module, attribute: str) -> tuple[Any, str]:
 
 
 def parent_path(path: str) -> str:
-    """`"blocks.3.attn"` -> `"blocks.3"`; the empty string is the root."""
+    """Return the path of the parent: `"blocks.3.attn"` -> `"blocks.3"`; the empty string is the root."""
     return path.rpartition(".")[0]
 
 
 def is_within(path: str, module: str) -> bool:
-    """Whether the module at `path` is `module` or in it; all are in the root, the empty path.
+    """Whether the module at `path` is `module` or inside `module`; the root, the empty path, holds all.
 
     >>> is_within("head.0", "head"), is_within("heads", "head")
     (True, False)

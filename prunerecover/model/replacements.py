@@ -1,7 +1,7 @@
-"""The small modules that surgery leaves in the place of what it removes.
+"""Replacements: small modules in place of removed units.
 
-Each takes the call of the module it replaces (any keyword arguments) and answers in the same form: a tensor, or a tuple
-whose first element is the tensor and whose others are None, as transformers' attention modules do.
+A replacement takes the call of the replaced module (any keyword arguments) and returns the same form: a tensor, or a
+tuple of the tensor and None values, as in transformers' attention modules.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 
 class Replacement(nn.Module):
-    """Base: answers with `compute(x)`, in a tuple of `returns` elements unless `returns` is 1.
+    """Base class: returns `compute(x)`, in a tuple of `returns` elements unless `returns` is 1.
 
     Args:
-        returns: How many values the replaced module returned: 1 is a tensor, 0 a tuple of one.
+        returns: Number of values returned by the replaced module: 1 is a tensor, 0 a tuple of one.
     """
 
     def __init__(self, returns: int = 1) -> None:
@@ -25,7 +25,7 @@ class Replacement(nn.Module):
         self.returns = returns
 
     def compute(self, x: Tensor) -> Tensor:
-        """Map the input of the replaced module, `(..., C)`, to its stand-in output."""
+        """Map the input of the replaced module, `(..., C)`, to the output of the replacement."""
         raise NotImplementedError
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor | None, ...]:
@@ -34,15 +34,15 @@ class Replacement(nn.Module):
         return out if self.returns == 1 else (out, *[None] * (self.returns - 1))
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Text of `print(model)`."""
         return "" if self.returns == 1 else f"returns={self.returns}"
 
 
 def carry_attributes(old: nn.Module, new: nn.Module) -> None:
-    """Give a stand-in the plain data that code around the module it replaces may read off it.
+    """Copy the plain attributes of a replaced module to the replacement, for code around that reads them.
 
-    Such as the `f` and `i` by which ultralytics' models route tensors, and the attention types of transformers' blocks.
-    In the place of parameters are tensors without entries, for code that asks for their dtype or device (T5's).
+    Examples are the `f` and `i` by which ultralytics' models route tensors, and the attention types of transformers'
+    blocks. Tensors without entries take the place of parameters, for code that asks for their dtype or device (T5's).
 
     >>> conv, stand_in = nn.Conv2d(2, 3, 1), PassThrough()
     >>> carry_attributes(conv, stand_in)
@@ -58,7 +58,7 @@ def carry_attributes(old: nn.Module, new: nn.Module) -> None:
 
 
 def _without_entries(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same dtype, in memory: buffers on the meta device wait for a file with their values."""
+    """Return an empty tensor of the same dtype, never on meta: a meta buffer would wait for values from a file."""
     return torch.empty(0, dtype=tensor.dtype, device="cpu" if tensor.is_meta else tensor.device)
 
 
@@ -69,9 +69,9 @@ def _is_plain(value: Any) -> bool:
 
 
 class Nothing(Replacement):
-    """A removed residual branch: adds zero.
+    """Replacement of a removed residual branch: adds zero.
 
-    The zero is a scalar that broadcasts, so the addition it feeds costs no multiplication and hardly any memory.
+    The zero is a scalar that broadcasts: the addition costs no multiplication and hardly any memory.
 
     >>> Nothing()(torch.ones(2, 3)).item()
     0.0
@@ -83,7 +83,7 @@ class Nothing(Replacement):
 
 
 class PassThrough(Replacement):
-    """Hands its input on: "identity in the branch", as the published code removes attention."""
+    """Replacement that returns its input: "identity in the branch", as published code removes attention."""
 
     def compute(self, x: Tensor) -> Tensor:
         """Return x."""
@@ -91,7 +91,7 @@ class PassThrough(Replacement):
 
 
 class Copy(Replacement):
-    """Hands on a copy of its input, where what reads it overwrites what it reads."""
+    """Replacement that returns a copy of its input, for readers that overwrite their input."""
 
     def compute(self, x: Tensor) -> Tensor:
         """Return a copy of x."""
@@ -99,7 +99,7 @@ class Copy(Replacement):
 
 
 class Zeros(Replacement):
-    """Zeros in the input's shape, for a sum that is taken in place.
+    """Replacement that returns zeros in the input's shape, for an in-place sum.
 
     >>> Zeros()(torch.ones(2)).tolist()
     [0.0, 0.0]
@@ -111,7 +111,7 @@ class Zeros(Replacement):
 
 
 class One(Replacement):
-    """A scalar one: what it is multiplied by stays as it is.
+    """Replacement that returns a scalar one, neutral in a product.
 
     >>> One()(torch.ones(2, 3)).item()
     1.0
@@ -123,10 +123,11 @@ class One(Replacement):
 
 
 class Empty(Replacement):
-    """No entries along a dimension: a concatenation with it is what it would be without.
+    """Replacement without entries along a dimension, neutral in a concatenation.
 
     Args:
-        dim: The dimension.
+        dim: Number of the dimension.
+        returns: Number of values returned by the replaced module.
 
     >>> Empty(1)(torch.ones(2, 3)).shape
     torch.Size([2, 0])
@@ -137,17 +138,17 @@ class Empty(Replacement):
         self.dim = dim
 
     def compute(self, x: Tensor) -> Tensor:
-        """Return nothing of x."""
+        """Return x without entries along the dimension."""
         return x.narrow(self.dim, 0, 0)
 
 
 class Pool(Replacement):
-    """Averages over the windows of a strided convolution whose place it takes, channel by channel.
+    """Replacement of a strided convolution by averages over the same windows, channel by channel.
 
     Args:
         kernel: Size of the window, along each of 1 to 3 spatial dimensions.
-        stride: Along each.
-        padding: Along each; what it adds is not averaged over.
+        stride: Stride along each dimension.
+        padding: Padding along each dimension, left out of the averages.
 
     >>> Pool((2, 2), (2, 2), (0, 0))(torch.ones(1, 3, 4, 4)).shape
     torch.Size([1, 3, 2, 2])
@@ -163,7 +164,7 @@ class Pool(Replacement):
         return pool(x, *self.window, count_include_pad=False)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Text of `print(model)`."""
         kernel, stride, padding = self.window
         return f"kernel_size={kernel}, stride={stride}, padding={padding}"
 
@@ -171,7 +172,7 @@ class Pool(Replacement):
 def replacement_for(
     leaves: str, returns: int = 1, dim: int = 0, window: tuple[tuple[int, ...], ...] = (), channels: int = 0
 ) -> nn.Module:
-    """Return the module that takes the place of another; arguments as the fields of `StandIn`."""
+    """Return the replacement of a module; arguments as the fields of `StandIn`."""
     if leaves == "slope_bias":
         return SlopeBias(channels, dim)
     if leaves == "affine":
@@ -190,9 +191,9 @@ class Affine(Replacement):
     """A linear map of channels fitted on calibration data: y = W x + b.
 
     Args:
-        channels: Their number, C.
-        returns: How many values the replaced module returned.
-        dim: Dimension along which they lie: -1, `(..., C)`, or 1, `(N, C, ...)` with up to three more.
+        channels: Number of channels, C.
+        returns: Number of values returned by the replaced module.
+        dim: Dimension of the channels: -1, `(..., C)`, or 1, `(N, C, ...)` with up to three more.
 
     >>> Affine(3, dim=1)(torch.ones(2, 3, 4, 4)).shape
     torch.Size([2, 3, 4, 4])
@@ -213,10 +214,13 @@ class Affine(Replacement):
 
 
 class Constant(Replacement):
-    """The mean output of what was removed, independent of the input; arguments as of `Affine`.
+    """The mean output of a removed unit, independent of the input; further arguments as of `Affine`.
 
     Args:
-        in_shape: Whether the answer has the input's shape, not one that broadcasts.
+        channels: Number of channels, C.
+        returns: Number of values returned by the replaced module.
+        dim: Dimension of the channels, -1 or 1.
+        in_shape: Whether to return the input's shape instead of a shape that broadcasts.
 
     >>> Constant(3, dim=1)(torch.ones(2, 3, 4, 4)).shape
     torch.Size([3, 1, 1])
@@ -236,7 +240,7 @@ class Constant(Replacement):
 class SlopeBias(nn.Module):
     """A linearised activation or layer: y = slope * x + bias per channel; arguments as of `Affine`.
 
-    Two linears with only this between them are one linear: see `merge`.
+    Two linears with only a `SlopeBias` between are one linear: see `merge`.
     """
 
     def __init__(self, channels: int, dim: int = -1) -> None:
@@ -252,18 +256,18 @@ class SlopeBias(nn.Module):
 
 
 class ChannelMap(nn.Module):
-    """Keeps every `stride`-th position of a map and hands each channel on to one channel of the output.
+    """A shortcut that keeps every `stride`-th position of a map and places each channel in the output.
 
-    Output channels that no input channel reaches are zero. Channels are selected, not multiplied, so the result is
-    exact and counts no MACs.
+    Output channels without an input channel are zero. Channels are selected, not multiplied: the result is exact and
+    counts no MACs.
 
     Args:
-        in_channels: Of the input, `(..., C, H, W)`.
-        out_channels: Of the output.
-        stride: Along height and width.
-        first: Channel of the output that the input's first one becomes; the others follow.
-        device: Of the weight.
-        dtype: Of the weight, which may differ from the input's.
+        in_channels: Channels of the input, `(..., C, H, W)`.
+        out_channels: Channels of the output.
+        stride: Stride along height and width.
+        first: Output channel of the input's first channel; the further channels follow.
+        device: Device of the weight.
+        dtype: Dtype of the weight, independent of the input's.
 
     Attributes:
         weight: Buffer `(out, in, 1, 1)`: 1 where an input channel reaches an output channel, at most one per row.
@@ -290,11 +294,11 @@ class ChannelMap(nn.Module):
         self.register_buffer("weight", padded[:, :, None, None])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map `(..., C, H, W)` to the output's channels; what is left of a removed channel's row is zero."""
+        """Map `(..., C, H, W)` to the output's channels; the row of a removed input channel is zero."""
         reached = self.weight.flatten(1) != 0
         chosen = x[..., :: self.stride, :: self.stride].index_select(-3, reached.int().argmax(1))
         return torch.where(reached.any(1)[:, None, None], chosen, chosen.new_zeros(()))
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Text of `print(model)`."""
         return f"{self.weight.shape[1]}, {self.weight.shape[0]}, stride={self.stride}"

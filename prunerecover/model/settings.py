@@ -1,16 +1,15 @@
-"""Attributes of modules: settings, which shape what a network computes, and traces of its use, which forward writes.
+"""Attributes of modules: settings, which shape the computation, and traces of use, which forward writes.
 
-*Settings* are numbers that do not show in the shapes of tensors. Two models of equal names and shapes may divide a
-width into other heads, or move a convolution by another stride. Read are attributes of modules by the names that
-PyTorch, timm and transformers give to such numbers; all others (dropout, counters of training steps) may differ between
-a model and its plan. Not covered: which activation function a module computes, and numbers in configs that no module
-repeats.
+*Settings* are numbers that no tensor shape shows. Two models of equal names and shapes may divide a width into
+different heads, or move a convolution by a different stride. Read are attributes under the names of such numbers in
+PyTorch, timm and transformers; all further attributes (dropout, counters of training steps) may differ between a model
+and its plan. Not covered: the activation function of a module, and numbers only in configs.
 
-*Use* is what a forward writes on its modules, which says nothing about how they were built. Swin gives stages that are
-as small as a window no shift, RWKV divides its weights for evaluation and notes that it did, mixtures of experts note
-their capacity, YOLO the last shape. The names are read off the bytecode of what `forward` calls. Plain data under them
-belongs to the weights, like a buffer, and is saved with them. Not covered: what functions outside of the network's
-classes write, and `setattr`.
+*Use* is data written by forward on modules, independent of the construction. Swin takes the shift from stages as small
+as a window, RWKV divides its weights for evaluation and notes the division, mixtures of experts note their capacity,
+YOLO the last shape. The attribute names are read off the bytecode of all code called by `forward`. Plain data under
+these names belongs to the weights, like a buffer, and is saved with them. Not covered: writes by functions outside the
+network's classes, and `setattr`.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from torch import nn
 
 from prunerecover.files.in_short import in_short
 
-# What attention modules call the number of their heads.
+# Names of the number of heads in attention modules.
 HEADS = ("num_heads", "num_attention_heads", "num_head", "n_head", "n_heads", "nhead", "nheads", "heads")
-SHORT_HEADS = ("h", "nh")  # which may be heights elsewhere
+SHORT_HEADS = ("h", "nh")  # heights, in further modules
 KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 SETTINGS = frozenset(
     (*HEADS, *SHORT_HEADS, *KEY_VALUE_HEADS, "num_key_value_groups", "head_dim", "attention_head_size")
@@ -50,7 +49,7 @@ SETTINGS = frozenset(
     )
     + ("top_k", "num_experts_per_tok")
 )
-REROUTED = "rerouted"  # calls that surgery took out of a module's forward
+REROUTED = "rerouted"  # calls removed by surgery from a module's forward
 DIFFERENT = "various"
 SHOWN = 3
 MODE = "training"  # written by `train` and `eval`
@@ -59,7 +58,7 @@ Use = dict[str, dict[str, Any]]
 
 
 def alone(value: Any) -> Any:
-    """Return the only entry of a tuple, such as `normalized_shape`; what is none, or has others, as it is.
+    """Return the only entry of a tuple, such as `normalized_shape`; any other value unchanged.
 
     >>> alone((8,)), alone(8)
     (8, 8)
@@ -68,7 +67,7 @@ def alone(value: Any) -> Any:
 
 
 def like(value: Any, number: int) -> int | tuple[int]:
-    """Return a number as a tuple if a value is one.
+    """Return a number, as a tuple if `value` is a tuple.
 
     >>> like((8,), 6), like(8, 6)
     ((6,), 6)
@@ -77,7 +76,7 @@ def like(value: Any, number: int) -> int | tuple[int]:
 
 
 def settings_of(model: nn.Module) -> dict[str, str]:
-    """Return the settings by name: the value if all modules that have it agree, else a hash of all of them.
+    """Return the settings by name: the value if all modules agree, else a hash of all values.
 
     Device, dtype and mode do not count.
 
@@ -94,9 +93,9 @@ def settings_of(model: nn.Module) -> dict[str, str]:
 
 
 def differing_settings(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """Tell how two models' settings differ; names that only one of them has (another library version) do not count.
+    """Describe the difference of two models' settings; names in one model alone (another library version) do not count.
 
-    Calls that were taken out of forwards count where only one of them lacks some.
+    Calls removed from forwards count even if only one model has any.
 
     >>> differing_settings({"num_heads": "4", "eps": "1e-05"}, {"num_heads": "2"})
     'num_heads is 4 there, but 2 in this'
@@ -113,12 +112,12 @@ def differing_settings(expected: Mapping[str, str], found: Mapping[str, str]) ->
 
 
 def data_hash(data: Any) -> str:
-    """Hash JSON primitives, as they are once they were written and read."""
+    """Hash JSON primitives, in the form after writing and reading."""
     return hashlib.sha256(json.dumps(json.loads(json.dumps(data)), sort_keys=True).encode()).hexdigest()
 
 
 def written_by_forward(model: nn.Module) -> frozenset[str]:
-    """Return the names of attributes that the forward of a network, or what it calls, assigns to.
+    """Return the names of attributes assigned in a network's forward, or in code called by forward.
 
     >>> class Counts(nn.Module):
     ...     def forward(self, x):
@@ -133,10 +132,10 @@ def written_by_forward(model: nn.Module) -> frozenset[str]:
 
 
 def use_of(model: nn.Module) -> Use:
-    """Return what forward has left on the modules of a network, as JSON primitives by path and name.
+    """Return the data that forward wrote on the modules of a network, as JSON primitives by path and name.
 
-    A module that also keeps tensors or objects from call to call, such as YOLO's anchors, has no part in it: its plain
-    data would not fit to them.
+    A module that also keeps tensors or objects from call to call, such as YOLO's anchors, is left out: plain data would
+    not fit the missing objects.
     """
     names, found = written_by_forward(model), Use()
     for path, module in model.named_modules():
@@ -148,11 +147,11 @@ def use_of(model: nn.Module) -> Use:
 
 
 def restore_use(model: nn.Module, use: Mapping[str, Any]) -> None:
-    """Put back what `use_of` has returned for a network of this structure; nothing else is ever written.
+    """Restore the data of `use_of` on a network of the same structure; no other attribute is ever written.
 
     Args:
-        model: Built anew.
-        use: Of a file that anybody may have written: what `use_of` would not have returned is left out.
+        model: Newly built network.
+        use: Data from a file of any author: entries outside the form of `use_of` are left out.
     """
     for path, own in use_of(model).items():
         found = use.get(path)
@@ -163,14 +162,14 @@ def restore_use(model: nn.Module, use: Mapping[str, Any]) -> None:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is a number, a word, nothing, or a tuple of such."""
+    """Whether a value is a number, a word, None, or a tuple of plain values."""
     if isinstance(value, tuple):
         return all(map(is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
 
 
 def as_tuples(value: Any) -> Any:
-    """Return a value with tuples in the place of lists, as JSON has none."""
+    """Return a value with tuples in place of lists: JSON has no tuples."""
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
@@ -200,7 +199,7 @@ def _written_in(classes: frozenset[type]) -> frozenset[str]:
 
 
 def _codes(member: Any) -> Iterator[CodeType]:
-    """Yield the code of a method or property, and of the functions in it."""
+    """Yield the code of a method or property, and of the functions inside."""
     function = inspect.unwrap(getattr(member, "fget", None) or getattr(member, "__func__", None) or member)
     found = [getattr(function, "__code__", None)]
     while found:

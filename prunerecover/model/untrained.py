@@ -1,4 +1,4 @@
-"""A test, by its normalisation layers alone, that a network is as it was initialised."""
+"""A test for networks in their initial state, by normalisation layers alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ INITIAL = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}
 
 
 def looks_untrained(network: nn.Module) -> bool:
-    """Whether all normalisation layers have their initial values; False where there are none.
+    """Whether all normalisation layers have their initial values; False without normalisation layers.
 
     One optimizer step moves a norm's weight or bias, and one training batch moves BatchNorm's statistics.
 
@@ -23,12 +23,12 @@ def looks_untrained(network: nn.Module) -> bool:
 
 
 def said_of_untrained(network: nn.Module, done: str, instead: str) -> str:
-    """Return what warns of a network that nothing was trained in; empty if it does not look so.
+    """Return a warning about an untrained network; empty if the network looks trained.
 
     Args:
-        network: Dense.
-        done: What is done to it, with its subject: "DepthPrune prunes".
-        instead: What can be done besides loading weights.
+        network: Dense network.
+        done: Action with its subject: "DepthPrune prunes".
+        instead: Alternative to loading weights.
     """
     if not looks_untrained(network):
         return ""

@@ -1,1 +1,1 @@
-"""Modules of PyTorch and torchvision in forms whose units can go: they answer the same calls, by the same weights."""
+"""Modules of PyTorch and torchvision in forms with removable units: the same calls, with the same weights."""

@@ -1,8 +1,8 @@
-"""`nn.MultiheadAttention` whose heads keep their size however many there are.
+"""`nn.MultiheadAttention` with a fixed head size, for any number of heads.
 
-PyTorch's own computes a head's size from `embed_dim` and `num_heads`, so none of its heads can go. `NarrowAttention`
-takes the same calls and answers in the same form, with the same names of parameters, but its projections map to
-`num_heads * head_dim` features instead of `embed_dim`. A network whose attentions lose heads gets it in their place.
+PyTorch's own class computes the head size from `embed_dim` and `num_heads`: none of its heads can be removed.
+`NarrowAttention` has the same calls, results and parameter names, but its projections map to `num_heads * head_dim`
+features instead of `embed_dim`. Surgery puts it in place of attentions that lose heads.
 
 Not covered: nested tensors and TorchScript.
 """
@@ -15,18 +15,18 @@ from torch.nn import functional as F
 
 
 class NarrowAttention(nn.MultiheadAttention):
-    """Attention with heads of a size of their own; parameters are named as those of `nn.MultiheadAttention`.
+    """Attention with an own head size; parameters have the names of `nn.MultiheadAttention`.
 
-    With h heads of size d: `in_proj_weight` `(3 * h * d, embed_dim)` and `in_proj_bias`, `out_proj.weight`
-    `(embed_dim, h * d)` and `out_proj.bias`. Where keys or values have widths of their own, `q_proj_weight`,
-    `k_proj_weight` and `v_proj_weight` instead of `in_proj_weight`.
+    With h heads of size d: `in_proj_weight` `(3 * h * d, embed_dim)` and `in_proj_bias`, `out_proj.weight` `(embed_dim,
+    h * d)` and `out_proj.bias`. Where keys or values have widths of their own, `q_proj_weight`, `k_proj_weight` and
+    `v_proj_weight` instead of `in_proj_weight`.
 
     Args:
         embed_dim: Width of queries and of the output.
-        num_heads: At least 1.
+        num_heads: Number of heads, at least 1.
         head_dim: Size of each head.
-        dropout: Of attention weights, in training.
-        bias: Whether projections have one.
+        dropout: Dropout of attention weights, in training.
+        bias: Whether projections have a bias.
         kdim: Width of keys; None: `embed_dim`.
         vdim: Width of values; None: `embed_dim`.
         batch_first: Whether inputs are `(N, L, E)` rather than `(L, N, E)`.
@@ -74,12 +74,12 @@ class NarrowAttention(nn.MultiheadAttention):
 
     @property
     def _qkv_same_embed_dim(self) -> bool:
-        """PyTorch's encoder layers have a kernel for the whole layer, unless this is false; it knows no head size."""
+        """Always False: PyTorch's encoder layers use a kernel for the whole layer otherwise, without a head size."""
         return False
 
     @_qkv_same_embed_dim.setter
     def _qkv_same_embed_dim(self, value: bool) -> None:
-        """Stay as it is, whatever a constructor or an old file says."""
+        """Ignore values from a constructor or an old file."""
 
     def _reset_parameters(self) -> None:
         for name, parameter in self.named_parameters():
@@ -102,14 +102,14 @@ class NarrowAttention(nn.MultiheadAttention):
         """Attend, as `nn.MultiheadAttention` does.
 
         Args:
-            query: `(N, L, E)`, `(L, N, E)` or `(L, E)`.
-            key: `(N, S, kdim)`, and so on.
-            value: `(N, S, vdim)`, and so on.
-            key_padding_mask: `(N, S)` or `(S,)`: true, or what is added, where keys do not count.
-            need_weights: Whether the weights are returned.
-            attn_mask: `(L, S)` or `(N * heads, L, S)`: true, or what is added, where a query does not see a key.
-            average_attn_weights: Whether weights are means over the heads that there are.
-            is_causal: A hint that `attn_mask` is causal.
+            query: Queries `(N, L, E)`, `(L, N, E)` or `(L, E)`.
+            key: Keys `(N, S, kdim)`, and so on.
+            value: Values `(N, S, vdim)`, and so on.
+            key_padding_mask: Mask `(N, S)` or `(S,)`: true for ignored keys, or an addend to scores.
+            need_weights: Whether to return the weights.
+            attn_mask: Mask `(L, S)` or `(N * heads, L, S)`: true for keys hidden from a query, or an addend to scores.
+            average_attn_weights: Whether weights are means over the present heads.
+            is_causal: Hint that `attn_mask` is causal.
 
         Returns:
             Output, in the query's shape, and weights `(N, L, S)`, `(N, heads, L, S)`, without N, or None.
@@ -145,7 +145,7 @@ class NarrowAttention(nn.MultiheadAttention):
         return x if self.batch_first else x.transpose(0, 1)
 
     def _heads(self, given: list[Tensor]) -> list[Tensor]:
-        """Project `(N, L, E)` and cut into heads, `(N, heads, L, head_dim)`, with what is added to keys and values."""
+        """Project `(N, L, E)` and split into heads, `(N, heads, L, head_dim)`, with the extra keys and values."""
         whole, bias = self.in_proj_weight, self.in_proj_bias
         if len(given) == 1 and whole is not None:
             made = list(F.linear(given[0], whole, bias).chunk(3, -1))
@@ -161,7 +161,7 @@ class NarrowAttention(nn.MultiheadAttention):
         return [cut[0], *(F.pad(x, (0, 0, 0, 1)) if self.add_zero_attn else x for x in cut[1:])]
 
     def _bias_of(self, attn_mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Tensor | None:
-        """Return what is added to scores, `(N or 1, heads or 1, L or 1, S)`."""
+        """Return the addend to scores, `(N or 1, heads or 1, L or 1, S)`."""
         masks = []
         if attn_mask is not None:
             masks.append(torch.unflatten(attn_mask, 0, (len(q), -1)) if attn_mask.dim() == 3 else attn_mask[None, None])

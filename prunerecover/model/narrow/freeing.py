@@ -1,4 +1,4 @@
-"""Attentions that become modules whose heads can go: the same objects, which compute the same."""
+"""Attentions turned into modules with removable heads: the same objects, with the same results."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FREED: Mapping[type[nn.Module], type[nn.Module]] = {
     ShiftedWindowAttention: NarrowWindowAttention,
     ShiftedWindowAttentionV2: NarrowWindowAttentionV2,
 }
-BY_CHILDREN = ("qkv", "out_proj", "proj")  # whose weights such attentions multiply by themselves, without a call
+BY_CHILDREN = ("qkv", "out_proj", "proj")  # children without a call: the attention multiplies the weights itself
 
 
 def sizes_heads(module: nn.Module) -> bool:
-    """Whether an attention computes the size of its heads from their number, as these classes and their subclasses do.
+    """Whether an attention computes the head size from the number of heads, as classes in `FREED` and subclasses do.
 
     >>> sizes_heads(nn.MultiheadAttention(4, 2)), sizes_heads(NarrowAttention(4, 2, 2))
     (True, False)
@@ -30,7 +30,7 @@ def sizes_heads(module: nn.Module) -> bool:
 
 
 def uncalled_weights(module: nn.Module) -> list[Tensor]:
-    """Return the weights of children that an attention multiplies by itself, without calling them.
+    """Return the weights of children that an attention multiplies itself, without calls of the children.
 
     >>> [tuple(weight.shape) for weight in uncalled_weights(nn.MultiheadAttention(4, 2))]
     [(4, 4)]
@@ -41,16 +41,16 @@ def uncalled_weights(module: nn.Module) -> list[Tensor]:
 
 
 def attentions_in(model: nn.Module) -> tuple[str, ...]:
-    """Return the paths of attentions of these classes, whose heads have no size of their own yet."""
+    """Return the paths of attentions of the classes in `FREED`, without an own head size yet."""
     return tuple(path for path, module in model.named_modules() if type(module) in FREED)
 
 
 def free_heads(model: nn.Module, paths: Iterable[str]) -> None:
-    """Turn attentions into modules whose heads have a size of their own, the same objects, which compute the same.
+    """Turn attentions into modules with an own head size: the same objects, with the same results.
 
     Args:
-        model: Has attentions of these classes at the paths.
-        paths: Of attentions.
+        model: Network with attentions of the classes in `FREED` at the paths.
+        paths: Paths of attentions.
     """
     for path in paths:
         attention = get_module(model, path)
@@ -59,11 +59,11 @@ def free_heads(model: nn.Module, paths: Iterable[str]) -> None:
 
 @contextmanager
 def with_free_heads(model: nn.Module, paths: Iterable[str]) -> Iterator[None]:
-    """Have freed attentions at some paths inside a `with` block: they call their projections, where heads are seen.
+    """Free attentions inside a `with` block: they call their projections, where heads are seen.
 
     Args:
-        model: As of `free_heads`; is afterwards what it was.
-        paths: Of attentions.
+        model: Network, see `free_heads`; restored afterwards.
+        paths: Paths of attentions.
     """
     paths = tuple(paths)
     before = [type(get_module(model, path)) for path in paths]

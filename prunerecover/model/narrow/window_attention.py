@@ -1,8 +1,9 @@
-"""torchvision's attentions in shifted windows (Swin) with heads that keep their size however many there are.
+"""torchvision's attentions in shifted windows (Swin) with a fixed head size, for any number of heads.
 
-torchvision's own compute a head's size from the width of the stream and `num_heads`, so none of their heads can go.
-These take the same calls, by the same parameters; a head's size is that of its part of `qkv`. Windows are cut as in
-Swin (Liu 2021, arXiv 2103.14030, section 3.2) and Swin V2 (Liu 2021, arXiv 2111.09883, section 3).
+torchvision's own classes compute the head size from the width of the stream and `num_heads`: none of their heads can be
+removed. The classes here take the same calls, with the same parameters; the head size is the size of the head's part of
+`qkv`. Windows are cut as in Swin (Liu 2021, arXiv 2103.14030, section 3.2) and Swin V2 (Liu 2021, arXiv 2111.09883,
+section 3).
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from torch.nn import functional as F
 from torchvision.models.swin_transformer import ShiftedWindowAttention, ShiftedWindowAttentionV2
 
 Sides = tuple[int, int]
-APART = -100.0  # added to the score of two tokens that are neighbours only because the image was rolled
+APART = -100.0  # added to the score of two tokens, neighbours only by the roll of the image
 
 
 class NarrowWindowAttention(ShiftedWindowAttention):  # type: ignore[misc]
     """Attention of Swin; with h heads of size d, `qkv.weight` is `(3 * h * d, dim)` and `proj.weight` `(dim, h * d)`.
 
-    A network whose attentions lose heads gets it in place of torchvision's own, which has the same arguments.
+    Surgery puts the class in place of torchvision's own, which has the same arguments, where attentions lose heads.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -40,7 +41,7 @@ class NarrowWindowAttention(ShiftedWindowAttention):  # type: ignore[misc]
         return x[:, :height, :width].contiguous()
 
     def _shift(self, axis: int, padded: Sides) -> int:
-        """How far windows of an axis are shifted: not at all where one window covers it."""
+        """Shift of windows along an axis: 0 where a single window covers the axis."""
         return 0 if self.window_size[axis] >= padded[axis] else self.shift_size[axis]
 
     def _attend(self, tokens: Tensor, borders: Tensor | None) -> Tensor:
@@ -83,14 +84,14 @@ def _windows(x: Tensor, side: Sides) -> Tensor:
 
 
 def _image(windows: Tensor, padded: Sides, side: Sides) -> Tensor:
-    """Put windows together again: what `_windows` was given."""
+    """Join windows to an image, the inverse of `_windows`."""
     rows, columns = padded[0] // side[0], padded[1] // side[1]
     x = torch.unflatten(torch.unflatten(windows, 1, side), 0, (-1, rows, columns))
     return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
 def _borders(padded: Sides, side: Sides, shift: Sides, like: Tensor) -> Tensor:
-    """Return what is added to scores, `(windows, T, T)`: `APART` for tokens from two ends of the rolled image."""
+    """Return the addend to scores, `(windows, T, T)`: `APART` for tokens from two ends of the rolled image."""
     rows, columns = (
         torch.arange(size, device=like.device) >= size - by for size, by in zip(padded, shift, strict=True)
     )
