@@ -1,1 +1,1 @@
-"""The table of units before any decision: the cost and the sensitivity of each."""
+"""Table of units before a decision: the cost and the sensitivity of each unit."""

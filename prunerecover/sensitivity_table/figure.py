@@ -1,4 +1,4 @@
-"""Picture of sensitivity over depth: what each unit or group matters for what it saves; what goes first lies low."""
+"""Picture of sensitivity over depth: the importance of each unit or group per saved cost, first candidates lowest."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ from prunerecover.sensitivity_table.rows import GroupRow, UnitRow
 DEPTH_COLORS = {"block": VERMILION, "attention": BLUE, "mlp": GREEN, "activation": PURPLE, "layer": ORANGE}
 MOST = 60  # points side by side; more go below
 STEP, LETTER = 0.16, 0.062  # inches: from one point to the next, and a letter of a name
-Point = tuple[str, str, float]  # name, kind, what it matters per 1% of the MACs
+Point = tuple[str, str, float]  # name, kind, divergence or importance per 1% of the MACs
 
 
 def plot_sensitivity(units: Sequence[UnitRow], groups: Sequence[GroupRow]) -> Figure:
-    """Draw a panel for depth and one for width, of those that have rows.
+    """Draw a panel for depth and a panel for width, without empty panels.
 
     Args:
-        units: Of depth, in order of depth; those that save no MACs are counted in the heading alone.
-        groups: Of width, at half of their units; likewise, as experts save none.
+        units: Units of depth, in order of depth; units without saved MACs are counted in the heading alone.
+        groups: Groups of width, at half of their units; groups without saved MACs, as of experts, are counted in the
+            heading alone.
     """
     depth = [(row.name, row.kind, row.divergence / (100 * row.macs)) for row in units if row.macs > 0]
     width = [(row.name, row.kind, row.held[1] / row.macs) for row in groups if row.macs > 0]
@@ -61,12 +62,12 @@ def plot_sensitivity(units: Sequence[UnitRow], groups: Sequence[GroupRow]) -> Fi
 
 
 class SensitivityPanel:
-    """Points over depth on a logarithmic axis; those that have no place on it lie at its ends, as triangles.
+    """Points over depth on a logarithmic axis; values off the axis lie at its ends, as triangles.
 
     Args:
-        points: In order of depth.
-        heading: What is drawn.
-        left_out: How many more there are, which save no MACs.
+        points: Points in order of depth.
+        heading: Title of the panel.
+        left_out: Number of further units without saved MACs.
     """
 
     def __init__(self, points: Sequence[Point], heading: str, left_out: int = 0) -> None:
@@ -79,17 +80,17 @@ class SensitivityPanel:
 
     @property
     def width(self) -> float:
-        """Room for the points of a line."""
+        """Width for the points of a line."""
         return max(STEP * len(self.bands[0]) + 1.2, 5.6)
 
     def height(self, width: float) -> float:
-        """Lines of points with their names, heading and legend."""
+        """Height of the lines of points with names, heading and legend."""
         names = LETTER * max(len(name.removeprefix(self.prefix)) for name, *_ in self.points)
         around = heading_height(self.heading, width) + 0.25 * legend_lines(self._labels, width)
         return (2.1 + names) * len(self.bands) + 0.4 + around
 
     def draw(self, figure: FigureBase) -> None:
-        """Draw the points and name each of them."""
+        """Draw and name the points."""
         lines = [styled(axes) for axes in figure.subplots(len(self.bands), squeeze=False).flat]
         for axes, band in zip(lines, self.bands, strict=True):
             _scale(axes, self.limits)
@@ -136,7 +137,7 @@ def _color(kind: str) -> str:
 
 
 def _limits(values: Iterable[float]) -> tuple[float, float]:
-    """Return the ends of the axis, with a little room around all values that have a place on it."""
+    """Return the ends of the axis, with a margin around all positive finite values."""
     shown = [value for value in values if _is_drawn(value)] or [1.0]
     return min(shown) / 1.6, max(shown) * 1.6
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PARTS = (0.25, 0.5, 0.75)  # of a group's units
+PARTS = (0.25, 0.5, 0.75)  # shares of a group's units
 
 
 @dataclass(frozen=True)
@@ -12,11 +12,11 @@ class UnitRow:
     """One unit of depth.
 
     Attributes:
-        name: What plans name.
-        kind: "block", "attention", "mlp", "activation" or "layer".
-        params: Share of the network's parameters that goes with it, merged.
-        macs: Share of its MACs, likewise.
-        divergence: Of the output without it, with the best that can stand in its place; infinite if it cannot go.
+        name: Name in plans.
+        kind: Kind, "block", "attention", "mlp", "activation" or "layer".
+        params: Share of the network's parameters saved without the unit, after merging.
+        macs: Share of the network's MACs saved without the unit, after merging.
+        divergence: Divergence of the output with the best replacement of the unit; infinite if the unit must stay.
     """
 
     name: str
@@ -31,12 +31,12 @@ class GroupRow:
     """One group of width.
 
     Attributes:
-        name: What plans name.
-        kind: "channel", "head", "neuron", "expert" or "hidden".
-        size: How many units it has.
-        params: Share of the network's parameters that goes with half of its units.
-        macs: Share of its MACs, likewise.
-        held: Share of the importance of all groups that its lowest quarter, half and three quarters hold (`PARTS`).
+        name: Name in plans.
+        kind: Kind, "channel", "head", "neuron", "expert" or "hidden".
+        size: Number of units.
+        params: Share of the network's parameters saved without half of the units.
+        macs: Share of the network's MACs saved without half of the units.
+        held: Shares of the importance of all groups in the group's lowest quarter, half and three quarters (`PARTS`).
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Score every unit of depth and every group of width, with what they save: a table, a picture, and saved scores.
+"""Scores of every unit of depth and every group of width, with their savings: a table, a picture, and saved scores.
 
-The scores are those that planning computes anyway: the output divergence of each unit alone (`plan_depth`) and the
-importance of each channel, head, neuron or expert (`plan_width`). Saved, they serve every later budget.
+The scores are by-products of planning: the output divergence of each unit alone (`plan_depth`) and the importance of
+each channel, head, neuron or expert (`plan_width`). Saved scores serve every later budget.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row", UnitRow, GroupRow)
 Scored: TypeAlias = tuple[tuple[Row, ...], Mapping[str, Tensor]]
-SMALLEST = 0.5  # a budget that nothing is planned for; planners want one
+SMALLEST = 0.5  # budget that planners require, without effect on the scores
 
 
 @dataclass(frozen=True)
 class Sensitivity(Summarised):
-    """What each unit costs and what it matters.
+    """Cost and importance of each unit.
 
     Attributes:
-        units: Of depth, in order of depth.
-        groups: Of width, likewise.
-        saved: The scores, for `plan_depth` and `plan_width`; `save` writes them.
-        refused: Why depth or width has no rows, by dimension.
+        units: Units of depth, in order of depth.
+        groups: Groups of width, in order of depth.
+        saved: Scores for `plan_depth` and `plan_width`; written by `save`.
+        refused: Reasons for the absence of rows, by dimension "depth" or "width".
     """
 
     units: tuple[UnitRow, ...]
@@ -57,7 +57,7 @@ class Sensitivity(Summarised):
     refused: Mapping[str, str]
 
     def to_markdown(self) -> str:
-        """Return both tables, what matters least for what it saves first."""
+        """Return both tables, lowest importance per saved cost first."""
         parts = ["# Sensitivity"]
         if self.units:
             parts += ["## Depth", _DEPTH, table(_DEPTH_HEAD, map(_depth_cells, sorted(self.units, key=_per_cost)))]
@@ -68,7 +68,7 @@ class Sensitivity(Summarised):
         return "\n\n".join(parts) + "\n"
 
     def summary(self) -> Summary:
-        """Return what matters least for what it saves: units if there are any, else groups."""
+        """Return the rows of lowest importance per saved cost: units if present, else groups."""
         title = f"Sensitivity of {len(self.units)} units of depth and {len(self.groups)} groups of width"
         rows = [*map(_depth_cells, sorted(self.units, key=_per_cost))]
         rows = rows or [*map(_width_cells, sorted(self.groups, key=_importance_per_cost))]
@@ -76,13 +76,13 @@ class Sensitivity(Summarised):
         return Summary.of_list(title, head, rows, lambda row: [cell.strip("`") for cell in row])
 
     def plot(self) -> Figure:
-        """Return a figure over depth: what every unit and every group matters for what it saves."""
+        """Return a figure over depth: the importance of every unit and group per saved cost."""
         from prunerecover.sensitivity_table.figure import plot_sensitivity
 
         return plot_sensitivity(self.units, self.groups)
 
     def save(self, path: str | Path) -> None:
-        """Write the scores: `plan_depth(..., scores=path)` and `plan_width(..., scores=path)` take them."""
+        """Write the scores, for `plan_depth(..., scores=path)` and `plan_width(..., scores=path)`."""
         self.saved.save(path)
 
 
@@ -109,22 +109,23 @@ def sensitivity(
     ignore: Sequence[str] = (),
     seed: int = 0,
 ) -> Sensitivity:
-    """Score all that can go; the model is bit-identical afterwards.
+    """Score all removable units and groups; the model is bit-identical afterwards.
 
     Args:
-        model: Any network, wrapped or not.
-        batches: Calibration batches, as of `plan_depth` and `plan_width`: labelled for width, unless `loss` reads
-            labels from elsewhere.
-        kinds: Of depth ("block", "attention", "mlp", "activation", "layer") and of width ("channel", "head", "neuron",
-            "expert", "hidden"); None: those that `plan_depth` and `plan_width` take. What is named must be there.
-        loss: `loss(model, batch) -> scalar` for width; None: cross-entropy, or what the model returns.
-        importance: What scores width; see `plan_width`.
-        replace: What stands in the place of a unit of depth; see `plan_depth`.
-        ignore: Shell patterns of units and groups that stay; each must match something in every dimension scored.
-        seed: Of everything random.
+        model: Network of any kind, wrapped or not.
+        batches: Calibration batches, as of `plan_depth` and `plan_width`: labelled for width, unless `loss` has another
+            source of labels.
+        kinds: Kinds of depth ("block", "attention", "mlp", "activation", "layer") and of width ("channel", "head",
+            "neuron", "expert", "hidden"); None: the kinds of `plan_depth` and `plan_width`. Named kinds must exist in
+            the network.
+        loss: `loss(model, batch) -> scalar` for width; None: cross-entropy, or the loss returned by the model.
+        importance: Importance for width; see `plan_width`.
+        replace: Replacement of a unit of depth; see `plan_depth`.
+        ignore: Shell patterns of units and groups that stay; each must match a name in every scored dimension.
+        seed: Seed of all random draws.
 
     Raises:
-        ValueError: If a kind is unknown, one that is named is not there, or nothing can go at all.
+        ValueError: If a kind is unknown, a named kind is absent, or no unit or group is removable.
     """
     session = Session.with_dense_reference(model, batches, loss=loss, seed=seed)
     return sensitivity_in(session, kinds=kinds, importance=importance, replace=replace, ignore=ignore)
@@ -138,14 +139,17 @@ def sensitivity_in(
     replace: str = "calibrated",
     ignore: Sequence[str] = (),
 ) -> Sensitivity:
-    """Return the `sensitivity` of the network of a session; all other arguments as there.
+    """Return the `sensitivity` of the network of a session.
 
     Args:
         session: Network and samples.
-        kinds: See `sensitivity`.
-        importance: See `sensitivity`.
-        replace: See `sensitivity`.
-        ignore: See `sensitivity`.
+        kinds: Kinds of units and groups; see `sensitivity`.
+        importance: Importance for width; see `sensitivity`.
+        replace: Replacement of a unit of depth; see `sensitivity`.
+        ignore: Shell patterns of units and groups that stay; see `sensitivity`.
+
+    Raises:
+        ValueError: See `sensitivity`.
     """
     network, seed = session.model, session.seed
     depth_kinds, width_kinds = _by_dimension(network, kinds)
@@ -167,7 +171,7 @@ def sensitivity_in(
 
 
 def _by_dimension(network: nn.Module, kinds: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the kinds of depth and those of width."""
+    """Return the kinds of depth and the kinds of width."""
     if kinds is None:
         return kinds_of(network, None, None), FOUND_KINDS
     kinds = kinds_among(kinds, RANKED_KINDS)
@@ -177,7 +181,7 @@ def _by_dimension(network: nn.Module, kinds: Sequence[str] | None) -> tuple[tupl
 def _rows(
     score: Callable[[], Scored[Row]], kinds: Sequence[str], *, named: bool
 ) -> tuple[tuple[Row, ...], Mapping[str, Tensor], str]:
-    """Return the rows and scores of a dimension, or why it has none; raise that if its kinds were asked for by name."""
+    """Return the rows and scores of a dimension, or the reason for their absence; raise if the kinds were named."""
     if not kinds:
         return (), {}, ""
     try:

@@ -1,1 +1,1 @@
-"""Turn what is tied together into groups of units that can be removed alone."""
+"""Groups of coupled entries, with units that can be removed one by one."""

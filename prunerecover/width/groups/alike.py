@@ -1,6 +1,6 @@
-"""Sort the ids of a trace: sets that are tied to each other are units, and units that are alike may be a group.
+"""Sorted ids of a trace: tied sets of ids are units, and alike units are candidates for a group.
 
-Everything is done for all ids at once: a language model has millions.
+All ids are processed at once: a language model has millions.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from torch import Tensor
 
 from prunerecover.graph.dimensions.dimension_ids import DimensionIds
 
-MARKS = ("read", "stream", "normalised")  # by a product; of attentions; that is normed over
+MARKS = ("read", "stream", "normalised")  # read by a product; input of attentions; normed over
 
 
 @dataclass(frozen=True, eq=False)
 class SortedIds:
-    """Where each id of a trace belongs.
+    """Owner, group and unit of each id of a trace.
 
     Attributes:
-        owner: The index of its owner.
-        group: The number of the units that its own is alike to, in the order of their components; -1: it is rigid.
-        unit: The number of its own among these, in the order of their first ids.
-        marked: Whether it is marked.
+        owner: Index of the id's owner.
+        group: Number of the alike units around the id, in the order of their components; -1 for a rigid id.
+        unit: Number of the id's unit among the alike units, in the order of their first ids.
+        marked: Masks of marked ids, by mark.
     """
 
     owner: np.ndarray
@@ -35,13 +35,13 @@ class SortedIds:
 
 @dataclass(frozen=True, eq=False)
 class AlikeUnits:
-    """Units that have equally many ids of the same owners.
+    """Units with equally many ids of the same owners.
 
     Attributes:
         among: All ids of the trace.
-        number: That these units have there.
-        size: How many units there are.
-        own: Their ids, in order.
+        number: Number of the alike units in `among`.
+        size: Number of units.
+        own: Ids of the units, in order.
     """
 
     among: SortedIds
@@ -50,21 +50,21 @@ class AlikeUnits:
     own: np.ndarray
 
     def at(self, ids: Tensor | slice) -> np.ndarray:
-        """The unit of each id, -1 for those of none of these units."""
+        """Return the unit of each id, -1 for ids outside the units."""
         index = ids.numpy() if isinstance(ids, Tensor) else ids
         return np.where(self.among.group[index] == self.number, self.among.unit[index], -1)
 
     def touch(self, ids: Tensor) -> bool:
-        """Whether any of the ids is of these units."""
+        """Whether any of the ids belongs to a unit."""
         return bool((self.among.group[ids.numpy()] == self.number).any())
 
     def marked(self, what: str) -> bool:
-        """Whether any of their ids is marked."""
+        """Whether any id of the units is marked."""
         return bool(self.among.marked[what][self.own].any())
 
 
 def alike_units(ids: DimensionIds) -> Iterator[AlikeUnits]:
-    """Yield all units that there are two or more of, alike ones together, in the order of their components."""
+    """Yield all sets of two or more alike units, in the order of their components."""
     among = sorted_ids(ids)
     free = np.flatnonzero(among.group >= 0)
     by_group = free[np.argsort(among.group[free], kind="stable")]
@@ -76,10 +76,10 @@ def alike_units(ids: DimensionIds) -> Iterator[AlikeUnits]:
 
 
 def sorted_ids(ids: DimensionIds) -> SortedIds:
-    """Tell where each id belongs.
+    """Return the owner, group and unit of each id.
 
     Args:
-        ids: Of a forward pass that is over.
+        ids: Ids of a finished forward pass.
     """
     component = ids.components()
     owner = np.repeat(np.arange(-1, len(ids.owners)), [1, *(owner.size for owner in ids.owners)])
@@ -96,13 +96,13 @@ def sorted_ids(ids: DimensionIds) -> SortedIds:
 
 
 def _footprints(component: np.ndarray, owner: np.ndarray) -> np.ndarray:
-    """Number components by their footprints, in the order in which these are first seen.
+    """Number components by their footprints, in the order of first appearance.
 
-    A footprint says how many ids there are of which owners. They are told apart entry by entry, all at once.
+    A footprint is the number of ids per owner. Components are told apart entry by entry, all at once.
 
     Args:
-        component: Of each id; all of 0, 1, ... are there.
-        owner: Of each id.
+        component: Component of each id; all of 0, 1, ... are present.
+        owner: Owner of each id.
     """
     if not len(component):
         return component

@@ -1,7 +1,7 @@
-"""Turn what a forward pass tied together into groups.
+"""Groups assembled from the ties of a forward pass.
 
-The sets of ids tied to each other are the units. Units with entries in the same tensors form a group, if the entries
-lie evenly (`Slice`), some product with weights makes them and another reads them.
+Sets of tied ids are the units. Units with entries in the same tensors form a group, if the entries lie evenly
+(`Slice`), a product with weights makes the units and another product reads them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from prunerecover.width.groups.equal_parts import balance
 
 Form = tuple[tuple[int, ...], int]
 
-# What attention modules call sizes that follow from the number of their heads.
+# Names in attention modules of sizes proportional to the number of heads.
 SIZES = ("all_head_size", "attn_dim", "inner_dim", "split_size")
-# What MLPs call the number of their neurons.
+# Names in MLPs of the number of neurons.
 NEURONS = ("intermediate_size", "ffn_dim", "hidden_features")
-# What models, their blocks and MLPs call the width of the residual stream.
+# Names in models, blocks and MLPs of the width of the residual stream.
 STREAMS = ("hidden_size", "hidden_dim", "embed_dim", "d_model", "num_features", "head_hidden_size")
 
 
@@ -42,9 +42,9 @@ class Assembled:
     """All groups of a traced model, in order of depth.
 
     Attributes:
-        groups: That may be narrowed by any number.
-        linked: Groups that must lose equally many units; none of them is among the others.
-        counted: Groups that statistics are taken over.
+        groups: Groups that may be narrowed by any number.
+        linked: Tuples of groups with equal numbers of lost units; disjoint from `groups`.
+        counted: Groups with a statistic over their units.
     """
 
     groups: tuple[Group, ...]
@@ -56,8 +56,8 @@ def assemble(traced: Traced, *, hidden: bool = False) -> Assembled:
     """List all groups of a traced model.
 
     Args:
-        traced: What a forward pass showed of it.
-        hidden: Whether residual streams are among them.
+        traced: Trace of a forward pass.
+        hidden: Whether residual streams are included.
     """
     units, found = [], []
     for own in alike_units(traced.ties.ids):
@@ -88,14 +88,14 @@ def _in_strata(group: Group, number: int) -> Group:
 
 
 def linear_form(units: np.ndarray, size: int) -> Form | None:
-    """Write the positions of units as offsets and a span, as a `Slice` does.
+    """Write the positions of units as offsets and a span, as in a `Slice`.
 
     Args:
-        units: `(n,)`, the unit at each position, -1 for none.
-        size: How many units there are, at least 2.
+        units: Unit at each position, `(n,)`, -1 for none.
+        size: Number of units, at least 2.
 
     Returns:
-        None if the units do not lie evenly.
+        Offsets and span; None if the units do not lie evenly.
 
     >>> linear_form(np.array([0, 0, 1, 1, -1, 0, 0, 1, 1]), 2)
     ((0, 5), 2)
@@ -119,10 +119,10 @@ def linear_form(units: np.ndarray, size: int) -> Form | None:
 
 
 def _group(traced: Traced, units: AlikeUnits) -> tuple[int, Group, Statistic | None] | None:
-    """Describe one group, named by the weight that makes it; None: it is none.
+    """Describe a group, named by the weight that makes the units; None if the units form no group.
 
     Returns:
-        The number of its first product, the group, and the first statistic that is taken over its units.
+        Number of the first product, the group, and the first statistic over the units.
     """
     model, ties = traced.model, traced.ties
     dense = [(i, p) for i, p in enumerate(ties.products) if p.op != "depthwise" and units.touch(p.made)]
@@ -146,15 +146,15 @@ def _group(traced: Traced, units: AlikeUnits) -> tuple[int, Group, Statistic | N
 
 
 def _tensor_of(ties: Ties, units: AlikeUnits, ids: Tensor) -> str:
-    """The tensor that ids of one dimension belong to."""
+    """Return the tensor of the ids of a dimension."""
     owner: Owner = ties.ids.owners[units.among.owner[int(ids[0])]]
     return owner.tensor
 
 
 def _kind(model: nn.Module, ties: Ties, units: AlikeUnits, dense: list[Product]) -> WidthKind | None:
-    """Tell kinds apart; features of a stream are those that several products add to, and attention reads or norms do.
+    """Return the kind of units; features of a stream come from several products, and are read by attention or norms.
 
-    What a single product makes for attention, such as DeepSeek's latent vectors, is of no kind.
+    Units made for attention by a single product, such as DeepSeek's latent vectors, have no kind.
     """
     attentions = [a for a in ties.attentions if units.touch(a.ids)]
     if attentions:
@@ -182,9 +182,9 @@ def _slices(ties: Ties, units: AlikeUnits) -> tuple[Slice, ...] | None:
 
 
 def _taps(ties: Ties, kind: WidthKind, units: AlikeUnits) -> tuple[Tap, ...]:
-    """Where units are seen: heads and neurons in what the only module that reads them is given, others as addends.
+    """Return the taps of units: heads and neurons at the input of their only reader, further kinds at addends.
 
-    Features of a stream are seen where norms hand them on, which is what is read of them.
+    Features of a stream are seen at the outputs of norms, as read by the next modules.
     """
     normed = [location for location in ties.normed if units.touch(location.ids)]
     readers = [seen for seen, read in ties.readers if units.touch(read) and units.touch(seen.ids)]
@@ -198,7 +198,7 @@ def _taps(ties: Ties, kind: WidthKind, units: AlikeUnits) -> tuple[Tap, ...]:
 
 
 def _taps_at(seen: Location, units: AlikeUnits) -> list[Tap]:
-    """One per stretch of units: both directions of a recurrent layer lie one after the other."""
+    """Return a tap per stretch of units: both directions of a recurrent layer lie one after the other."""
     form = linear_form(units.at(seen.ids), units.size)
     offsets, span = ((), 1) if form is None else form
     return [Tap(module=seen.path, of=seen.of, dim=seen.dim, offset=offset, span=span) for offset in offsets]
@@ -210,12 +210,12 @@ def _seen_by_sample(layouts: Mapping[Place, SampleLayout], tap: Tap) -> Tap:
 
 
 def _settings(model: nn.Module, ties: Ties, units: AlikeUnits) -> tuple[Setting, ...]:
-    """Find the attributes that count the group's units."""
+    """Return the attributes that count the group's units."""
     settings = []
     for count in ties.counts:
         value = _counted(get_module(model, count.path), count)
         unit_of = units.at(count.ids)
-        among = np.bincount(unit_of[unit_of >= 0], minlength=units.size) * value  # others may be counted, too
+        among = np.bincount(unit_of[unit_of >= 0], minlength=units.size) * value  # the count may span more units
         if among.any() and (among == among[0]).all() and among[0] % len(unit_of) == 0:
             each = int(among[0]) // len(unit_of)
             settings.append(Setting(module=count.path, attribute=count.attribute, per_unit=each))
@@ -230,7 +230,7 @@ def _settings(model: nn.Module, ties: Ties, units: AlikeUnits) -> tuple[Setting,
 
 
 def _counted(module: nn.Module, count: Count) -> int:
-    """The attribute's value, 0 if there is none; others call the width of a model, or anything, by the same name."""
+    """Return the attribute's value, or 0 if absent or if the name has another meaning in the module."""
     if count.attribute == "num_features" and not isinstance(module, _NormBase):
         return 0
     value = alone(getattr(module, count.attribute, 0))
@@ -242,9 +242,9 @@ def _counted(module: nn.Module, count: Count) -> int:
 def _repeated(
     model: nn.Module, ties: Ties, kind: WidthKind, slices: tuple[Slice, ...], size: int
 ) -> tuple[Setting, ...]:
-    """Find the attributes of MLPs that repeat how many neurons they have, and of what is around a stream its width.
+    """Return the attributes of MLPs with the number of neurons, and of modules around a stream with its width.
 
-    Attentions are left out: what they call so is the width of all their heads.
+    Attentions are left out, as equal names there hold the width of all heads.
     """
     holders = dict.fromkeys(parent_path(parent_path(part.tensor)) for part in slices)
     names = {"neuron": NEURONS, "hidden": STREAMS}.get(kind, ())
@@ -260,7 +260,7 @@ def _repeated(
 
 
 def _all_above(paths: Iterable[str]) -> Iterator[str]:
-    """Yield some paths and those of all modules around them, each once."""
+    """Yield paths and the paths of all modules around them, each once."""
     seen = set()
     for path in paths:
         while path not in seen:
@@ -275,7 +275,7 @@ def _macs_per_unit(traced: Traced, units: AlikeUnits) -> int:
 
 
 def named_apart(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Name groups, named by the tensor that makes them, by its module; those of one kind that share it differ."""
+    """Name groups, first named by a tensor, by the tensor's module; groups of a kind in a module get suffixes."""
     named: dict[tuple[str, str], Group] = {}
     for group in groups:
         name = next(name for name in _names(group) if (group.kind, name) not in named)
@@ -284,9 +284,9 @@ def named_apart(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def _names(group: Group) -> Iterator[str]:
-    """Yield what a group, named by a tensor, may be called: by its module, where it begins there, or by its tensor."""
+    """Yield possible names of a group named by a tensor: the module, the module with an offset, or the tensor."""
     tensor = group.name
-    module = parent_path(tensor) or tensor  # parameters of the model itself stand for themselves
+    module = parent_path(tensor) or tensor  # parameters of the model itself keep their names
     start = next((part.offsets[0] for part in group.slices if part.tensor == tensor), 0)
     yield module
     if start:

@@ -1,7 +1,8 @@
-"""Groups that stay because an operation counts their units, and the warning that says so.
+"""Groups that stay because an operation counts their units, and the warning about them.
 
-A network that divides by the number of its channels, or takes a mean over them, would compute something else without
-some than with these set to zero. See `tracing.statistics` for what counts, and why norms do not.
+A network that divides by the number of channels, or takes a mean over channels, computes another result with fewer
+channels than with zeros in place of channels. See `graph.dimensions.statistics` for the counting operations, and for
+the exception of norms.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ FIXED = "divide by a number that is fixed in __init__ to have them narrowed"
 
 @dataclass(frozen=True)
 class CountedGroup:
-    """A group that stays as it is.
+    """A group that stays unchanged.
 
     Attributes:
-        group: Whose units are counted.
-        operation: What counts them, such as "mean in 'attention'".
+        group: Group with the counted units.
+        operation: Name of the counting operation, such as "mean in 'attention'".
     """
 
     group: Group
@@ -32,7 +33,7 @@ class CountedGroup:
 
 
 def named_operation(operation: Statistic | Arithmetic) -> str:
-    """Say which operation it is, and the module that it is in.
+    """Return the name of an operation, with its module.
 
     >>> named_operation(Arithmetic("div", "encoder.0", (8.0,)))
     "div in 'encoder.0'"
@@ -41,7 +42,7 @@ def named_operation(operation: Statistic | Arithmetic) -> str:
 
 
 def warn_of_counted(counted: Sequence[CountedGroup]) -> None:
-    """Warn of groups that stay as they are because their units are counted."""
+    """Warn of groups with counted units."""
     groups: dict[str, list[str]] = defaultdict(list)
     for found in counted:
         groups[found.operation].append(found.group.name)

@@ -1,23 +1,23 @@
-"""Find what can be narrowed in nearly any model: channels, heads, neurons and routed experts, as groups.
+"""Search for groups in nearly any model: channels, heads, neurons and routed experts.
 
-One forward pass is traced (`graph.trace`). Indices of parameters that it ties together are units; units with the same
-shape are a group (`assembly`), which is tried out on a copy (`dry_run`). Nothing depends on class names; attributes
-that count heads are known by theirs.
+A forward pass is traced (`graph.trace`). Tied indices of parameters are units; units of the same shape form a group
+(`assembly`), tried out on a copy (`dry_run`). Nothing depends on class names; attributes with a number of heads are
+known by name.
 
-That units come in coupled groups, and where from, is DepGraph's idea (arXiv 2301.12900). Its graph joins layers, and
-takes unknown operations for element-wise ones; here single indices are tied, so that concatenations, flattened maps,
-fused projections and grouped heads need no special cases, and what is not understood stays as it is.
+Coupled groups of units come from DepGraph (arXiv 2301.12900). DepGraph's graph joins layers, and takes unknown
+operations for element-wise ones; here single indices are tied, so that concatenations, flattened maps, fused
+projections and grouped heads need no special cases, and indices behind unknown operations stay.
 
-Routed experts are not found by watching, for which of them are visited depends on the data, but by structure: see
-`experts`. They are asked for by name.
+Routed experts are found by structure rather than by the trace, as the visited experts depend on the data: see
+`experts`. Experts are searched for only by name.
 
-Not units, besides: those that an operation counts (a mean over channels that is no norm, a division by their number),
-for a network with fewer of them would compute something else than with some set to zero; `FoundGroups.counted` lists
-them. And the model's outputs, and heads in code that computes their size from the width.
+Further exceptions are units counted by an operation (a mean over channels outside a norm, a division by their number):
+a network with fewer units would compute another result than with zeros in their place. `FoundGroups.counted` lists
+them. The model's outputs are no units either, nor are heads in code that computes the head size from the width.
 
-The features of residual streams that norms or attentions read (a transformer's hidden size) are asked for by name, too.
-Their norms take statistics over those that stay, so to remove one is not to set it to zero. So are the dimensions of
-heads (`heads.find`).
+Features of residual streams read by norms or attentions (a transformer's hidden size) are searched for only by name,
+too. Norms take statistics over the remaining features, so a removed feature differs from a zero feature. The dimensions
+of heads (`heads.find`) are also searched for only by name.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def find_groups(
     """Find the groups of a model, as `look_for_groups` does.
 
     Args:
-        model: Any module, wrapped or not; it is bit-identical afterwards.
-        example_inputs: One batch, of any form that calibration batches have; labels are not read.
-        kinds: Among "channel", "head", "head_dim", "neuron", "expert" and "hidden".
-        ignore: Shell patterns of names of groups that stay, such as "layer4.*".
+        model: Module of any kind, wrapped or not; bit-identical afterwards.
+        example_inputs: Batch in any form of calibration batches; labels are not read.
+        kinds: Kinds among "channel", "head", "head_dim", "neuron", "expert" and "hidden".
+        ignore: Shell patterns of names of groups to keep, such as "layer4.*".
 
     Raises:
-        ValueError: If a kind is unknown, the model cannot run the example, there is no group of these kinds, or a
-            pattern matches none.
+        ValueError: If a kind is unknown, the model cannot run the example, there is no group of the kinds, or a pattern
+            matches no group.
     """
     kinds, ignore = kinds_among(kinds, WIDTH_KINDS), patterns_of(ignore)
     model, traced = unwrap(model), None
@@ -84,16 +84,17 @@ def find_groups(
 
 @ordinary_arithmetic()
 def look_for_groups(model: nn.Module, traced: Traced | None, kinds: Sequence[str]) -> FoundGroups:
-    """Return all groups of a model, of whatever kinds it shows; none if it has none.
+    """Return all groups of a model, of any kinds; none if there are no groups.
 
-    `nn.MultiheadAttention` computes the size of a head from `embed_dim`, and torchvision's Swin from the width of the
-    stream, so one whose heads may go must become a `NarrowAttention` or `NarrowWindowAttention` first
+    `nn.MultiheadAttention` computes the head size from `embed_dim`, and torchvision's Swin from the width of the
+    stream: an attention with removable heads must first become a `NarrowAttention` or `NarrowWindowAttention`
     (`FoundGroups.attentions`). Subclasses keep their heads.
 
     Args:
-        model: Unwrapped.
-        traced: What a pass of it showed; None: it shows experts alone.
-        kinds: Of interest: features of streams are groups where "hidden" is one, dimensions of heads where "head_dim".
+        model: Network, unwrapped.
+        traced: Trace of a forward pass; None: experts alone.
+        kinds: Kinds of interest: features of streams are groups if "hidden" is included, dimensions of heads if
+            "head_dim" is.
     """
     experts = find_experts(model)
     if traced is None:
@@ -126,5 +127,5 @@ def look_for_groups(model: nn.Module, traced: Traced | None, kinds: Sequence[str
 
 
 def _is_plain(group: Group) -> bool:
-    """Whether none of a group's weights is computed by a parametrization, whose tensors have sizes of their own."""
+    """Whether no weight of a group comes from a parametrization, with tensors of other sizes."""
     return not any(".parametrizations." in f".{part.tensor}" for part in group.slices)

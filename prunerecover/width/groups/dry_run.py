@@ -1,12 +1,13 @@
-"""Try groups out on a copy: narrow all of them a little, by different numbers, and look whether the copy still runs.
+"""Trials of groups on a copy: all groups a little narrower, by different numbers, in a copy that must still run.
 
-What a forward pass ties together does not tell where its code has sizes written out (`x.view(n, 12, 64)`). Narrowed,
-such code fails, or its dimensions come out in other proportions; then the groups it concerns are left out. So are those
-whose size becomes a factor or divisor: a narrowed network is to compute what the dense one does with the same units set
-to zero, which this number would change (`numbers` tells it from those that follow the data). The copy must also run in
-training mode, if the model does: auxiliary heads are called there alone. It is asked to keep there what a next call
-needs, as decoders do by default: states may have the sizes of a config. Tensors must be cut apart at the same units
-(`equal_parts`): where a half has lost more than the other, code that halves runs and computes something else.
+The ties of a forward pass do not show fixed sizes in the code (`x.view(n, 12, 64)`). Such code fails when narrowed, or
+its dimensions come out in other proportions; the groups involved are left out. Groups with their size as a factor or
+divisor are left out, too: a narrowed network must compute the result of the dense network with the same units at zero,
+and the number would change the result (`numbers` tells the two apart). The copy must also run
+in training mode if the model does, as auxiliary heads are called there alone. In training mode the copy is asked for a
+cache, the default of decoders, as cached states may have the sizes of a config. Tensors must be cut apart at the same
+units (`equal_parts`): code that cuts a tensor in halves runs on halves with unequal losses, but computes another
+result.
 """
 
 from __future__ import annotations
@@ -47,18 +48,18 @@ from prunerecover.width.groups.trial_sizes import (
     units_left,
 )
 
-LONGEST = 100  # characters of an error
+LONGEST = 100  # characters of an error message
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of trying groups out.
+    """Results of the trials of groups.
 
     Attributes:
-        groups: That can be narrowed together.
-        linked: Groups that can, too, if they lose equally many units.
-        counted: That cannot, because an operation counts their units.
-        failed: That cannot, because code fails with fewer of them, and the error.
+        groups: Groups narrowable together.
+        linked: Tuples of groups narrowable, too, by equally many units.
+        counted: Groups to keep, because an operation counts their units.
+        failed: Groups to keep, because code fails with fewer units, with the error.
     """
 
     groups: tuple[Group, ...]
@@ -68,14 +69,14 @@ class Tried:
 
 
 def try_out(dense: Traced, groups: Sequence[Group], linked: Sequence[tuple[Group, ...]]) -> Tried:
-    """Tell which groups can be narrowed together, each by a number of its own, and which by equal numbers.
+    """Return the groups narrowable together by different numbers, and the linked groups by equal numbers.
 
-    If not all can, they are tried by families: those of one kind in modules of one class.
+    If a trial of all groups fails, groups are tried by families: groups of a kind in modules of a class.
 
     Args:
-        dense: What a forward pass showed of a copy whose shortcuts are rewritten; the copy is left as it was.
-        groups: All groups found in the model that are not linked.
-        linked: Groups that must lose equally many units.
+        dense: Trace of a forward pass of a copy with rewritten shortcuts; the copy is left unchanged.
+        groups: All groups of the model outside `linked`.
+        linked: Tuples of groups with equal numbers of lost units.
     """
     trials = _Trials(dense.model, dense.inputs, dense.ties)
     kept = trials.that_narrow(groups)
@@ -85,12 +86,15 @@ def try_out(dense: Traced, groups: Sequence[Group], linked: Sequence[tuple[Group
 
 @dataclass
 class _Trials:
-    """Narrowed copies of one model.
+    """Narrowed copies of a model.
 
     Attributes:
-        counted: What counts the units of groups that were tried on their own.
-        failed: The error of others that were.
-        found: What came of each trial.
+        model: Traced copy of the network.
+        inputs: Inputs of the forward passes.
+        dense: Ties of the dense network.
+        counted: Counting operations of groups tried alone.
+        failed: Errors of groups tried alone.
+        found: Result of each trial.
     """
 
     model: nn.Module
@@ -101,7 +105,7 @@ class _Trials:
     found: dict[tuple[Group, ...], tuple[Group, ...] | None] = field(default_factory=dict)
 
     def that_narrow(self, groups: Sequence[Group]) -> tuple[Group, ...]:
-        """Return those of the groups that can be narrowed together."""
+        """Return the groups narrowable together."""
         survivors = self._that_survive(groups)
         if survivors is not None:
             return survivors
@@ -119,7 +123,7 @@ class _Trials:
     def that_narrow_linked(
         self, linked: Sequence[tuple[Group, ...]], others: Sequence[Group]
     ) -> tuple[tuple[Group, ...], ...]:
-        """Return those of the linked groups that can be narrowed together beside others: all of a tuple, or none."""
+        """Return the linked groups narrowable together beside further groups: all of a tuple, or none."""
         found: tuple[tuple[Group, ...], ...] = ()
         if self._do_linked(linked, others):
             return tuple(linked)
@@ -135,17 +139,17 @@ class _Trials:
         return all(survivors is not None and members <= survivors for survivors in found)
 
     def _that_narrow_alone(self, family: Sequence[Group]) -> tuple[Group, ...]:
-        """Return those that do alone; attentions of one class have one code, so a single one speaks for all.
+        """Return the groups narrowable alone; attentions of a class share code: a single attention decides.
 
-        Most are tried together. Whether one makes up for what another breaks, or fits by the number that it happens to
-        lose, is seen with all of them narrowed by other numbers. If one does, each is tried alone after all.
+        Most groups are tried together. A group may compensate for another, or fit by chance through its number of lost
+        units; trials with other numbers for all groups show both cases, and each group is then tried alone.
         """
         if family[0].kind == "head" and not self._that_survive(family[:1]):
             for why in (self.counted, self.failed):
                 if family[0] in why:
                     why |= dict.fromkeys(family, why[family[0]])
             return ()
-        alike: dict[int | None, list[Group]] = defaultdict(list)  # last parts of tensors that code cuts up, ...
+        alike: dict[int | None, list[Group]] = defaultdict(list)  # last parts of cut tensors, ...
         for group, later in zip(family, later_in_tensor(family), strict=True):
             alike[later].append(group)
         kept = {group for groups in alike.values() for group in self._in_runs(groups)}
@@ -155,15 +159,15 @@ class _Trials:
         return tuple(group for group in members if self._that_survive((group,)))
 
     def _do_whatever_goes(self, groups: tuple[Group, ...]) -> bool:
-        """Whether groups that were tried in company survive together, also by other numbers."""
+        """Whether groups tried in company survive together, also with other numbers of lost units."""
         others = other_sizes(groups)
         return self._that_survive(groups) == groups and all(self._survivors(kept) == set(groups) for kept in others)
 
     def _in_runs(self, groups: Sequence[Group]) -> list[Group]:
-        """Try groups in runs, twice as long after one that does and half as long after one that does not.
+        """Try groups in runs, twice as long after a success and half as long after a failure.
 
         Returns:
-            All that do alone, and perhaps some that only do in company.
+            All groups narrowable alone, and possibly some narrowable in company only.
         """
         kept: list[Group] = []
         rest, length = tuple(groups), len(groups)
@@ -179,9 +183,9 @@ class _Trials:
         return kept
 
     def _that_survive(self, groups: Sequence[Group]) -> tuple[Group, ...] | None:
-        """Narrow all groups and watch again: None if the copy does not do, else those whose units are what they were.
+        """Narrow all groups and trace again: None if the copy fails, else the groups with unchanged units.
 
-        It does not if it fails, or computes with other numbers.
+        A copy fails if its code raises, or if it computes with other numbers.
         """
         tried = tuple(groups)
         if tried not in self.found:
@@ -198,13 +202,13 @@ class _Trials:
         return survivors
 
     def _survivors(self, kept: Mapping[Group, int]) -> set[Group] | None:
-        """Return those of the groups whose units are what they were, narrowed so far; None: the copy does not do."""
+        """Return the groups with unchanged units at given sizes; None if the copy fails."""
         kept = in_whole_strata(kept)
         stays = positions_that_stay(self.model, kept)
         try:
             narrowed = narrow_copy(self.model, kept, stays)
             ties = trace_ties(narrowed, self.inputs)
-        except Exception as error:  # whatever code raises when its sizes do not fit
+        except Exception as error:  # code may raise anything when sizes do not fit
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}"
             self.failed |= dict.fromkeys(kept, why) if len(kept) == 1 else {}
             return None
@@ -221,14 +225,14 @@ class _Trials:
         return {g for g in kept if g not in moved and _intact(g, kept[g], stays, component, sizes, starts)}
 
     def _that_moved(self, groups: Iterable[Group], narrowed: Ties, stays: Stays) -> set[Group]:
-        """Return groups whose units lie where a narrowed copy cuts a tensor at another unit than the model."""
+        """Return groups with units where a narrowed copy cuts a tensor at another unit than the model."""
         if not self.dense.splits:
             return set()
         units = units_that_moved(self.dense, self._component, narrowed, stays)
         return {group for group in groups if len(units) and np.isin(self._ids(group), units).any()}
 
     def _ids(self, group: Group) -> np.ndarray:
-        """The components of a group in the model."""
+        """Return the components of a group in the model."""
         starts = {(owner.tensor, owner.dim): owner.start for owner in self.dense.ids.owners}
         first = group.slices[0]
         index = first.indices(torch.arange(group.size)).numpy()
@@ -241,13 +245,13 @@ class _Trials:
 
     @cached_property
     def _in_training(self) -> tuple[ModelInputs, ...]:
-        """What the model takes in training mode: the inputs, asked to keep what a next call needs if it does."""
+        """Inputs in training mode, with a request for a cache if the model trains with one; empty if training fails."""
         keeping = asking_for_cache(self.model, self.inputs.kwargs)
         tried = (self.inputs,) if keeping is None else (replace(self.inputs, kwargs=keeping), self.inputs)
         return tuple(filter(partial(_trains, self.model), tried))[:1]
 
     def _counting(self, narrowed: Sequence[Arithmetic], stays: Stays) -> Arithmetic | None:
-        """Return the first operation with a number that follows that of units, not the data; None: there is none."""
+        """Return the first operation with a number that depends on units, not on data, or None."""
         if same_numbers(self.dense.arithmetic, narrowed):
             return None
         masked = arithmetic_of(masked_copy(self.model, stays), self.inputs)
@@ -260,12 +264,12 @@ class _Trials:
 
 
 def _trains(model: nn.Module, inputs: ModelInputs) -> bool:
-    """Whether a forward pass in training mode succeeds; nothing of it is left behind."""
+    """Whether a forward pass in training mode succeeds; the model is restored."""
     with evaluating(model):
         model.train()
         try:
             call(model, inputs)
-        except Exception:  # targets are missing, one sample is too few, or sizes do not fit
+        except Exception:  # missing targets, too few samples, or sizes that do not fit
             return False
     return True
 
@@ -278,16 +282,16 @@ def _intact(
     sizes: np.ndarray,
     starts: Mapping[tuple[str, int], int],
 ) -> bool:
-    """Whether each unit still is one free set of tied ids, with all its entries and no others.
+    """Whether each unit is still a free set of tied ids, with all its entries and no further entries.
 
-    A single unit that is left cannot be told from a fixed size, so that it runs must do.
+    A single remaining unit looks like a fixed size: a successful run is enough.
     """
     if units == 1:
         return True
     rows = []
     for part in group.slices:
         place = part.tensor, part.dim
-        if place in starts:  # a dimension of one index has no ids
+        if place in starts:  # a dimension of a single index has no ids
             position = np.cumsum(stays[place]) - 1
             within = np.add.outer(np.array(part.offsets), np.arange(part.span)).flatten()
             old = np.add.outer(units_that_stay(group, units) * part.span, within)

@@ -1,10 +1,9 @@
-"""Equal parts of tensors: `x.chunk(2, 1)` cuts a tensor by the size that it has, so all parts must lose as many.
+"""Equal parts of tensors: `x.chunk(2, 1)` cuts a tensor by its size, so all parts must lose equally many indices.
 
-If they do not, the cut moves, and a unit gets into the part of another, where something else is done with it. How many
-indices each unit has in each part says what must go together: nothing, where every unit has as many in all parts
-(queries, keys and values); stretches of one group (`Group.strata`); or groups that are *linked*. Parts that hold
-several groups besides others, or cuts into parts of different lengths, are left to the dry run, which finds that
-units change parts.
+Otherwise the cut moves, and a unit gets into another part with another use. The number of indices of each unit in each
+part decides the constraint: none, if every unit has equally many in all parts (queries, keys and values); stretches
+within a group (`Group.strata`); or *linked* groups. Parts of several groups with further entries, and cuts into parts
+of different lengths, are left to the dry run, which detects units that change parts.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from prunerecover.graph.dimensions.ties import Split, Ties
 from prunerecover.width.groups.alike import AlikeUnits
 
 TensorDim = tuple[str, int]
-Counts = dict[int, np.ndarray]  # by number of the split: `(parts, units)`, how many indices each unit has in each part
+Counts = dict[int, np.ndarray]  # by number of the split: indices of each unit in each part, `(parts, units)`
 
 
 @dataclass(frozen=True)
 class Balance:
-    """What must be removed in equal numbers, lest parts become unequal.
+    """Constraints that keep parts equal.
 
     Attributes:
-        strata: Of each group: stretches of units that must keep equally many.
-        linked: Positions of groups that must lose equally many units.
+        strata: Number of stretches of units per group, with equally many kept units each.
+        linked: Positions of groups with equal numbers of lost units.
     """
 
     strata: tuple[int, ...]
@@ -36,11 +35,11 @@ class Balance:
 
 
 def balance(groups: Sequence[AlikeUnits], splits: Sequence[Split]) -> Balance:
-    """Tell what keeps the parts of all splits equal.
+    """Return the constraints that keep the parts of all splits equal.
 
     Args:
-        groups: All that may be narrowed.
-        splits: Of a forward pass.
+        groups: All narrowable groups.
+        splits: Splits of a forward pass.
     """
     counts = _counts(groups, splits)
     strata = [_strata(own, group.size) for own, group in zip(counts, groups, strict=True)]
@@ -52,18 +51,18 @@ def balance(groups: Sequence[AlikeUnits], splits: Sequence[Split]) -> Balance:
 def units_that_moved(
     dense: Ties, component: np.ndarray, narrowed: Ties, stays: Mapping[TensorDim, np.ndarray]
 ) -> np.ndarray:
-    """List units that lie in a split of a narrowed network whose parts are not those of the dense one.
+    """List units in a split of a narrowed network with other parts than in the dense network.
 
-    Parts that lost all that they had do not count: code that cuts out every head by itself finds fewer of them.
+    Empty parts do not count: code that cuts out every head finds fewer heads.
 
     Args:
-        dense: The forward pass of the dense network.
-        component: Of each id of it; see `DimensionIds.components`.
-        narrowed: That of the narrowed network.
-        stays: By dimension that is narrowed, whether each index stays.
+        dense: Ties of the dense network.
+        component: Component of each id of the dense network; see `DimensionIds.components`.
+        narrowed: Ties of the narrowed network.
+        stays: Mask of the remaining indices, by narrowed dimension.
 
     Returns:
-        Their components; what no split of the dense network has is not among them.
+        Components of the units; units outside all splits of the dense network are left out.
     """
     kept = np.ones(dense.ids.count, dtype=bool)
     of_dense: dict[TensorDim, np.ndarray] = {}
@@ -83,7 +82,7 @@ def units_that_moved(
 
 
 def _counts(groups: Sequence[AlikeUnits], splits: Sequence[Split]) -> list[Counts]:
-    """Count the indices that units have in the parts of splits that cut groups apart unevenly."""
+    """Count the indices of units in the parts of splits with uneven cuts through groups."""
     position = {group.number: i for i, group in enumerate(groups)}
     counts: list[Counts] = [{} for _ in groups]
     if not groups:
@@ -102,7 +101,7 @@ def _counts(groups: Sequence[AlikeUnits], splits: Sequence[Split]) -> list[Count
 
 
 def _strata(counts: Counts, size: int) -> int | None:
-    """Return the lowest number of equal stretches that balance a group by themselves; None: none does."""
+    """Return the lowest number of equal stretches that balance a group alone; None if there is no number."""
     if not counts:
         return 1
     divisors = (number for number in range(2, size // 2 + 1) if size % number == 0)
@@ -110,14 +109,14 @@ def _strata(counts: Counts, size: int) -> int | None:
 
 
 def _even(table: np.ndarray, strata: int) -> bool:
-    """Whether parts lose as many where all strata do."""
+    """Whether parts lose equally many indices if all strata lose equally many units."""
     stretches = table.reshape(len(table), strata, -1)
     lost = stretches[:, :, 0].sum(1)
     return bool((stretches == stretches[:, :, :1]).all() and (lost == lost[0]).all())
 
 
 def _touching(positions: Sequence[int], counts: Sequence[Counts]) -> list[tuple[int, ...]]:
-    """Sort groups by the splits that they share, directly or by way of others."""
+    """Join groups with shared splits, directly or through further groups."""
     sets: list[tuple[set[int], set[int]]] = []
     for i in positions:
         groups, splits = {i}, set(counts[i])
@@ -129,7 +128,7 @@ def _touching(positions: Sequence[int], counts: Sequence[Counts]) -> list[tuple[
 
 
 def _even_together(counts: Sequence[Counts]) -> bool:
-    """Whether parts lose as many where all groups lose as many units."""
+    """Whether parts lose equally many indices if all groups lose equally many units."""
     tables: dict[int, list[np.ndarray]] = defaultdict(list)
     for own in counts:
         for split, table in own.items():

@@ -1,4 +1,4 @@
-"""Find the routed experts of mixture-of-experts layers, as groups of kind "expert"."""
+"""Groups of kind "expert": routed experts of mixture-of-experts layers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from prunerecover.plan.groups import Group, Setting, Slice, Tap
 
 
 def find_experts(model: nn.Module) -> tuple[Group, ...]:
-    """Find the routed experts of all layers; no data is needed, and nothing is run.
+    """Find the routed experts of all layers, without data and without running the model.
 
     Args:
-        model: Any module, wrapped or not, also on the meta device.
+        model: Module of any kind, wrapped or not, also on the meta device.
 
     Returns:
         One group per layer with experts, in order of depth, named by the path of the fused experts.
@@ -48,7 +48,7 @@ def _group(network: nn.Module, mixture: Mixture) -> Group:
 
 
 def _named(network: nn.Module, path: str, size: int) -> list[str]:
-    """Return the parameters and buffers of a module that have one entry per expert along their first dimension."""
+    """Return the parameters and buffers of a module with an entry per expert along the first dimension."""
     module = network.get_submodule(path)
     tensors: Iterator[tuple[str, Tensor]] = chain(module.named_parameters(), module.named_buffers())
     return [f"{path}.{name}" for name, tensor in tensors if tensor.ndim and tensor.shape[0] == size]

@@ -1,4 +1,4 @@
-"""Groups of a network together with what is known besides: what stays and why, and what must be edited first."""
+"""Groups of a network, with refusals, reasons, and the edits needed first."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from prunerecover.refusal import Stay
 from prunerecover.width.groups.counted import CountedGroup
 from prunerecover.width.rewrites.padded_shortcuts import PaddedShortcut
 
-FREEING = ("head", "head_dim", "hidden")  # kinds whose number is part of the size of a head in some attentions
+FREEING = ("head", "head_dim", "hidden")  # kinds with an influence on the head size in some attentions
 
 
 @dataclass(frozen=True)
 class FoundGroups:
-    """Groups, and what is known besides.
+    """Groups, refusals and reasons.
 
     Attributes:
-        groups: In order of depth.
-        rewrites: Shortcuts that must become convolutions first; slices name their weights as if they were already.
-        attentions: Paths of those that must become a module whose heads can go first.
-        counted: Groups that stay because an operation counts their units, apart from those that are ignored.
-        linked: Groups that lie in equal parts of one tensor (`x.chunk(2, 1)`): those of a tuple must lose equally many
-            units. None of them is among `groups`.
-        others: Groups of kinds that were not asked for.
-        failed: Groups that cannot be narrowed, and how code fails then.
-        tied: Groups whose units do not go one by one, as a trial has shown.
-        sized: Reasons why heads keep their size, where sizes of heads were looked for.
-        traced: What the forward pass showed, for as long as reasons may be asked for.
+        groups: Groups in order of depth.
+        rewrites: Shortcuts to turn into convolutions first; slices name the weights of the future convolutions.
+        attentions: Paths of attentions to replace by modules with removable heads first.
+        counted: Groups to keep because an operation counts their units, without ignored groups.
+        linked: Tuples of groups in equal parts of a tensor (`x.chunk(2, 1)`) that must lose equally many units;
+            disjoint from `groups`.
+        others: Groups of further kinds.
+        failed: Groups that fail when narrowed, with the error of the code.
+        tied: Groups without single removable units, according to a trial.
+        sized: Reasons why heads keep their size, if sizes of heads were searched for.
+        traced: Trace of the forward pass, kept as long as reasons may be asked for.
     """
 
     groups: tuple[Group, ...] = ()
@@ -54,7 +54,7 @@ class FoundGroups:
 
     @property
     def edits(self) -> tuple[Rewrite | FreeHeads, ...]:
-        """What must be done to the model before any of its groups is narrowed."""
+        """Edits of the model before any group is narrowed."""
         shortcuts = (
             Rewrite(unit=s.path, in_channels=s.in_channels, out_channels=s.out_channels, stride=s.stride, first=s.first)
             for s in self.rewrites
@@ -62,7 +62,7 @@ class FoundGroups:
         return (*shortcuts, *(FreeHeads(unit=path) for path in self.attentions))
 
     def of_kinds(self, kinds: Sequence[str]) -> FoundGroups:
-        """Return what is known of groups of some kinds; those of all others are `others`."""
+        """Return the findings for groups of some kinds; the rest become `others`."""
         every = (*self.groups, *self.others)
         return replace(
             self,
@@ -73,17 +73,17 @@ class FoundGroups:
         )
 
     def without_freed_heads(self) -> FoundGroups:
-        """Return the same without units for which an attention must become another module."""
+        """Return the findings without units that need the replacement of an attention."""
         kept = (g for g in self.groups if not freed_for([(g.kind, g.slices)], self.attentions))
         return replace(self, groups=tuple(kept), attentions=(), traced=None)
 
 
 def freed_for(narrowed: Iterable[tuple[str, Sequence[Slice]]], attentions: Sequence[str]) -> tuple[str, ...]:
-    """Return which of some attentions must become other modules before units can go, and in which order.
+    """Return the attentions to replace before units can be removed, in order.
 
     Args:
         narrowed: Kinds of units, and their entries, in tensors of attentions or of their children.
-        attentions: Paths.
+        attentions: Paths of attentions.
     """
     holders = {parent_path(part.tensor) for kind, parts in narrowed if kind in FREEING for part in parts}
     holders |= {parent_path(path) for path in holders}
@@ -91,11 +91,11 @@ def freed_for(narrowed: Iterable[tuple[str, Sequence[Slice]]], attentions: Seque
 
 
 def without(found: FoundGroups, ignore: Sequence[str]) -> FoundGroups:
-    """Return what was found without the groups that stay, and what these alone need.
+    """Return the findings without the ignored groups and their rewrites.
 
     Args:
-        found: Groups that there are.
-        ignore: Shell patterns of names of those that stay.
+        found: Groups of the network.
+        ignore: Shell patterns of names of groups to keep.
     """
     kept = tuple(group for group in found.groups if not matches(group.name, ignore))
     linked = tuple(one for one in found.linked if not any(matches(group.name, ignore) for group in one))

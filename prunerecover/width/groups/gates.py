@@ -1,4 +1,4 @@
-"""Groups whose units can be gated: those of a module that reads them, or whose sums can be seen."""
+"""Groups with a place for gates: at a module that reads the units, or at a visible sum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prunerecover.plan.groups import Group
 
 
 def with_a_gate(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Return the groups that have a place for gates, and warn of others; all of them if none has."""
+    """Return the groups with a place for gates, and warn of the rest; all groups if no group has one."""
     kept = tuple(group for group in groups if group.taps)
     left_out = [group.name for group in groups if not group.taps]
     if not kept or not left_out:

@@ -1,8 +1,8 @@
-"""Tell numbers that follow how many units there are from those that follow the data.
+"""Distinction between numbers that depend on the number of units and numbers that depend on the data.
 
-Both may differ between a narrowed copy and one in which the same units are zero: a count, because there are fewer of
-them; what is read off the data (how many rows exceed a threshold), because a norm between them takes its statistics
-over other units. A count is the same in all copies of the same sizes, whatever their weights.
+Both may differ between a narrowed copy and a copy with the same units at zero: a count, because there are fewer units;
+a number read off the data (the rows above a threshold), because a norm before takes its statistics over other units. A
+count is equal in all copies of equal sizes, for any weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prunerecover.graph.trace import trace_ties
 from prunerecover.model.batches import ModelInputs
 
 Kind = tuple[str, str, int]
-SAME = 1e-5  # relative: numbers that data give, such as a largest value, are rounded
+SAME = 1e-5  # relative tolerance: numbers of the data, such as a largest value, are rounded
 
 
 def same_numbers(one: Sequence[Arithmetic], other: Sequence[Arithmetic]) -> bool:
@@ -31,14 +31,14 @@ def same_numbers(one: Sequence[Arithmetic], other: Sequence[Arithmetic]) -> bool
 
 
 def changed_numbers(narrowed: Sequence[Arithmetic], masked: Sequence[Arithmetic]) -> dict[int, int]:
-    """Find operations that both copies run, with other numbers; those that only one of them runs are passed over.
+    """Find operations in both copies with different numbers; operations of a single copy are passed over.
 
     Args:
-        narrowed: Of a copy with fewer units.
-        masked: Of one in which the same units are zero.
+        narrowed: Operations of a copy with fewer units.
+        masked: Operations of a copy with the same units at zero.
 
     Returns:
-        Positions in `narrowed`, in order, and those of the same operations in `masked`.
+        Positions in `narrowed`, in order, and positions of the same operations in `masked`.
 
     >>> changed_numbers([Arithmetic("div", "", (6.0,))], [Arithmetic("mul", "", (2.0,)), Arithmetic("div", "", (8.0,))])
     {0: 1}
@@ -53,24 +53,24 @@ def changed_numbers(narrowed: Sequence[Arithmetic], masked: Sequence[Arithmetic]
 
 
 def arithmetic_of(model: nn.Module, inputs: ModelInputs) -> Sequence[Arithmetic]:
-    """Return what a model computes with Python numbers; nothing if it fails, as some do that detect nothing.
+    """Return a model's operations with Python numbers; empty if the forward fails, as without detections.
 
     Args:
-        model: Is left as it was.
-        inputs: One batch.
+        model: Network, left unchanged.
+        inputs: Batch of inputs.
     """
     try:
         return trace_ties(model, inputs).arithmetic
-    except Exception:  # whatever code raises
+    except Exception:  # code may raise anything
         return ()
 
 
 def data_numbers(masked: Sequence[Arithmetic], copies: Iterable[Sequence[Arithmetic]]) -> set[int]:
-    """Find operations whose numbers follow the data: a copy of the same sizes runs them with others in their place.
+    """Find operations with numbers of the data: a copy of the same sizes has other numbers at the same operations.
 
     Args:
-        masked: Of one copy.
-        copies: Of others of the same sizes, with other weights.
+        masked: Operations of a copy.
+        copies: Operations of further copies of the same sizes, with other weights.
 
     Returns:
         Positions in `masked`.

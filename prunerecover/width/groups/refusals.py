@@ -1,4 +1,4 @@
-"""Reasons why a model has no groups of some kinds: the operation that pins their units."""
+"""Reasons for the absence of groups of some kinds in a model: the operations that pin the units."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ KINDS = {"conv": "channel", "linear": "neuron"}
 
 
 def nothing_found(model: nn.Module, kinds: Sequence[str], looked: FoundGroups) -> Refusal:
-    """Return the error that says that there is no group of some kinds, what keeps their units, and what can go.
+    """Return the error for the absence of groups of some kinds, with the reasons and the alternatives.
 
     Args:
-        model: That was watched.
-        kinds: That were asked for.
-        looked: What came of it.
+        model: Traced model.
+        kinds: Requested kinds.
+        looked: Findings in the model.
     """
     found, counted = (*looked.groups, *looked.others), looked.counted
     counts = ", ".join(f"{n} of kind {kind}" for kind, n in Counter(group.kind for group in found).items())
@@ -51,16 +51,16 @@ def nothing_found(model: nn.Module, kinds: Sequence[str], looked: FoundGroups) -
 
 
 def counting(counted: Sequence[CountedGroup]) -> str:
-    """Say which operations count units."""
+    """Return the sentence with the counting operations."""
     return f" Operations that count units: {', '.join(sorted({one.operation for one in counted}))}."
 
 
 def stays(found: FoundGroups, kinds: Sequence[str]) -> Iterator[Stay]:
-    """Yield what keeps units of some kinds.
+    """Yield the reasons to keep units of some kinds.
 
     Args:
-        found: Groups, and what the pass showed.
-        kinds: That were asked for.
+        found: Groups, and the trace of the pass.
+        kinds: Requested kinds.
     """
     for group, error in found.failed.items():
         if group.kind in kinds:
@@ -85,17 +85,17 @@ def stays(found: FoundGroups, kinds: Sequence[str]) -> Iterator[Stay]:
 
 
 def why_stay(found: FoundGroups, kinds: Sequence[str]) -> tuple[str, ...]:
-    """Return what keeps units of some kinds besides the model's output, a few reasons at most, as clauses.
+    """Return the main reasons, besides the model's output, to keep units of some kinds, as clauses.
 
     Args:
-        found: Groups that may go, and what the pass showed.
-        kinds: That were asked for.
+        found: Removable groups, and the trace of the pass.
+        kinds: Requested kinds.
     """
     return _most(one for one in stays(found, kinds) if one.by != OUTPUT)
 
 
 def _most(stay: Iterable[Stay]) -> tuple[str, ...]:
-    """Return the most frequent reasons, a few at most; the model's output is one only where no other is."""
+    """Return the most frequent reasons; the model's output counts only without further reasons."""
     kept: dict[str, list[str]] = defaultdict(list)
     for one in stay:
         kept[one.by].append(one.name)
@@ -105,10 +105,10 @@ def _most(stay: Iterable[Stay]) -> tuple[str, ...]:
 
 
 def _pinned(ties: Ties, kinds: Sequence[str]) -> Iterator[tuple[str, Pin]]:
-    """Yield what would make units of some kinds, and what pins it first; residual streams are of kind "hidden" alone.
+    """Yield modules that would make units of some kinds, with the first pin; residual streams are "hidden" alone.
 
-    Where none is known as a stream, because nothing is left of what norms or attentions read, all products are looked
-    at that could make one.
+    If no stream is known, because the ties of the inputs of norms and attentions are lost, all products that could make
+    a stream count.
     """
     tied, units = ties.ids.components(pinned=False), ties.ids.components()
     streams = tied[ties.ids.marked("stream") | ties.ids.marked("normalised")]
@@ -130,7 +130,7 @@ def _pinned(ties: Ties, kinds: Sequence[str]) -> Iterator[tuple[str, Pin]]:
 
 
 def _would_make(ties: Ties, kinds: Sequence[str]) -> Iterator[tuple[str, Tensor, bool]]:
-    """Yield the modules that would make units of some kinds, the ids of these, and whether they must be of a stream."""
+    """Yield modules that would make units of some kinds, the units' ids, and whether the ids must be of a stream."""
     for product in ties.products:
         if KINDS.get(product.op) in kinds:
             yield product.path, product.made, False
@@ -139,7 +139,7 @@ def _would_make(ties: Ties, kinds: Sequence[str]) -> Iterator[tuple[str, Tensor,
     for attention in ties.attentions if {"head", "head_dim"} & set(kinds) else ():
         if len(attention.ids):
             yield attention.path, attention.ids, False
-        for product in () if len(attention.ids) else ties.products:  # nothing is left of what projections make
+        for product in () if len(attention.ids) else ties.products:  # the ties of the projections are lost
             if product.path.startswith(f"{attention.path}."):
                 yield attention.path, product.made, False
 

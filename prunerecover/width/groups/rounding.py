@@ -11,15 +11,15 @@ from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import TRAITS, WIDTH_KINDS
 
 RoundTo = int | Mapping[str, int]
-BLOCK = 8  # units: what is tried where nothing is asked for
+BLOCK = 8  # units: default multiple to try
 
 
 def check_round_to(round_to: Any) -> None:
-    """Raise unless it is None, a number of units, or one per kind.
+    """Raise unless the value is None, a number of units, or a number per kind.
 
     Raises:
-        ValueError: If a number is below 1, or there is no kind of a name.
-        TypeError: If it is anything else.
+        ValueError: If a number is below 1, or a kind is unknown.
+        TypeError: If the value has another type.
     """
     numbers = list(round_to.values()) if isinstance(round_to, Mapping) else [1 if round_to is None else round_to]
     kinds = list(round_to) if isinstance(round_to, Mapping) else []
@@ -36,13 +36,14 @@ def check_round_to(round_to: Any) -> None:
 
 
 def rounded(groups: Sequence[Group], round_to: RoundTo | None) -> tuple[Group, ...]:
-    """Return groups that keep multiples of a number of units, besides what they must keep anyway.
+    """Return groups that keep multiples of a number of units, besides their earlier constraints.
 
-    A group whose width is no multiple stays whole or is narrowed to one; one that has fewer units stays whole.
+    A group with a width that is no multiple stays whole or is narrowed to a multiple; a group with fewer units stays
+    whole.
 
     Args:
-        groups: Of any kinds.
-        round_to: One number for all kinds whose units are single features (all but heads and experts), or one per kind;
+        groups: Groups of any kinds.
+        round_to: Number for all kinds with single features as units (all but heads and experts), or a number per kind;
             None: no multiples.
     """
     if round_to is None:

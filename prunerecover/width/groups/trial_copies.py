@@ -1,7 +1,4 @@
-"""Copies of a model in which the last units of groups, or of their strata, are gone, zero, or others.
-
-Groups are tried out on them.
-"""
+"""Copies of a model for trials: the last units of groups, or of strata, removed, at zero, or reweighted."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ def units_that_stay(group: Group, count: int) -> np.ndarray:
 
 
 def positions_that_stay(model: nn.Module, kept: Mapping[Group, int]) -> Stays:
-    """For each dimension that is narrowed, whether each index stays, when groups keep their first units."""
+    """Return the mask of the remaining indices of each narrowed dimension, if groups keep their first units."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     stays: dict[TensorDim, np.ndarray] = {}
     for group, units in kept.items():
@@ -44,12 +41,12 @@ def positions_that_stay(model: nn.Module, kept: Mapping[Group, int]) -> Stays:
 
 
 def narrow_copy(model: nn.Module, kept: Mapping[Group, int], stays: Stays) -> nn.Module:
-    """Copy a model with fewer units; what is not narrowed is shared.
+    """Copy a model with fewer units; unchanged tensors are shared.
 
     Args:
-        model: Is left as it was.
-        kept: How many units each group keeps.
-        stays: Of `positions_that_stay`.
+        model: Network, left unchanged.
+        kept: Number of kept units of each group.
+        stays: Masks of `positions_that_stay`.
     """
 
     def without(tensor: Tensor, dim: int, mask: np.ndarray) -> Tensor:
@@ -67,11 +64,11 @@ def narrow_copy(model: nn.Module, kept: Mapping[Group, int], stays: Stays) -> nn
 
 
 def masked_copy(model: nn.Module, stays: Stays) -> nn.Module:
-    """Copy a model with the same units at zero, in the weights that make them and in those that read them.
+    """Copy a model with the same units at zero, in the weights of makers and readers.
 
     Args:
-        model: Is left as it was.
-        stays: Of `positions_that_stay`.
+        model: Network, left unchanged.
+        stays: Masks of `positions_that_stay`.
     """
 
     def zeroed(tensor: Tensor, dim: int, mask: np.ndarray) -> Tensor:
@@ -81,11 +78,11 @@ def masked_copy(model: nn.Module, stays: Stays) -> nn.Module:
 
 
 def reweighted_copies(model: nn.Module, stays: Stays) -> Iterator[nn.Module]:
-    """Copy a model with other weights of the same sizes: once zero, and once of the other sign.
+    """Copy a model with other weights of the same sizes: first zero, then with the opposite sign.
 
     Args:
-        model: Is left as it was.
-        stays: Of `positions_that_stay`: the tensors that are changed.
+        model: Network, left unchanged.
+        stays: Masks of `positions_that_stay` for the tensors to change.
     """
 
     def emptied(tensor: Tensor, dim: int, mask: np.ndarray) -> Tensor:
@@ -104,7 +101,7 @@ def _indices(mask: np.ndarray, tensor: Tensor) -> Tensor:
 
 
 def _copy_with(model: nn.Module, stays: Stays, changed: Callable[[Tensor, int, np.ndarray], Tensor]) -> nn.Module:
-    """Copy a model with some tensors changed along their dimensions; a tensor of several names stays one."""
+    """Copy a model with some tensors changed along their dimensions; a tensor of several names stays shared."""
     twin = share_copy(model)
     tensors: dict[str, Tensor] = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
     new = {name: tensors[name].detach() for name, _ in stays}
@@ -122,7 +119,7 @@ def _like(tensor: Tensor, value: Tensor) -> Tensor:
 
 
 def _follow(path: str, module: Any) -> None:
-    """Set the sizes that forward passes of common layers, and code around them, read."""
+    """Set the sizes used by forward passes of common layers, and by code around the layers."""
     weight = getattr(module, "weight_ih_l0" if isinstance(module, nn.RNNBase) else "weight", None)
     if not isinstance(weight, Tensor):
         return
@@ -131,7 +128,7 @@ def _follow(path: str, module: Any) -> None:
             module.groups = weight.shape[0] // (module.out_channels // module.groups)
         sizes = weight.shape[0], weight.shape[1] * module.groups
         module.in_channels, module.out_channels = sizes if module.transposed else sizes[::-1]
-    elif isinstance(module, nn.RNNBase) or "weight" in module._parameters:  # else it is computed, as by spectral_norm
+    elif isinstance(module, nn.RNNBase) or "weight" in module._parameters:  # spectral_norm computes the weight
         held = {**module._parameters, **module._buffers}
         shapes = {name: tuple(tensor.shape) for name, tensor in held.items() if tensor is not None}
         for name, value in sizes_of(path, module, shapes).items():

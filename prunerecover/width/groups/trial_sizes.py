@@ -1,4 +1,4 @@
-"""Sizes of groups in trials: different numbers, lest sizes fit each other by accident."""
+"""Sizes of groups in trials: different numbers, lest sizes fit by accident."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections.abc import Mapping, Sequence
 
 from prunerecover.plan.groups import Group
 
-LEAST_LOST, MOST_LOST = 2, 4  # units of a group that shares no tensor, in the first trial
+LEAST_LOST, MOST_LOST = 2, 4  # lost units of a group without shared tensors, in the first trial
 
 
 def units_left(groups: Sequence[Group]) -> dict[Group, int]:
-    """How many units each group keeps: neighbours lose other numbers, and those that share a tensor ever fewer.
+    """Return the number of kept units per group: neighbours lose different numbers, parts of a tensor ever fewer.
 
-    A tensor that code cuts in halves may come out right by accident: with the first half larger by one, or equal. So
-    each group loses two at least, and a later part of the same tensor less than an earlier one. Two heads stay: of a
-    single one it could not be seen that it is one.
+    A tensor cut in halves may come out right by accident: with the first half larger by one, or equal. Each group
+    therefore loses at least two units, and a later part of a tensor loses fewer than an earlier part. Two heads stay: a
+    single head could not be recognised as a head.
     """
     return {group: max(group.size - lost, _least(group)) for group, lost in _losses(groups).items()}
 
 
 def trial_sizes(groups: Sequence[Group]) -> list[dict[Group, int]]:
-    """Return how many units each group keeps in one trial, or in two if small groups of one size come out alike in it.
+    """Return the kept units of each group in a trial, or in two if small groups of equal size also end equal.
 
-    In the second they lose none, one and so on, in turn; a single head is not left, for it would fit by broadcasting.
+    In the second trial the groups lose none, one and so on, in turn; a single head is never left, as it would fit by
+    broadcasting.
     """
     first = units_left(groups)
     small = [g for g, lost in _losses(groups).items() if g.size - max(lost, MOST_LOST) < _least(g)]
@@ -37,12 +38,13 @@ def trial_sizes(groups: Sequence[Group]) -> list[dict[Group, int]]:
 
 
 def other_sizes(groups: Sequence[Group]) -> list[dict[Group, int]]:
-    """Return how many units each group keeps in three more trials, which show what fitted the first by accident.
+    """Return the kept units of each group in three further trials, which reveal accidental fits of the first.
 
-    In one each loses as many as alone, in the others of two groups now the one loses more, now the other.
+    In the first each group loses as many units as alone; in the second and third, of two groups now the first loses
+    more, now the second.
 
     Args:
-        groups: That can be narrowed in company, perhaps because another loses as many, or by that number only.
+        groups: Groups narrowable in company, possibly because of equal losses, or by a certain number only.
     """
 
     def losing(losses: Sequence[int]) -> dict[Group, int]:
@@ -59,7 +61,7 @@ def _least(group: Group) -> int:
 
 
 def _losses(groups: Sequence[Group]) -> dict[Group, int]:
-    """Return how many units each group loses if it has as many to give."""
+    """Return the number of lost units of each group, before the group's minimum applies."""
     losses = {}
     for i, (group, later) in enumerate(zip(groups, later_in_tensor(groups), strict=True)):
         losses[group] = LEAST_LOST + (i % (MOST_LOST - LEAST_LOST + 1) if later is None else later)
@@ -67,7 +69,7 @@ def _losses(groups: Sequence[Group]) -> dict[Group, int]:
 
 
 def linked_sizes(linked: Sequence[Sequence[Group]]) -> list[dict[Group, int]]:
-    """Return how many units linked groups keep in two trials: those of one tuple lose as many, others other numbers."""
+    """Return the kept units of linked groups in two trials: equal losses within a tuple, different among tuples."""
     trials: list[dict[Group, int]] = []
     for later in (0, 1):
         losses = [LEAST_LOST + (i + later) % (MOST_LOST - LEAST_LOST + 1) for i in range(len(linked))]
@@ -83,7 +85,7 @@ def linked_sizes(linked: Sequence[Sequence[Group]]) -> list[dict[Group, int]]:
 
 
 def in_whole_strata(sizes: Mapping[Group, int]) -> dict[Group, int]:
-    """Return sizes of which each stratum of a group has as many, the next lower ones; one unit of each stays.
+    """Return the next lower sizes with equally many units in each stratum; at least one unit of each stays.
 
     >>> list(in_whole_strata({Group("conv", "channel", 8, (), multiple=2, strata=2): 5}).values())
     [4]
@@ -92,7 +94,7 @@ def in_whole_strata(sizes: Mapping[Group, int]) -> dict[Group, int]:
 
 
 def later_in_tensor(groups: Sequence[Group]) -> list[int | None]:
-    """Return, for each group, how many later ones are made by the same tensor; None: no other is."""
+    """Return, for each group, the number of later groups made by the same tensor; None without shared tensors."""
     places = [[(part.tensor, part.dim) for part in group.slices if part.makes] for group in groups]
     total = Counter(place for own in places for place in own)
     seen: Counter[tuple[str, int]] = Counter()

@@ -1,1 +1,1 @@
-"""Sizes of heads: where dimensions of heads lie, and whether an attention can do with fewer of them."""
+"""Head sizes: places of the dimensions of heads, and trials of attentions with fewer dimensions."""

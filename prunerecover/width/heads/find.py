@@ -1,8 +1,8 @@
-"""Groups of head dimensions: one per attention, whose units are the dimensions of all of its heads.
+"""Groups of head dimensions: one per attention, with the dimensions of all heads as units.
 
-They lie inside groups of heads: where such a group has stretches of one length, one per head, dimension `u` of every
-head is at `u` in its stretch. Refused with the reason are heads whose queries, keys and values cannot be told apart by
-their places, and attentions that do more with them than products and sums, as a trial shows (`trial`).
+A group of head dimensions lies inside a group of heads with a stretch of equal length per head: dimension `u` of every
+head is at `u` in the head's stretch. Heads are refused with the reason if queries, keys and values cannot be told apart
+by place, or if a trial shows operations beyond products and sums (`trial`).
 """
 
 from __future__ import annotations
@@ -21,22 +21,27 @@ from prunerecover.refusal import Stay
 from prunerecover.width.heads.layout import HeadLayout
 from prunerecover.width.heads.trial import Called, HeadTrial, calls_of
 
-# What attention modules call the dimensions of a head, and a scale of logits that follows them.
+# Names in attention modules of the head size, and of a scale of logits by the head size.
 SIZES = ("head_dim", "attention_head_size", "head_size", "dim_head", "dim_per_head", "key_value_proj_dim", "d_head")
 SCALES = ("scale", "scaling", "scale_factor", "softmax_scale", "inv_norm_factor", "norm_factor", "sqrt_head_dim")
-LONGEST = 100  # letters of an error
+LONGEST = 100  # characters of an error message
 
 
 @dataclass(frozen=True)
 class FoundHeadSizes:
-    """Groups of head dimensions, and reasons why other heads keep their size."""
+    """Groups of head dimensions, and reasons why other heads keep their size.
+
+    Attributes:
+        groups: Groups of kind "head_dim".
+        stay: Reasons for the remaining heads.
+    """
 
     groups: tuple[Group, ...] = ()
     stay: tuple[Stay, ...] = ()
 
 
 class _SizeStays(Exception):  # noqa: N818  # caught below
-    """The heads of an attention keep their size."""
+    """Refusal to change the head size of an attention."""
 
     def __init__(self, by: str, way_out: str = "remove whole heads") -> None:
         super().__init__(by, way_out)
@@ -47,7 +52,7 @@ def find_head_sizes(traced: Traced, heads: Sequence[Group]) -> FoundHeadSizes:
 
     Args:
         traced: Trace of a forward pass; its model is in evaluation mode, and bit-identical afterwards.
-        heads: Groups of heads that can go.
+        heads: Groups of removable heads.
     """
     groups, stay = list[Group](), list[Stay]()
     called = calls_of(traced.model, map(_around, heads), traced.inputs) if heads else {}
@@ -83,7 +88,7 @@ def _around(heads: Group) -> str:
 def _tried(
     model: nn.Module, heads: Group, called: Mapping[str, Called]
 ) -> tuple[HeadLayout, tuple[Setting, ...], float]:
-    """Return where heads lie, which attributes follow their size, and by which power their logits do."""
+    """Return the layout of heads, the attributes with the head size, and the power of the head size in the logits."""
     layout, path = _layout(model, heads), _around(heads)
     settings = _settings(model, heads, layout)
     if path not in called:
@@ -100,7 +105,7 @@ def _tried(
         power = trial.of_layout(found.inside(path)).scaled_by()
     except _SizeStays:
         raise
-    except Exception as error:  # whatever code raises when its sizes do not fit
+    except Exception as error:  # code may raise anything when sizes do not fit
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}"
         raise _SizeStays(f"code that fails with smaller heads ({why})", "take sizes from tensors there") from None
     if power is None:
@@ -115,9 +120,9 @@ def _inside(settings: Sequence[Setting], path: str) -> tuple[Setting, ...]:
 
 
 def _layout(model: nn.Module, heads: Group) -> HeadLayout:
-    """Return where queries, keys and values lie in the tensors of heads; which of them values are is not known yet."""
+    """Return the places of queries, keys and values in the tensors of heads; values are not identified yet."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    wide = [part for part in heads.slices if part.span > 1]  # tables of position biases have a number for each head
+    wide = [part for part in heads.slices if part.span > 1]  # tables of position biases have a number per head
     made, read = ([p for p in wide if p.makes == makes and tensors[p.tensor].ndim > 1] for makes in (True, False))
     weights = [_by_head(part, offset, heads.size) for part in made for offset in part.offsets]
     spans = sorted({part.span for part in made})
@@ -139,13 +144,13 @@ def _layout(model: nn.Module, heads: Group) -> HeadLayout:
 
 
 def _by_head(part: Slice, offset: int, heads: int) -> Slice:
-    """Return one stretch per head, of single dimensions."""
+    """Return a slice with a stretch per head, in single dimensions."""
     offsets = tuple(offset + head * part.span for head in range(heads))
     return Slice(tensor=part.tensor, dim=part.dim, offsets=offsets, span=1, makes=part.makes)
 
 
 def _biases(vectors: Sequence[Slice], weights: Sequence[Slice]) -> tuple[Slice | None, Slice | None, Slice | None]:
-    """Return the biases of queries, keys and values: those at the same places of the same modules."""
+    """Return the biases of queries, keys and values, at the same places of the same modules as the weights."""
     by_place = {(parent_path(part.tensor), part.offsets): part for part in vectors}
     first, second, third = (by_place.pop((parent_path(part.tensor), part.offsets), None) for part in weights)
     if by_place:
@@ -154,7 +159,7 @@ def _biases(vectors: Sequence[Slice], weights: Sequence[Slice]) -> tuple[Slice |
 
 
 def _settings(model: nn.Module, heads: Group, layout: HeadLayout) -> tuple[Setting, ...]:
-    """Return the attributes that follow the size of heads: itself, that of all heads, and the scale of logits."""
+    """Return the attributes that depend on the head size: the size, the size of all heads, and the scale of logits."""
     found = [
         setting.model_copy(update={"per_unit": setting.per_unit // layout.size * heads.size})
         for setting in heads.settings
@@ -172,7 +177,7 @@ def _settings(model: nn.Module, heads: Group, layout: HeadLayout) -> tuple[Setti
 
 
 def _more_than_products(module: nn.Module, trial: HeadTrial) -> str:
-    """Say what an attention does with its heads besides products of queries and keys and sums of values."""
+    """Name the operation of an attention on its heads beyond products of queries and keys and sums of values."""
     layout = trial.layout
     if not any(trial.of_layout(one).by_products_alone(products=False) for one in layout.orders()):
         return "a gate or a norm between its heads and the weight that reads them"

@@ -1,4 +1,4 @@
-"""Places of queries, keys and values in an attention's tensors, and of what reads heads; and linear maps of them."""
+"""Places of queries, keys, values and their reader in an attention's tensors, and linear maps of heads."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from prunerecover.plan.groups import Group, Slice
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """Entries of every head: one offset per head, and `size` indices from there on.
+    """Entries of every head: an offset per head, with `size` indices from there on.
 
     Attributes:
         size: Dimensions of a head.
-        weights: Of queries, keys and values, in this order. Attention does not tell queries from keys.
-        biases: Of the same; None where there is none.
-        output: Of the weight that reads heads.
+        weights: Weights of queries, keys and values, in order. Queries and keys are interchangeable in attention.
+        biases: Biases of queries, keys and values, or None.
+        output: Weight that reads heads.
     """
 
     size: int
@@ -30,7 +30,7 @@ class HeadLayout:
 
     @classmethod
     def of(cls, group: Group) -> HeadLayout:
-        """Return the layout of a group of kind "head_dim", which lists its tensors in the order of `slices`.
+        """Return the layout of a group of kind "head_dim", with its tensors in the order of `slices`.
 
         Raises:
             ValueError: If the group is of another kind.
@@ -49,12 +49,12 @@ class HeadLayout:
 
     @property
     def heads(self) -> int:
-        """How many heads there are."""
+        """Number of heads."""
         return len(self.output.offsets)
 
     @property
     def slices(self) -> tuple[Slice, ...]:
-        """Entries of a group: one per tensor, queries before keys before values, weights before biases."""
+        """Entries of a group: one slice per tensor, queries before keys before values, weights before biases."""
         offsets: dict[str, tuple[int, ...]] = {}
         parts = (*self.weights, *filter(None, self.biases), self.output)
         for part in parts:
@@ -63,14 +63,14 @@ class HeadLayout:
         return tuple(first[path].model_copy(update={"offsets": found}) for path, found in offsets.items())
 
     def orders(self) -> Iterator[HeadLayout]:
-        """Yield the layout as it is, and those that take another weight for that of values."""
+        """Yield the layout, and the two layouts with another weight as the weight of values."""
         for first, second, last in ((0, 1, 2), (0, 2, 1), (1, 2, 0)):
             weights = self.weights[first], self.weights[second], self.weights[last]
             biases = self.biases[first], self.biases[second], self.biases[last]
             yield replace(self, weights=weights, biases=biases)
 
     def inside(self, path: str) -> HeadLayout:
-        """Return the layout with names as in the module at a path, which holds all of the tensors."""
+        """Return the layout with tensor names relative to the module at a path around all tensors."""
         before = len(path) + 1 if path else 0
 
         def own(part: Slice) -> Slice:
@@ -85,7 +85,7 @@ class HeadLayout:
 
 
 def _per_matrix(parts: Sequence[Slice], heads: int) -> list[Slice]:
-    """Return one slice for each of queries, keys and values, which may lie in one tensor."""
+    """Return a slice for each of queries, keys and values, which may share a tensor."""
     return [
         part.model_copy(update={"offsets": part.offsets[begin : begin + heads]})
         for part in parts
@@ -97,8 +97,8 @@ def entries_of(tensor: Tensor, part: Slice, size: int, heads: Sequence[int] | No
     """Return the entries of heads in a tensor, `(heads, size, ...)`.
 
     Args:
-        tensor: One of the layout's.
-        part: The heads' entries in it.
+        tensor: Tensor of the layout.
+        part: Entries of the heads in the tensor.
         size: Dimensions of a head.
         heads: Numbers of heads; None: all.
 
@@ -112,12 +112,12 @@ def entries_of(tensor: Tensor, part: Slice, size: int, heads: Sequence[int] | No
 
 
 def with_entries(tensor: Tensor, part: Slice, values: Tensor, heads: Sequence[int] | None = None) -> Tensor:
-    """Return a copy of a tensor with other entries in the first dimensions of heads.
+    """Return a copy of a tensor with new entries in the first dimensions of heads.
 
     Args:
-        tensor: One of the layout's.
-        part: The heads' entries in it.
-        values: `(heads, dimensions, ...)`, as of `entries_of`.
+        tensor: Tensor of the layout.
+        part: Entries of the heads in the tensor.
+        values: New entries, `(heads, dimensions, ...)`, as of `entries_of`.
         heads: Numbers of heads; None: all.
     """
     chosen = range(len(part.offsets)) if heads is None else heads

@@ -1,10 +1,10 @@
-"""Trial of an attention with smaller heads: by itself, with weights drawn at random.
+"""Trial of an attention with smaller heads, outside the network, with random weights.
 
-Attention as it is written in papers takes queries and keys by their products alone, and hands values on in sums. So it
-gives the same where queries of a head go through any invertible matrix A, keys through its inverse transposed, values
-through B, and what reads them through B's inverse. Rotary positions, norms of heads, tables of positions and gates do
-not; nothing in their code has to be known. An attention that passes may have fewer dimensions: any linear maps of those
-there are. What is left to find out is how its scale follows their number.
+Attention as in papers reads queries and keys by their products alone, and sums values. The output is therefore
+unchanged if queries of a head go through any invertible matrix A, keys through the inverse transpose of A, values
+through B, and the reader of heads through the inverse of B. Rotary positions, norms of heads, tables of positions and
+gates change the output; the test needs no knowledge of the code. An attention that passes may have fewer dimensions, by
+any linear maps. The remaining question is the dependence of the scale on the number of dimensions.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from prunerecover.surgery.narrowing import narrow
 from prunerecover.width.heads.layout import HeadLayout, entries_of, mapped, with_entries
 
 Called = tuple[tuple[Any, ...], dict[str, Any]]
-POWERS = (-0.5, 0.0, -1.0)  # by which a scale may follow the size of heads
-TOLERANCE = 1e-3  # of single precision, relative to what heads add; what is not the same is off by tenths
+POWERS = (-0.5, 0.0, -1.0)  # possible powers of the head size in a scale
+TOLERANCE = 1e-3  # for single precision, relative to the contribution of heads; unequal outputs differ by tenths
 
 
 def calls_of(model: nn.Module, paths: Iterable[str], inputs: ModelInputs) -> dict[str, Called]:
-    """Return what modules are called with first in a pass, by path; those that it does not call are missing."""
+    """Return the arguments of modules in their first call of a pass, by path; uncalled modules are missing."""
     found: dict[str, Called] = {}
 
     def note(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if path not in found:
-            with suppress(Exception):  # what cannot be copied is as if it were not called
+            with suppress(Exception):  # arguments that cannot be copied count as no call
                 found[path] = copy.deepcopy((args, kwargs))  # caches are written to later
 
     handles = [
@@ -57,13 +57,13 @@ def calls_of(model: nn.Module, paths: Iterable[str], inputs: ModelInputs) -> dic
 
 @dataclass(frozen=True)
 class HeadTrial:
-    """An attention that is tried.
+    """Trial of an attention.
 
     Attributes:
-        attention: A copy in single precision, in evaluation mode; not changed.
-        called: What it is called with.
-        layout: Its heads, in tensors of the copy.
-        settings: Attributes of the copy that follow the size of heads.
+        attention: Copy in single precision, in evaluation mode; not changed.
+        called: Arguments of a call.
+        layout: Layout of the heads, in tensors of the copy.
+        settings: Attributes of the copy that depend on the head size.
     """
 
     attention: nn.Module
@@ -73,12 +73,12 @@ class HeadTrial:
 
     @classmethod
     def of(cls, module: nn.Module, called: Called, layout: HeadLayout, settings: tuple[Setting, ...] = ()) -> HeadTrial:
-        """Return the trial of a module as it is called, with weights drawn for it.
+        """Return the trial of a module for a call, with random weights.
 
         Args:
-            module: In evaluation mode; not changed.
-            called: As of `calls_of`; not changed.
-            layout: Heads, in the module's tensors.
+            module: Attention in evaluation mode; not changed.
+            called: Arguments of a call, as of `calls_of`; not changed.
+            layout: Layout of the heads, in the module's tensors.
             settings: Attributes of the module.
         """
         attention = deep_copy(module).float()
@@ -89,7 +89,7 @@ class HeadTrial:
         for part in {part.tensor: part for part in layout.slices}.values():
             parameter = attention.get_parameter(part.tensor)
             spread = 0.5 if parameter.ndim == 1 else (parameter.numel() / parameter.shape[part.dim]) ** -0.5
-            if part.makes and parameter.ndim > 1:  # logits of about one show how they are scaled
+            if part.makes and parameter.ndim > 1:  # logits of about one show their scale
                 spread /= size
             drawn = spread * torch.randn(parameter.shape, generator=generator)
             parameter.data = drawn.to(parameter)
@@ -100,7 +100,7 @@ class HeadTrial:
         return replace(self, layout=layout)
 
     def by_products_alone(self, *, products: bool = True, values: bool = True) -> bool:
-        """Whether the attention gives the same after maps of its heads that leave products and sums as they are.
+        """Whether the output is unchanged by maps of heads that preserve products and sums.
 
         Args:
             products: Switch for maps of queries and keys.
@@ -114,24 +114,24 @@ class HeadTrial:
         return self._off(self._output(self._through((q, k, v), out)), self._dense) < TOLERANCE
 
     def inputs(self) -> list[Tensor]:
-        """Return what queries, keys and values are made of, once for each module that makes some."""
+        """Return the inputs of queries, keys and values, once for each module that makes some."""
         makers = {parent_path(part.tensor) for part in self.layout.weights}
         if any(isinstance(get_module(self.attention, path), nn.MultiheadAttention) for path in makers):
-            args, kwargs = self.called  # it multiplies by itself
+            args, kwargs = self.called  # the module multiplies without calling its linears
             named = (kwargs[name] for name in ("query", "key", "value") if name in kwargs)
             return [x for x in (*args[:3], *named) if isinstance(x, Tensor)]
         inputs = ModelInputs(*copy.deepcopy(self.called))
         return [first_tensor(*found) for found in calls_of(self.attention, makers, inputs).values()]
 
     def reads_one_input(self) -> bool:
-        """Whether queries, keys and values are made of the same input."""
+        """Whether queries, keys and values have the same input."""
         first, *others = self.inputs()
         return all(first.shape == other.shape and torch.equal(first, other) for other in others)
 
     def scaled_by(self) -> float | None:
-        """Return the power of the number of dimensions by which logits are scaled; None: it cannot be told.
+        """Return the power of the number of dimensions in the scale of logits; None if the power is not unique.
 
-        A copy with fewer of them is compared with one where the same queries, keys and values are zero.
+        A copy with fewer dimensions is compared with a copy with the same queries, keys and values at zero.
         """
         whole, left = self.layout.size, max(self.layout.size // 2, 1)
         first = torch.eye(whole)[:left].expand(self.layout.heads, -1, -1)
@@ -157,7 +157,7 @@ class HeadTrial:
 
     @cached_property
     def _share(self) -> float:
-        """How much of the output comes from heads."""
+        """Contribution of heads to the output."""
         none = torch.zeros(self.layout.heads, self.layout.size, self.layout.size)
         whole = torch.eye(self.layout.size).expand_as(none)
         silent = self._output(self._through((whole, whole, whole), none))
@@ -167,7 +167,7 @@ class HeadTrial:
         return float((output - wanted).abs().max()) / self._share if self._share else float("inf")
 
     def _through(self, made: tuple[Tensor, Tensor, Tensor], read: Tensor) -> dict[str, Tensor]:
-        """Return the tensors of queries, keys and values, and of what reads heads, after maps of every head."""
+        """Return the tensors of queries, keys, values and the reader of heads after maps of every head."""
         values: dict[str, Tensor] = {}
         for (weight, bias), maps in zip(self.layout.made(), made, strict=True):
             for part in filter(None, (weight, bias)):
@@ -181,7 +181,7 @@ class HeadTrial:
         values[part.tensor] = with_entries(tensor, part, new)
 
     def _output(self, values: Mapping[str, Tensor], edit: Narrow | None = None) -> Tensor:
-        """Return the first tensor that comes out with other values, narrowed after that."""
+        """Return the first output tensor with other values, optionally after an edit."""
         twin = share_copy(self.attention)
         for path, value in values.items():
             holder, _, name = path.rpartition(".")
@@ -195,7 +195,7 @@ class HeadTrial:
 
 
 def _inverse_pair(layout: HeadLayout, seed: int) -> tuple[Tensor, Tensor]:
-    """Return matrices of every head, drawn at random, and the transposed inverse of each, `(heads, size, size)`."""
+    """Return random matrices of every head, and the inverse transpose of each, `(heads, size, size)`."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(2, layout.heads, layout.size, layout.size, generator=generator)
     (left, right), sizes = torch.linalg.qr(drawn)[0], torch.linspace(0.5, 2, layout.size)

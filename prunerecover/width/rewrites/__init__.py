@@ -1,1 +1,1 @@
-"""Modules that are rewritten before their units can go: padded shortcuts, and attentions whose code fixes sizes."""
+"""Rewrites of padded shortcuts as convolutions, before their channels can be removed."""

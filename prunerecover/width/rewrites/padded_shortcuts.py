@@ -1,9 +1,9 @@
-"""Shortcuts that pad: modules without parameters that subsample an image and put its channels between zeros.
+"""Padded shortcuts: modules without parameters that subsample an image and put its channels between zeros.
 
-The ResNets of CIFAR (arXiv 1512.03385, option A) have them. How many zeros there are is fixed in code, so no channel
-could go before or after them. Such a module equals a 1 x 1 convolution without bias, which can be narrowed like any
-other. Found are modules of their own; padding within a larger module's code is not. Once rewritten it is a
-`ChannelMap`, which equals such a convolution still.
+The ResNets of CIFAR (arXiv 1512.03385, option A) have padded shortcuts. The number of zeros is fixed in code, so no
+channel before or after the shortcut could be removed. A padded shortcut equals a 1 x 1 convolution without bias, which
+can be narrowed like any convolution. Only separate modules are found; padding within a larger module's code is not. A
+rewritten shortcut is a `ChannelMap`, still equal to the convolution.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from prunerecover.model.replacements import ChannelMap
 
 @dataclass(frozen=True)
 class PaddedShortcut:
-    """What such a module does: `output[:, first + c, i, j] = input[:, c, i * stride, j * stride]`, zeros elsewhere."""
+    """Padded shortcut: `output[:, first + c, i, j] = input[:, c, i * stride, j * stride]`, zeros elsewhere.
+
+    Attributes:
+        path: Path of the module.
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        stride: Distance of the sampled pixels.
+        first: Output channel of input channel 0.
+    """
 
     path: str
     in_channels: int
@@ -36,14 +44,17 @@ class PaddedShortcut:
         return _conv(self.weight(), self.stride)
 
     def weight(self) -> Tensor:
-        """Return its weight, `(out, in, 1, 1)`: one 1 per input channel."""
+        """Return the weight of the convolution, `(out, in, 1, 1)`: a single 1 per input channel."""
         weight = torch.zeros(self.out_channels, self.in_channels, 1, 1)
         weight[self.first :][: self.in_channels] = torch.eye(self.in_channels)[:, :, None, None]
         return weight
 
 
 def find_padded_shortcuts(traced: Traced) -> tuple[PaddedShortcut, ...]:
-    """Return those of a traced network, which are known by what they do; it is bit-identical afterwards."""
+    """Return the padded shortcuts of a traced network, recognised by their outputs.
+
+    The network is bit-identical afterwards.
+    """
     model, found = traced.model, list[PaddedShortcut | None]()
     with evaluating(model):
         for path, nodes in traced.graph.by_module.items():
@@ -54,7 +65,7 @@ def find_padded_shortcuts(traced: Traced) -> tuple[PaddedShortcut, ...]:
 
 
 def as_convolutions(model: nn.Module, shortcuts: tuple[PaddedShortcut, ...]) -> None:
-    """Put the equal convolutions in place of padded shortcuts, and of those that were rewritten before."""
+    """Put equal convolutions in place of padded shortcuts, and of shortcuts rewritten before."""
     convs = {shortcut.path: shortcut.as_conv() for shortcut in shortcuts}
     convs |= {path: _conv(m.weight, m.stride) for path, m in model.named_modules() if isinstance(m, ChannelMap)}
     for path, conv in convs.items():
@@ -74,14 +85,14 @@ def _like(model: nn.Module) -> Tensor:
 def _read(
     path: str, module: nn.Module, before: tuple[int, ...], after: tuple[int, ...], like: Tensor
 ) -> PaddedShortcut | None:
-    """Try a module on noise where it makes more channels of an image, and compare it with the convolution it may equal.
+    """Try a module with more output than input channels on noise, and compare with a candidate convolution.
 
     Args:
-        path: Of the module.
-        module: Without parameters and buffers.
-        before: Shape of what it read.
-        after: Shape of what it gave.
-        like: Tensor of the device and dtype that it is tried in.
+        path: Path of the module.
+        module: Module without parameters and buffers.
+        before: Shape of the input.
+        after: Shape of the output.
+        like: Tensor of the device and dtype for the trial.
     """
     if not len(before) == len(after) == 4 or after[1] <= before[1]:
         return None
