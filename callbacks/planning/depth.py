@@ -71,7 +71,7 @@ class DepthPlanning(Planning):
     def check_feasible(self, surgery: Surgery, budget: Budget | None, whole: Budget | None) -> None:
         """Raise ValueError if a budget is more than all units hold, as far as that is known without scores."""
         by_parts = budget is None or planned_by_parts(surgery.network, budget.kinds(()), self.config)
-        if budget is not None and (not by_parts or (budget.share is not None and budget.latency is None)):
+        if budget is not None and (not by_parts or (not budget.in_units and budget.latency is None)):
             check_feasible(surgery.untouched, budget, self.config)
 
     def decide(self, surgery: Surgery, budget: Budget | None) -> Plan:

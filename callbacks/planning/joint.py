@@ -11,7 +11,7 @@ from prunerecover.callbacks.planning.base import Planning
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
-from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_shares
+from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_costs
 from prunerecover.shared_budget.feasible import check_feasible, check_names
 from prunerecover.shared_budget.plan_pruning import joint_plan
 from prunerecover.width.groups.rounding import RoundTo
@@ -56,8 +56,8 @@ class JointPlanning(Planning):
         self.config: SharedBudgetConfig = SharedBudgetConfig(**arguments)
 
     def check_budget(self, budget: Budget | None) -> None:
-        """Raise unless it is a share of one cost or of several."""
-        check_shares(budget)
+        """Raise unless it is of one cost or of several."""
+        check_costs(budget)
 
     def check_feasible(self, surgery: Surgery, budget: Budget | None, whole: Budget | None) -> None:
         """Raise ValueError if nothing can go, a pattern in `ignore` matches nothing, or a budget is too large."""

@@ -61,12 +61,12 @@ def feasible_within(
     layers = layers_of(planner)
     if budget is None:
         return Feasible(feasible_splits(layers, n_remove=n_remove, n_keep=n_keep))
-    if budget.share is None or n_remove is not None or n_keep is not None:
+    if budget.in_units or n_remove is not None or n_keep is not None:
         raise ValueError(
             "Expected exactly one of n_remove, n_keep and a share of macs, params or latency, but got "
             f"n_remove={n_remove}, n_keep={n_keep}, {budget.to_dict()}. Units per type are what is searched for."
         )
-    cost, share = budget.share
+    cost, share = next(iter(planner.session.in_shares(budget).shares.items()))
     attention, activation = (planner.share_of_one(kind, cost) for kind in TYPES)
     slack = CLOCK if cost == "latency" else 0.0
     line = CostLine(layers, attention, activation, share, lambda plan: planner.removed_share(plan, cost), slack)

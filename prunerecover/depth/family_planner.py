@@ -85,7 +85,7 @@ class FamilyPlanner(DepthPlanner):
         if self.search == "run":
             first, chosen = self._one_run(self._goal(units, budget, self._saved_together))
         elif budget.latency is not None:
-            first, chosen = self._searched_for_latency(search, units, budget.latency)
+            first, chosen = self._searched_for_latency(search, units, budget.shares["latency"])
         else:
             first, chosen = search(self._goal(units, budget, self._saved_together))
         return self._decided(first, self._sets.finished(chosen), chosen)

@@ -25,6 +25,7 @@ def check_feasible(session: Session, budget: Budget, config: DepthConfig) -> Non
     Raises:
         ValueError: If the budget cannot be met, or needs an importance that compares across kinds.
     """
+    budget = budget if budget.latency is not None else session.in_shares(budget)
     model, kinds = session.model, kinds_of(session.model, budget, config.kinds)
     with progress("checking the budget"), session.evaluating():
         if not planned_by_parts(model, kinds, config):
@@ -32,7 +33,7 @@ def check_feasible(session: Session, budget: Budget, config: DepthConfig) -> Non
             if budget.in_units:
                 wanted = budget.counts(count_by_kind(units))
                 check_blocks_stay(removals.block_lists, units, wanted.get("block", 0))
-        elif budget.share is not None and budget.share[0] != "latency":
+        elif budget.latency is None and budget.share is not None:
             cost, share = budget.share
             units = not_ignored(find_units(model, session.example, kinds), config.ignore)
             check_comparable(units, config.registered)

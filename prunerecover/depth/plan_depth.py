@@ -20,6 +20,7 @@ from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
+from prunerecover.session.asked import planned_as_asked
 from prunerecover.session.session import Session
 from prunerecover.store.search_store import results_in
 
@@ -48,7 +49,8 @@ def plan_depth(
         model: Any network, wrapped or not. Models of the supported families are known by their parts; of all others,
             and wherever layers go, the computation graph tells what can go (see `find_sites`).
         budget: How much goes. A share of the MACs, parameters or latency is that of the model once it is merged: it is
-            met, and a warning says where it is exceeded by more than the smallest unit.
+            met, and a warning says where it is exceeded by more than the smallest unit. So is what may be left, such as
+            Budget(macs="0.8G") a sample or Budget(latency="5ms") for the first batch.
         remove: Short for `Budget(remove=...)`: units per kind.
         batches: Calibration batches: tensors, tuples whose first element is the input, or mappings. No labels are read,
             except by importances that take a `loss`, and to tell whether BatchNorm statistics lag behind the weights
@@ -127,7 +129,7 @@ def depth_plan(session: Session, budget: Budget, config: DepthConfig) -> Plan:
         config: All other arguments of `plan_depth`.
     """
     with progress("planning depth"), resumable(config.store, "result", results_in):
-        return planner_for(session, budget, config).plan(budget)
+        return planned_as_asked(session, budget, lambda shares: planner_for(session, shares, config).plan(shares))
 
 
 def planner_for(session: Session, budget: Budget, config: DepthConfig) -> DepthPlanner:

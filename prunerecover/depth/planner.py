@@ -297,4 +297,4 @@ def _aim(budget: Budget) -> Budget:
     """Return what is planned for: clocks do not tell shares of latency apart that are as near as `CLOCKS`."""
     if budget.latency is None:
         return budget
-    return Budget(latency=budget.latency - min(CLOCKS, 0.05 * budget.latency))
+    return Budget(latency=(share := budget.shares["latency"]) - min(CLOCKS, 0.05 * share))

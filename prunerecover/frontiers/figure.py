@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from prunerecover.cost.units.cost_names import titled
 from prunerecover.display.style import (
     BLACK,
     BLUE,
@@ -21,7 +22,6 @@ from prunerecover.display.style import (
     styled,
 )
 from prunerecover.plan.evidence import FrontierPoint
-from prunerecover.plan.summary import COSTS, named
 
 LOOKS = {"macs": (BLUE, "o"), "params": (GREEN, "s"), "latency": (ORANGE, "^")}
 FACTOR = 30  # between divergences, from which on the axis is logarithmic
@@ -44,7 +44,7 @@ def plot_frontier(points: Sequence[FrontierPoint], cost: str | Sequence[str]) ->
         left.set_yscale("log")
     _draw_costs(right, points, shares)
     for axes in (left, right):
-        axes.set_xlabel(f"Share of the {named(cost)} that is asked for", fontsize=9)
+        axes.set_xlabel(f"Share of the {titled(cost)} that is asked for", fontsize=9)
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.grid(axis="y", color=LIGHT, linewidth=0.8)
     add_heading(figure, "What other budgets would cost")
@@ -57,6 +57,6 @@ def _draw_costs(axes: Axes, points: Sequence[FrontierPoint], shares: Sequence[fl
     for cost, (color, marker) in LOOKS.items():
         known = [(point.share, point.costs[cost]) for point in points if cost in point.costs]
         if known:
-            axes.plot(*zip(*known, strict=True), color=color, marker=marker, linewidth=1.6, label=COSTS[cost])
+            axes.plot(*zip(*known, strict=True), color=color, marker=marker, linewidth=1.6, label=titled(cost))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_ylabel("Share that goes", fontsize=9)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prunerecover.cost.units.cost_names import COSTS, titled
 from prunerecover.display.summary import Summarised, Summary
 from prunerecover.plan.evidence import FrontierEvidence, FrontierPoint
 from prunerecover.plan.plan import Plan
-from prunerecover.plan.summary import COSTS, named
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,7 +85,7 @@ class Frontier(Summarised):
 
     def summary(self) -> Summary:
         """Return a row for each point."""
-        title = f"Frontier over shares of the {named(self.cost)}"
+        title = f"Frontier over shares of the {titled(self.cost)}"
         header, rows = frontier_table(self.points)
         return Summary.of_list(title, header, rows, tuple)
 
@@ -119,4 +119,4 @@ def frontier_table(points: Sequence[FrontierPoint]) -> tuple[tuple[str, ...], li
         )
         for point in points
     ]
-    return ("asked", "divergence", *(COSTS[cost] for cost in costs)), rows
+    return ("asked", "divergence", *(titled(cost) for cost in costs)), rows

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from prunerecover.cost.units.amounts import amount
+from prunerecover.cost.units.cost_names import COSTS
 from prunerecover.display.summary import call_text, changed_fields
 from prunerecover.plan.kinds import KINDS
 
-COSTS = ("macs", "params", "latency")
 ROUNDING = 1e-9  # of shares
 
 
@@ -19,12 +20,16 @@ ROUNDING = 1e-9  # of shares
 class Budget:
     """Say what is removed: units, by number or ratio, or a share of one cost or of several at once.
 
+    Of a cost it may also say what is left: "0.8G" MACs a sample, "100M" parameters, or "5ms" for the first batch.
+
     Args:
         remove: Number of units per kind.
         ratio: Share of the units per kind, rounded to the nearest count.
-        macs: Share of the MACs.
-        params: Share of the parameters.
-        latency: Share of the latency, measured on the target device. A plan may miss it by 0.01, as clocks do.
+        macs: Share of the MACs; or what may be left of them for a sample, in K, M, G or T.
+        params: Share of the parameters; or what may be left of them, in K, M, G (or B) or T.
+        latency: Share of the latency, measured on the target device; or what may be left of it for the first batch, in
+            us, ms or s. A plan may miss the share by 0.01, as clocks do.
+        steps: Surgeries among which what is to go until an amount is left is divided evenly; schedules say it.
 
     Raises:
         ValueError: If nothing is given, or units with anything else, or a number is out of range.
@@ -34,17 +39,20 @@ class Budget:
     Budget(remove={'attention': 3})
     >>> Budget(macs=0.3, params=0.2).shares
     {'macs': 0.3, 'params': 0.2}
+    >>> Budget(macs="0.8G").amounts
+    {'macs': 800000000.0}
     """
 
     remove: Mapping[str, int] | None = None
     ratio: Mapping[str, float] | None = None
-    macs: float | None = None
-    params: float | None = None
-    latency: float | None = None
+    macs: float | str | None = None
+    params: float | str | None = None
+    latency: float | str | None = None
+    steps: int = 1
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
+        given = self._given
         if not given or (len(given) > 1 and self.in_units):
             raise ValueError(
                 "Expected exactly one of remove and ratio, or one or more of macs, params and latency, but got "
@@ -62,16 +70,21 @@ class Budget:
         for kind, count in (self.remove or {}).items():
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
                 raise ValueError(f"Expected a whole number of units >= 0 for '{kind}', but got {count!r}.")
-        shares = self.shares | {f"ratio of '{kind}'": value for kind, value in (self.ratio or {}).items()}
-        for name, value in shares.items():
+        ratios = {f"ratio of '{kind}'": value for kind, value in (self.ratio or {}).items()}
+        for name, value in {**self.costs, **ratios}.items():
+            if isinstance(value, str) and name in COSTS:
+                amount(name, value)
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise TypeError(
                     f"Expected argument {name} to be a removed share as a number, but got {value!r}. "
                     "For example Budget(macs=0.3)."
                 )
             if not 0 <= value < 1:
+                with_unit = f" What may be left has a unit: '{COSTS[name].example}'." if name in COSTS else ""
                 raise ValueError(
                     f"Expected argument {name} to be a removed share between 0 and 1 (exclusive), but got {value}."
+                    f"{with_unit}"
                 )
 
     def __repr__(self) -> str:
@@ -79,29 +92,65 @@ class Budget:
         return call_text("Budget", changed_fields(self))
 
     @property
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "steps" and value is not None}
+
+    @property
     def in_units(self) -> bool:
         """Whether units are counted, rather than a share of cost measured."""
         return self.remove is not None or self.ratio is not None
 
     @property
+    def costs(self) -> dict[str, float | str]:
+        """What is given of each cost, a share or an amount, by its name; empty for a budget in units."""
+        return {name: self._given[name] for name in COSTS if name in self._given}
+
+    @property
+    def amounts(self) -> dict[str, float]:
+        """How much may be left of each cost of which an amount is given, as numbers."""
+        return {name: amount(name, value) for name, value in self.costs.items() if isinstance(value, str)}
+
+    @property
     def shares(self) -> dict[str, float]:
-        """How much goes of each cost that is given: "macs", "params", "latency"; empty for a budget in units."""
-        given = {name: getattr(self, name) for name in COSTS}
-        return {name: share for name, share in given.items() if share is not None}
+        """How much goes of each cost of which a share is given: "macs", "params", "latency"."""
+        return {name: value for name, value in self.costs.items() if not isinstance(value, str)}
+
+    def in_shares(self, dense: Callable[[str], float]) -> Budget:
+        """Return the budget with shares in the place of amounts; 0 of what costs no more than may be left.
+
+        >>> Budget(macs="0.75G", params=0.2).in_shares(lambda cost: 1e9).shares
+        {'macs': 0.25, 'params': 0.2}
+
+        Args:
+            dense: Returns what the network costs, by the name of the cost.
+        """
+        found: dict[str, Any] = {name: max(0.0, 1 - n / dense(name)) / self.steps for name, n in self.amounts.items()}
+        return replace(self, **found, steps=1) if found else self
 
     @property
     def share(self) -> tuple[str, float] | None:
         """What is measured and how much of it goes, where that is one cost; None for a budget in units.
 
         Raises:
-            ValueError: If several costs are given.
+            ValueError: If several costs are given, or an amount.
         """
         self.check_one_cost()
+        if self.amounts:
+            raise ValueError(f"Expected a share of a cost, but got {self}. Say how much goes, such as 0.3.")
         return next(iter(self.shares.items()), None)
+
+    def each(self) -> list[Budget]:
+        """Return a budget for each of the costs.
+
+        >>> Budget(macs=0.3, params="100M").each()
+        [Budget(macs=0.3), Budget(params='100M')]
+        """
+        given: list[dict[str, Any]] = [{name: value} for name, value in self.costs.items()]
+        return [Budget(**one, steps=self.steps) for one in given]
 
     def check_one_cost(self) -> None:
         """Raise ValueError if several costs are given, for planning that takes one."""
-        if len(self.shares) > 1:
+        if len(self.costs) > 1:
             raise ValueError(
                 f"Expected a budget in one cost, but got {self}. Meet several with plan_pruning or Prune, whose kinds "
                 "may be those of depth or of width alone; or plan for the cost that matters most."
@@ -118,8 +167,7 @@ class Budget:
         >>> Budget(macs=0.3).to_dict()
         {'macs': 0.3}
         """
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in given.items()}
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in self._given.items()}
 
     def in_steps(self, n: int) -> list[Budget]:
         """Return what is to have gone of the first model after each of `n` steps, of which each takes as much.
@@ -136,12 +184,13 @@ class Budget:
         if self.ratio is not None:
             raise ValueError(f"Expected a budget in a share of cost or a number of units, but got {self.to_dict()}.")
         parts: list[dict[str, Any]] = [{name: total * i / n for name, total in self.shares.items()} for i in steps]
-        return [Budget(**shares) for shares in parts]
+        left = [n - i + 1 for i in steps] if self.amounts else [1] * n
+        return [replace(self, **shares, steps=more) for shares, more in zip(parts, left, strict=True)]
 
     def remaining(self, taken: Iterable[Mapping[str, float]]) -> Budget | None:
         """Return what is still to go, relative to what is left; None if steps before have taken as much.
 
-        Of several costs, those are left out of which steps before have taken as much.
+        Of several costs, those are left out of which steps before have taken as much. Amounts stay as they are.
 
         Args:
             taken: By each of them: units by kind, or by cost the share of what there was before it.
@@ -158,8 +207,8 @@ class Budget:
         steps = list(taken)
         left = {name: math.prod(1 - step.get(name, 0.0) for step in steps) for name in self.shares}
         missing = {name: (total - (1 - left[name])) / left[name] for name, total in self.shares.items()}
-        shares: dict[str, Any] = {name: share for name, share in missing.items() if share > ROUNDING}
-        return Budget(**shares) if shares else None
+        shares: dict[str, Any] = {name: share if share > ROUNDING else None for name, share in missing.items()}
+        return replace(self, **shares) if self.amounts or any(shares.values()) else None
 
     def counts(self, available: Mapping[str, int]) -> dict[str, int]:
         """Return how many units of each kind go, given how many there are.

@@ -15,10 +15,11 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from prunerecover.cost.units.cost_names import CostName
 from prunerecover.plan.kinds import Kind, WidthKind
 from prunerecover.plan.records import Items, Result
 
-Cost = Literal["macs", "params", "latency"]
+Saved = float | dict[str, float]  # removed share of the cost of a budget, or of each of several costs by name
 
 
 class _Record(BaseModel):
@@ -203,9 +204,6 @@ class BoundaryEvidence(_Evidence):
     predicted: PredictedSplit | None = None
 
 
-Saved = float | dict[str, float]  # removed share of the cost of a budget, or of each cost by name
-
-
 class TriedSplit(_Record):
     """A split of a budget between depth and width, and the quality of the pruned network.
 
@@ -213,8 +211,7 @@ class TriedSplit(_Record):
         depth: Share of the budget for depth.
         divergence: Divergence of the output on held-out samples; None: not comparable, or not needed.
         accuracy: Accuracy after a short recovery, in percent; None: no recovery.
-        saved: Removed share of the cost, once merged, or of each of several costs by name; for latency, as measured.
-            None: no plan.
+        saved: Removed share of the cost, or of each of several by name, once merged; None: no plan.
         refused: Reason why there is no plan; empty if there is a plan.
     """
 
@@ -271,7 +268,7 @@ class FrontierEvidence(_Evidence):
     """
 
     frontier: Items[FrontierPoint] = ()
-    frontier_cost: Cost | Items[Cost] = "macs"
+    frontier_cost: CostName | Items[CostName] = "macs"
 
 
 class PlanningCost(_Record):

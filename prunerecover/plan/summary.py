@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from prunerecover.cost.units.cost_names import COSTS, titled
 from prunerecover.display.summary import Summary, listed
 from prunerecover.plan.edits import Edit, Refit
 from prunerecover.plan.evidence import (
@@ -21,7 +22,6 @@ from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.plan.records import MadeBy, Result
 
-COSTS = {"macs": "MACs", "params": "parameters", "latency": "latency"}
 Row = tuple[str, str, str, str]
 
 
@@ -51,15 +51,6 @@ class Planned(Protocol):
     @property
     def evidence(self) -> Mapping[str, Any]:
         """Evidence of the decisions."""
-
-
-def named(costs: str | Sequence[str]) -> str:
-    """Return costs in words.
-
-    >>> named("macs"), named(("latency", "params"))
-    ('MACs', 'latency and parameters')
-    """
-    return " and ".join(COSTS[cost] for cost in ((costs,) if isinstance(costs, str) else costs))
 
 
 def summarised(plan: Planned) -> Summary:
@@ -101,7 +92,9 @@ def _refitted(plan: Planned) -> Iterator[Row]:
 def _shares(plan: Planned) -> Iterator[Row]:
     """Yield the removed share of each cost, beside the requested share; no row for a plan of several."""
     for cost, saved in saved_shares(plan).items():
-        yield COSTS[cost], f"{saved:.1%}", "", f"asked for: {plan.made_by.arguments['budget'][cost]:.1%}"
+        asked = plan.made_by.arguments["budget"][cost]
+        said = f"at most {asked} left" if isinstance(asked, str) else f"{asked:.1%}"
+        yield titled(cost), f"{saved:.1%}", "", f"asked for: {said}"
 
 
 def saved_shares(plan: Planned) -> dict[str, float]:
@@ -109,7 +102,7 @@ def saved_shares(plan: Planned) -> dict[str, float]:
     budget, got = plan.made_by.arguments.get("budget"), _got(plan)
     if not isinstance(budget, dict) or "first" in plan.made_by.arguments or got is None:
         return {}
-    costs = [cost for cost, asked in budget.items() if cost in COSTS and isinstance(asked, float | int)]
+    costs = [cost for cost, asked in budget.items() if cost in COSTS and isinstance(asked, float | int | str)]
     return {
         cost: got[cost] if isinstance(got, dict) else got for cost in costs if not isinstance(got, dict) or cost in got
     }

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from prunerecover.cost.latency import LatencyRatio
 from prunerecover.cost.statistics import Interval
+from prunerecover.cost.units.cost_names import titled
 from prunerecover.display.markdown import table as markdown_table
 from prunerecover.display.summary import Summary
 from prunerecover.frontiers.frontier import frontier_table
 from prunerecover.plan.evidence import FrontierEvidence
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS
-from prunerecover.plan.summary import COSTS, named
 from prunerecover.report.data import LoggedMetric, MetricComparison, PlanSummary, ReportData, SearchCost
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _what_was_removed(plan: PlanSummary) -> str:
         f"Planned by `{plan.method or 'hand'}`" + (f" with `{arguments}`" if arguments else "") + f", seed {plan.seed}."
     )
     if plan.saved:
-        how += f" Saves {' and '.join(f'{share:.1%} of the {COSTS[cost]}' for cost, share in plan.saved.items())}."
+        how += f" Saves {' and '.join(f'{share:.1%} of the {titled(cost)}' for cost, share in plan.saved.items())}."
     how += " In brackets: what is left in its place." if plan.leaves else ""
     body = "\n".join(lines) or "Nothing."
     return f"## What was removed\n\n{body}\n\n{how}"
@@ -179,7 +179,7 @@ def _what_was_removed(plan: PlanSummary) -> str:
 
 def _other_budgets(found: FrontierEvidence) -> str:
     header, rows = frontier_table(found.frontier)
-    said = f"Asked of the {named(found.frontier_cost)}; divergence of the output is predicted."
+    said = f"Asked of the {titled(found.frontier_cost)}; divergence of the output is predicted."
     return f"## What other budgets would cost\n\n{markdown_table(header, rows, 'r' * len(header))}\n\n{said}"
 
 

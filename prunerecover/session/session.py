@@ -28,6 +28,7 @@ from prunerecover.model.checks import check_call, check_network, check_plannable
 from prunerecover.model.copies import hooked_copy, share_copy
 from prunerecover.model.evaluation import device_of, inputs_of, ordinary_arithmetic, plain_evaluation
 from prunerecover.model.paths import unwrap
+from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
 from prunerecover.recovery.dense_reference import fresh_statistics, give_statistics
 from prunerecover.session.pruned_output import PrunedOutput, judge_of
@@ -176,6 +177,10 @@ class Session:
     def inputs(self, batch: Any) -> ModelInputs:
         """Return the inputs of the network for a batch, on its device."""
         return inputs_of(batch, self.model)
+
+    def in_shares(self, budget: Budget) -> Budget:
+        """Return a budget with shares in the place of amounts; see `Budget.in_shares`."""
+        return budget.in_shares(lambda cost: self.cost(cost).dense)
 
     def cost(self, name: str) -> DenseCost:
         """Return a cost of the network.

@@ -88,8 +88,8 @@ class SharedBudgetConfig:
         )
 
 
-def check_shares(budget: object) -> dict[str, float]:
-    """Return the share of each cost that has to go.
+def check_costs(budget: object) -> Budget:
+    """Return the budget, in shares or amounts of costs.
 
     Raises:
         TypeError: If this is no budget.
@@ -105,7 +105,7 @@ def check_shares(budget: object) -> dict[str, float]:
             f"{budget.to_dict()}: units of different kinds have no number in common. Remove units of depth with "
             "plan_depth or DepthPrune, and experts with plan_width or WidthPrune."
         )
-    return budget.shares
+    return budget
 
 
 def budget_of(shares: Mapping[str, float]) -> Budget:

@@ -7,7 +7,7 @@ import warnings
 from prunerecover.depth.feasible import check_feasible as check_depth
 from prunerecover.plan.budget import Budget
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of, check_shares
+from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_costs
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.width.feasible import check_feasible as check_width
 
@@ -25,7 +25,7 @@ def check_names(session: Session, budget: Budget, config: SharedBudgetConfig) ->
     """
     with warnings.catch_warnings():  # of a single batch, which nothing is planned on
         warnings.simplefilter("ignore")
-        return SharedBudgetPlanner(session, tuple(check_shares(budget)), config)
+        return SharedBudgetPlanner(session, tuple(check_costs(budget).costs), config)
 
 
 def check_feasible(session: Session, budget: Budget, config: SharedBudgetConfig) -> None:
@@ -44,8 +44,8 @@ def check_feasible(session: Session, budget: Budget, config: SharedBudgetConfig)
     planner = check_names(session, budget, config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for cost, share in budget.shares.items():
+        for one in budget.each():
             if planner.why_no_depth:
-                check_width(session, budget_of({cost: share}), planner.width_config)
+                check_width(session, one, planner.width_config)
             elif planner.why_no_width:
-                check_depth(session, budget_of({cost: share}), planner.depth_config)
+                check_depth(session, one, planner.depth_config)

@@ -21,8 +21,9 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import DepthEvidence, Saved, SplitEvidence, TriedSplit
 from prunerecover.plan.plan import Plan
 from prunerecover.refusal import Refusal
+from prunerecover.session.asked import planned_as_asked
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_shares
+from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_costs
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.solvers.program import OVER
 from prunerecover.solvers.refine import MISSED, State
@@ -61,8 +62,8 @@ def plan_pruning(
     Args:
         model: Any network, wrapped or not.
         budget: A share of the MACs, parameters or latency of the model once it is merged, or shares of several of them,
-            which are met at once. Latency is measured again once all is planned; a plan that misses it is made anew for
-            more, and a warning says if it still does.
+            which are met at once; or what may be left, such as Budget(params="100M"). Latency is measured again once
+            all is planned; a plan that misses it is made anew for more, and a warning says if it still does.
         batches: Calibration batches, labelled unless `loss` reads labels from elsewhere; see `plan_width`. Every 4th
             sample is held out, to compare what the others are fitted to.
         loss: See `plan_width`.
@@ -86,7 +87,7 @@ def plan_pruning(
             can go.
         TypeError: If an argument is of another type.
     """
-    check_shares(budget)
+    check_costs(budget)
     config = SharedBudgetConfig(
         loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed
     )
@@ -104,9 +105,13 @@ def joint_plan(session: Session, budget: Budget, config: SharedBudgetConfig, eva
         config: All other arguments of `plan_pruning`.
         evaluate: See `plan_pruning`.
     """
-    costs = tuple(check_shares(budget))
+    costs = tuple(check_costs(budget).costs)
+
+    def plan(shares: Budget) -> Plan:
+        return BudgetSearch(SharedBudgetPlanner(session, costs, config), shares, evaluate).run()
+
     with progress("planning depth and width"):
-        return BudgetSearch(SharedBudgetPlanner(session, costs, config), budget, evaluate).run()
+        return planned_as_asked(session, budget, plan)
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,7 @@ class BudgetSearch:
 
     def __init__(self, planner: SharedBudgetPlanner, budget: Budget, evaluate: Evaluate | None = None) -> None:
         self.planner, self.budget, self.evaluate = planner, budget, evaluate
-        self.wanted = check_shares(budget)
+        self.wanted = budget.shares
         self.tried: list[TriedSplit] = []
         self.candidates: dict[float, Candidate] = {}
 

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from prunerecover.cost.latency import LatencyRatio, latency_ratio
+from prunerecover.cost.latency import LatencyRatio, latency_ratio, median_latency
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import meta_copy, share_copy
@@ -53,6 +53,13 @@ class DenseCost:
         if self.example.n_samples < 2 * TIMED or device_of(self.model).type != "cpu":
             return self
         return replace(self, example=self.example.select(torch.arange(TIMED)))
+
+    @cached_property
+    def dense(self) -> float:
+        """What the model costs once merged: MACs a sample, parameters, or seconds for the example."""
+        if self.cost == "latency":
+            return median_latency(self._merged, self.example) / 1e3
+        return self._total / (self.example.n_samples if self.cost == "macs" else 1)
 
     def live_share(self, edits: Sequence[Edit]) -> float:
         """Return the removed share of the MACs or parameters while the pruned model is not merged.

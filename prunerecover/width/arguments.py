@@ -136,7 +136,9 @@ class WidthRule:
             raise ValueError(
                 f"Expected {wanted}, and not both, but got budget={budget} and tolerance={self.tolerance}."
             )
-        if budget is not None and budget.share is None:
+        if budget is not None:
+            budget.check_one_cost()
+        if budget is not None and budget.in_units:
             kind_of(budget)
         elif budget is not None and tuple(kinds) == ("expert",) and budget.params is None:
             raise ValueError(

@@ -49,6 +49,7 @@ def check_feasible(session: Session, budget: Budget | None, config: WidthConfig)
             return
         groups = rounded(planner.groups, config.round_to)
         alike = {group.name: torch.ones(group.size, dtype=torch.float64) for group in groups}
+        budget = session.in_shares(budget)
         removed = rule(groups, alike, planner.costs, budget)
         if config.equal_layers:
             equalised(groups, removed, planner.costs, budget)

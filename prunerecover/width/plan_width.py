@@ -49,8 +49,9 @@ def plan_width(
 
     Args:
         model: Nearly any module: see `find_sites`.
-        budget: A share of the MACs, the parameters or the measured latency, or units of one kind in all layers
-            together, such as Budget(remove={"expert": 8}). None: see `tolerance`. Experts save no MACs.
+        budget: A share of the MACs, the parameters or the measured latency, what may be left of one of these, such as
+            Budget(params="100M"), or units of one kind in all layers together, such as Budget(remove={"expert": 8}).
+            None: see `tolerance`. Experts save no MACs.
         batches: Calibration batches, labelled unless `loss` reads labels from elsewhere: tuples (input, label, ...) or
             mappings with `labels`. 256 samples do. Where labels say that BatchNorm statistics lag behind the weights,
             as in the middle of a training, it is planned for the network with statistics estimated anew (see

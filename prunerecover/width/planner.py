@@ -25,6 +25,7 @@ from prunerecover.plan.evidence import WidthEvidence
 from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
+from prunerecover.session.asked import planned_as_asked
 from prunerecover.session.session import Session
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.saved_cost import DenseCost
@@ -121,6 +122,8 @@ class WidthPlanner:
             budget: Budget; None: the rule has a tolerance.
             rule: How units are chosen, and what they leave; None: as the planner's `config` says.
         """
+        if budget is not None and budget.amounts:
+            return planned_as_asked(self.session, budget, lambda shares: self.plan(shares, rule))
         plan = self.decided(budget, rule)
         with ordinary_arithmetic():
             return plan.with_tensors(self.network.finished(plan.edits, plan.tensors)) if plan.edits else plan
@@ -140,7 +143,9 @@ class WidthPlanner:
         rule.check_budget(budget, sorted(self.units))
         weighing = self._weighing(budget, rule)
         if budget is not None and budget.latency is not None:
-            rule, budget_of_macs = self._in_macs(budget.latency, rule, weighing, clock or self.session.cost("latency"))
+            rule, budget_of_macs = self._in_macs(
+                budget.shares["latency"], rule, weighing, clock or self.session.cost("latency")
+            )
             removed, evidence = self._removed(budget_of_macs, rule, weighing)
         else:
             removed, evidence = self._measured(budget, rule, weighing)

@@ -92,11 +92,11 @@ class AnyNetworkMethod(PlanMethod):
 
 
 class ShareArguments(TypedDict, total=False):
-    """Types of the arguments of a budget in a share of a cost."""
+    """Types of the arguments of a budget in shares or amounts of costs."""
 
-    macs: float | None
-    params: float | None
-    latency: float | None
+    macs: float | str | None
+    params: float | str | None
+    latency: float | str | None
 
 
 class BudgetArguments(ShareArguments, total=False):

@@ -43,9 +43,9 @@ class BoundaryPlan(PlanMethod):
     Args:
         n_remove: Number of attentions and activations to remove, both together. Give exactly one budget.
         n_keep: Number of attentions and activations to keep, both together.
-        macs: Share of the MACs to remove.
-        params: Share of the parameters to remove.
-        latency: Share of the measured latency to remove.
+        macs: Share of the MACs to remove; or the MACs of a sample that may be left, such as 0.8G.
+        params: Share of the parameters to remove; or the parameters that may be left, such as 100M.
+        latency: Share of the measured latency to remove; or the time for the first batch that may be left, such as 5ms.
         trials: Settings of training and evaluation in each short recovery.
         design: Splits to try: `line`, `spread`, `axes_and_staircase`, `one_type_at_a_time`, `interleaved`, or a list of
             (attentions, activations) removed.
@@ -64,9 +64,9 @@ class BoundaryPlan(PlanMethod):
         self,
         n_remove: int | None = None,
         n_keep: int | None = None,
-        macs: float | None = None,
-        params: float | None = None,
-        latency: float | None = None,
+        macs: float | str | None = None,
+        params: float | str | None = None,
+        latency: float | str | None = None,
         trials: TrialSettings | None = None,
         design: str | list[tuple[int, int]] = "line",
         runs: int = 5,

@@ -11,10 +11,10 @@ import lightning.pytorch as pl
 
 from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.trials.nested import at_start_of_fit
+from prunerecover.cost.units.cost_names import CostName
 from prunerecover.display.markdown import table
 from prunerecover.files.atomic import write_text
 from prunerecover.frontiers.frontier import Frontier, frontier_table
-from prunerecover.plan.evidence import Cost
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, beside
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
@@ -35,7 +35,7 @@ class FrontierTable(AnyNetworkMethod):
 
     def __init__(
         self,
-        cost: Cost | list[Cost] = "macs",
+        cost: CostName | list[CostName] = "macs",
         shares: list[float] | None = None,
         kinds: list[str] | None = None,
         ignore: list[str] | None = None,

@@ -207,7 +207,7 @@ def test_a_network_without_depth_names_width(tmp_path: Path) -> None:
         (lambda: DistillRecover(alpha="0.5"), "Expected argument alpha to be a number, but got '0.5'"),
         (lambda: DistillRecover(temperature="2"), "Expected argument temperature to be a number, but got '2'"),
         (lambda: prune(calibration="64"), "calibration to be a whole number, but got '64'"),
-        (lambda: Budget(macs="0.3"), "a removed share as a number, but got '0.3'"),
+        (lambda: Budget(ratio={"mlp": "0.3"}), "a removed share as a number, but got '0.3'"),
     ],
 )
 def test_strings_are_no_numbers(make: object, message: str) -> None:

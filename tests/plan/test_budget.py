@@ -32,6 +32,17 @@ from prunerecover.surgery.saved_cost import budget_used
         ({"remove": {"attention": True}}, "but got True"),
         ({"ratio": {"attention": 1.0}}, r"a removed share between 0 and 1 \(exclusive\), but got 1.0"),
         ({"macs": -0.1}, "but got -0.1"),
+        ({"params": 25_000_000}, r"\(exclusive\), but got 25000000. What may be left has a unit: '100M'."),
+        (
+            {"latency": "5 msec"},
+            r"may be left, a number above 0 with one of the units us, ms, s, but got '5 msec'. For example '5ms'",
+        ),
+        ({"macs": "0.8g"}, "one of the units K, M, G, T, but got '0.8g'"),
+        ({"macs": "0.3"}, "a removed share, such as 0.3, or what may be left, .* but got '0.3'"),
+        ({"params": "5ms"}, "one of the units K, M, G, T, B, but got '5ms'"),
+        ({"params": "0M"}, "a number above 0 .* but got '0M'"),
+        ({"params": "-1M"}, "but got '-1M'"),
+        ({"params": "100M", "remove": {"mlp": 1}}, r"but got \['params', 'remove'\]"),
     ],
 )
 def test_bad_budget_is_explained(arguments: dict[str, Any], message: str) -> None:
@@ -75,6 +86,32 @@ def test_each_cost_has_a_rest_of_its_own() -> None:
     assert left.shares == pytest.approx({"macs": 0.25, "latency": 1 / 9})  # of the 2 / 3 and 9 / 10 that are there
     assert budget.remaining([{"macs": 0.25, "latency": 0.2}]) == Budget(macs=1 / 3)  # all of the latency has gone
     assert budget.remaining([{"macs": 0.6, "latency": 0.2}]) is None
+
+
+def test_amounts_are_numbers_of_what_may_be_left() -> None:
+    budget = Budget(macs="0.8G", params="1.5B", latency="250us")
+    assert budget.amounts == pytest.approx({"macs": 8e8, "params": 1.5e9, "latency": 2.5e-4})
+    assert budget.to_dict() == {"macs": "0.8G", "params": "1.5B", "latency": "250us"}
+    assert Budget(**budget.to_dict()) == budget
+    assert budget.shares == {}
+    dense = {"macs": 1e9, "params": 1e9, "latency": 1e-3}
+    assert budget.in_shares(dense.__getitem__).shares == pytest.approx({"macs": 0.2, "params": 0.0, "latency": 0.75})
+
+
+def test_steps_to_an_amount_take_as_much_of_what_is_there() -> None:
+    """Of 1,000 to 400 in three steps, each measured on what the one before left, and beside a share."""
+    left, gone = [1000.0], list[float]()
+    for step in Budget(params="0.4K", macs=0.3).in_steps(3):
+        shares = step.in_shares(lambda cost: left[-1]).shares
+        left.append(left[-1] * (1 - shares["params"]))
+        gone.append(shares["macs"])
+    assert left == pytest.approx([1000, 800, 600, 400])
+    assert gone == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_an_amount_is_no_share() -> None:
+    with pytest.raises(ValueError, match=r"a share of a cost, but got Budget\(macs='0.8G'\). Say how much goes"):
+        _ = Budget(macs="0.8G").share
 
 
 def test_planning_for_one_cost_refuses_several() -> None:

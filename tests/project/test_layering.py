@@ -23,6 +23,7 @@ ORDER = (
     "prunerecover.display",
     "prunerecover.model",
     "prunerecover.model.narrow",
+    "prunerecover.cost.units",
     "prunerecover.plan",
     "prunerecover.frontiers",
     "prunerecover.families.libraries",

@@ -69,12 +69,14 @@ def test_batchnorm_is_recalibrated_after_surgery_in_depth_as_well(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_schedule_divides_the_budget(tmp_path: Path) -> None:
-    steps = prune(schedule={"start": 0, "every": 1, "times": 3})
-    module = fit(tmp_path, steps)
+@pytest.mark.parametrize("amount", [False, True])
+def test_schedule_divides_the_budget(tmp_path: Path, amount: bool) -> None:
+    """Half of it, said as a share or as what may be left."""
+    full = count_macs(Classifier().net, IMAGE)
+    budget = Budget(macs=f"{full / 2e3}K" if amount else 0.5)
+    module = fit(tmp_path, prune(budget=budget, schedule={"start": 0, "every": 1, "times": 3}))
     events = Ledger.of(module).events
     assert [event.epoch for event in events] == [0, 1, 2]
-    full = count_macs(Classifier().net, IMAGE)
     shares = [1 - event.macs / full for event in events]
     assert shares == pytest.approx([1 / 6, 2 / 6, 3 / 6], abs=0.04)
 

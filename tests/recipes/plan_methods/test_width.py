@@ -14,7 +14,7 @@ from cases.sampling import one_in
 from cases.width.command_line import FAIR, IMAGE, RECIPE, command, dense, run
 from safetensors.torch import load_file
 
-from prunerecover import Budget, apply_plan
+from prunerecover import Budget, Plan, apply_plan
 from prunerecover.callbacks import WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.cost.macs import count_macs
@@ -44,6 +44,20 @@ def test_per_cost_meets_the_budget_and_says_so(tmp_path: Path, capsys: pytest.Ca
     assert "Tolerance" not in page
     assert "with `budget={'macs': 0.3}, importance='gate_taylor', replace='calibrated'`, seed 0" in page
     assert (tmp_path / "deep" / "plan.kept.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_recipe", [False, True])
+def test_what_may_be_left_is_said_by_an_option_or_by_a_recipe(tmp_path: Path, by_recipe: bool) -> None:
+    callback = {"class_path": "WidthPrune", "init_args": {"budget": {"macs": "2M"}, "calibration": 32}}
+    recipe = {**RECIPE, "trainer": {**RECIPE["trainer"], "callbacks": [callback]}}
+    if by_recipe:
+        assert command(tmp_path, recipe=recipe) == 0
+        plan = Plan.load(tmp_path / "plan.json")
+    else:
+        plan = run(tmp_path, "--method=per_cost", "--method.macs=2M")
+    assert 1.8e6 < plan.result.macs <= 2.02e6
+    assert plan.made_by.arguments["budget"] == {"macs": "2M"}
 
 
 @pytest.mark.slow
@@ -150,6 +164,7 @@ def test_the_plan_is_fitted_with(tmp_path: Path) -> None:
             ["--method=fair", "--method.macs=0.3", "--method.importance=[luck, r_score]"],
             "Expected argument importance to be one of .*luck",
         ),
+        (["--method=per_cost", "--method.latency=5 msec"], "one of the units us, ms, s, but got '5 msec'"),
         (["--method=per_cost", "--method.macs=0"], "Expected a budget or a tolerance by which something goes"),
         (["--method=per_cost", "--method.macs=0.99"], "at most .* can go"),
         (["--method=per_cost", "--method.macs=0.3", "--method.ignore=['layer9.*']"], "'layer9.*' matches none"),

@@ -1,0 +1,1 @@
+"""Names of costs, and amounts of them in units."""

@@ -1,0 +1,43 @@
+"""Names of the costs that budgets are of, with their titles and units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+CostName = Literal["macs", "params", "latency"]
+COUNTS: Mapping[str, float] = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+@dataclass(frozen=True)
+class CostWords:
+    """What is said of a cost.
+
+    Attributes:
+        title: Name in tables.
+        units: Units of amounts, and what one of each is.
+        example: Amount.
+        per: What an amount is for, where that is not the network as a whole.
+    """
+
+    title: str
+    units: Mapping[str, float]
+    example: str
+    per: str = ""
+
+
+COSTS: Mapping[str, CostWords] = {
+    "macs": CostWords("MACs", COUNTS, "0.8G", " a sample"),
+    "params": CostWords("parameters", {**COUNTS, "B": 1e9}, "100M"),
+    "latency": CostWords("latency", {"us": 1e-6, "ms": 1e-3, "s": 1.0}, "5ms", " for the first batch"),
+}
+
+
+def titled(costs: str | Sequence[str]) -> str:
+    """Return costs in words.
+
+    >>> titled("macs"), titled(("latency", "params"))
+    ('MACs', 'latency and parameters')
+    """
+    return " and ".join(COSTS[cost].title for cost in ((costs,) if isinstance(costs, str) else costs))

@@ -1,0 +1,102 @@
+"""Budgets that say what may be left: what is left is no more, and the plan says what was asked for."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases.shared_budget.networks import images, vit
+from torch import nn
+
+from prunerecover import Budget, Plan, apply_plan, merge, plan_depth, plan_pruning, plan_width
+from prunerecover.cost.macs import count_macs
+from prunerecover.session.session import Session
+from prunerecover.surgery import saved_cost
+
+BATCHES = images()
+IMAGE = BATCHES[0][0][:1]
+Planner = Callable[..., Plan]
+
+
+def params_of(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def macs_of(model: nn.Module) -> int:
+    return count_macs(model, IMAGE)
+
+
+def left(plan: Plan) -> nn.Module:
+    pruned = copy.deepcopy(vit())
+    apply_plan(pruned, plan)
+    merge(pruned)
+    return pruned
+
+
+@pytest.mark.parametrize(
+    ("make", "kinds"),
+    [
+        (plan_depth, ("attention", "mlp")),
+        (plan_width, ("head", "neuron")),
+        pytest.param(plan_pruning, ("attention", "neuron"), marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize(("cost", "asked", "count"), [("macs", "0.05M", macs_of), ("params", "10K", params_of)])
+def test_no_more_is_left(
+    make: Planner, kinds: tuple[str, ...], cost: str, asked: str, count: Callable[[nn.Module], int]
+) -> None:
+    """But for what is within the tolerance of the share that it comes to, and nearly as much is."""
+    plan = make(vit(), Budget(**{cost: asked}), batches=BATCHES, kinds=kinds)
+    most = {"0.05M": 50_000, "10K": 10_000}[asked]
+    dense = count(vit())
+    assert dense > most
+    assert most - 0.1 * dense <= count(left(plan)) <= most + 0.01 * dense
+    assert plan.made_by.arguments["budget"] == {cost: asked}
+    assert f"asked for: at most {asked} left" in plan.summary().text()
+    share: Any = {cost: 1 - most / dense}
+    assert plan.edits == make(vit(), Budget(**share), batches=BATCHES, kinds=kinds).edits
+
+
+def test_amounts_and_shares_are_met_at_once() -> None:
+    plan = plan_pruning(vit(), Budget(macs="0.05M", params=0.2), batches=images(6), kinds=("head", "neuron"))
+    assert macs_of(left(plan)) <= 50_000 + 0.001 * macs_of(vit())
+    assert params_of(left(plan)) <= 0.801 * params_of(vit())
+    assert plan.made_by.arguments["budget"] == {"macs": "0.05M", "params": 0.2}
+
+
+def test_time_is_that_of_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[int] = []
+
+    def seconds(model: nn.Module, inputs: Any, *_: Any) -> float:
+        timed.append(inputs.n_samples)
+        return 8.0  # ms
+
+    monkeypatch.setattr(saved_cost, "median_latency", seconds)
+    session = Session(vit(), BATCHES)
+    assert session.in_shares(Budget(latency="6 ms")).shares == pytest.approx({"latency": 0.25})
+    assert session.in_shares(Budget(latency="0.004s")).shares == pytest.approx({"latency": 0.5})
+    assert timed == [len(BATCHES[0][0])], "it is measured once"
+
+
+@pytest.mark.parametrize("make", [plan_depth, plan_width, plan_pruning])
+def test_nothing_goes_where_no_more_is_left_anyway(make: Planner) -> None:
+    said = r"The network takes 13.\d?K of parameters, and may keep 1M: nothing has to go for it. Ask for less"
+    with pytest.warns(UserWarning, match=said):
+        assert not make(vit(), Budget(params="1M"), batches=BATCHES).edits
+
+
+def test_a_file_keeps_what_was_asked_for(tmp_path: Path) -> None:
+    plan = plan_width(vit(), Budget(params="10K"), batches=BATCHES, kinds=("neuron",))
+    plan.save(tmp_path / "plan.json")
+    assert json.loads((tmp_path / "plan.json").read_text())["made_by"]["arguments"]["budget"] == {"params": "10K"}
+    assert Plan.load(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.parametrize("make", [plan_depth, plan_width])
+def test_more_than_can_go_is_refused(make: Planner) -> None:
+    with pytest.raises(ValueError, match="can go|hold|at most"):
+        make(vit(), Budget(params="1K"), batches=BATCHES, kinds=("mlp",) if make is plan_depth else ("neuron",))
