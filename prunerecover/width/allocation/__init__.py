@@ -1,1 +1,1 @@
-"""Choose how many units of every group go for a budget or a tolerance."""
+"""Allocations: the number of removed units of every group for a budget or a tolerance."""

@@ -1,7 +1,7 @@
 """Allocations by importance: per cost, globally, or the same share of every group.
 
-A unit's score says how much it matters: `gate_taylor`, `magnitude` and so on. The best rule that we
-measured is `per_cost` on `gate_taylor`; the others are what it has to beat.
+Scores are importances of units, such as `gate_taylor` or `magnitude`. The best measured rule is `per_cost` on
+`gate_taylor`; the other rules are baselines.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ def per_cost(
     damping: float = 0.0,
     most: float = 0.9,
 ) -> Removed:
-    """Remove the units that matter least for what they save: the next one has the lowest score / share saved.
+    """Remove the units of least importance per saved cost: the next unit has the lowest score / share saved.
 
-    What a unit saves is computed anew as its neighbours shrink. With `per="both"` the share saved is the mean of the
+    The saving of a unit is computed anew as its neighbours shrink. With `per="both"` the share saved is the mean of the
     shares of MACs and of parameters, (dMACs / MACs + dparams / params) / 2, all relative to the whole model.
 
     Args:
-        groups: To choose from.
-        scores: `(size,)` by group name, not negative and comparable between groups; low goes first.
-        costs: Of these groups.
-        budget: A share of MACs or of parameters, or a number or ratio of units of one kind, in all groups together.
-        per: What scores are divided by; None: "macs" for a budget of MACs, "both" for one of parameters, "units"
-            for one in units.
-        damping: Scores are divided by (the share of the group that is left)^damping: a unit is the dearer the fewer
-            are left. `plan_width` tries 1 and 0 where it weighs kinds, and takes 0 elsewhere.
-        most: Share of a group that may go.
+        groups: Groups to choose from.
+        scores: Scores `(size,)` by group name, not negative and comparable between groups; low goes first.
+        costs: Cost model of the groups.
+        budget: Share of MACs or of parameters, or a number or ratio of units of one kind, in all groups together.
+        per: Divisor of scores; None: "macs" for a budget of MACs, "both" for a budget of parameters, "units" for a
+            budget in units.
+        damping: Power of the remaining share of the group in the divisor of scores: fewer remaining units are dearer.
+            `plan_width` tries 1 and 0 when weighing kinds, and takes 0 elsewhere.
+        most: Largest removable share of a group.
 
     Returns:
-        Indices of the units that go, by group name. The budget is met, and by less than one unit more.
+        Indices of the removed units, by group name. The budget is met, with less than one unit to spare.
 
     Raises:
-        ValueError: If the groups cannot meet the budget, scores do not fit the groups or are negative, or an
-            argument is out of range.
+        ValueError: If the groups cannot meet the budget, scores do not fit the groups or are negative, or an argument
+            is out of range.
     """
     target = RemovalTarget.of(budget, groups, costs)
     per = per or ("units" if target.in_units else "macs" if target.what == "macs" else "both")
@@ -75,14 +75,14 @@ def per_cost(
 def global_ranking(
     groups: Sequence[Group], scores: Scores, costs: CostModel, budget: Budget, *, most: float = 0.9
 ) -> Removed:
-    """Remove the units of lowest score wherever they are, whatever they save.
+    """Remove the units of lowest score in any group, regardless of their cost.
 
     Args:
-        groups: To choose from.
-        scores: `(size,)` by group name, not negative and comparable between groups; low goes first.
-        costs: Of these groups.
-        budget: See `per_cost`.
-        most: Share of a group that may go.
+        groups: Groups to choose from.
+        scores: Scores `(size,)` by group name, not negative and comparable between groups; low goes first.
+        costs: Cost model of the groups.
+        budget: Budget; see `per_cost`.
+        most: Largest removable share of a group.
     """
     ranked = _ranked(groups, scores)
 
@@ -95,16 +95,16 @@ def global_ranking(
 def uniform(groups: Sequence[Group], scores: Scores, costs: CostModel, budget: Budget, *, most: float = 0.9) -> Removed:
     """Remove the same share of every group, to half a unit; within a group the lowest score goes first.
 
-    Groups of one kind and size keep one number, and a budget of cost is met by less than one unit of each, or than one
-    step where they keep multiples. A budget in units that this cannot meet takes what is missing one by one, from the
-    first groups in order.
+    Groups of equal kind and size keep equal numbers. A budget of cost is met with less than one unit of each group to
+    spare, or less than one step of groups that keep multiples. A budget in units beyond equal numbers takes the missing
+    units one by one, from the first groups in order.
 
     Args:
-        groups: To choose from.
-        scores: `(size,)` by group name; low goes first within its group.
-        costs: Of these groups.
-        budget: See `per_cost`.
-        most: Share of a group that may go.
+        groups: Groups to choose from.
+        scores: Scores `(size,)` by group name; low goes first within its group.
+        costs: Cost model of the groups.
+        budget: Budget; see `per_cost`.
+        most: Largest removable share of a group.
     """
     _ranked(groups, scores)
     target = RemovalTarget.of(budget, groups, costs)
@@ -121,12 +121,12 @@ def uniform(groups: Sequence[Group], scores: Scores, costs: CostModel, budget: B
 
 
 def share_saved(saving: Cost, full: Cost, per: Literal["macs", "params", "both"]) -> float:
-    """Return the share of the model's cost that goes.
+    """Return the saved share of the model's cost.
 
     Args:
-        saving: MACs and parameters that go.
-        full: Those of the dense model.
-        per: Which share; "both": the mean of the two.
+        saving: Saved MACs and parameters.
+        full: MACs and parameters of the dense model.
+        per: Cost of the share; "both": the mean of the two.
 
     >>> share_saved(Cost(10, 30), Cost(100, 100), "both")
     0.2
@@ -137,12 +137,12 @@ def share_saved(saving: Cost, full: Cost, per: Literal["macs", "params", "both"]
 
 
 def lowest(groups: Sequence[Group], scores: Scores, counts: Mapping[str, int]) -> Removed:
-    """Return the units of lowest score, so many of each group, 0 if it is not named; ties go by index.
+    """Return the units of lowest score, a given number per group, 0 for unnamed groups; ties go by index.
 
     Args:
-        groups: To choose from.
-        scores: `(size,)` by group name.
-        counts: Units that go, by group name.
+        groups: Groups to choose from.
+        scores: Scores `(size,)` by group name.
+        counts: Number of removed units by group name.
     """
     return {g.name: removal_order(g, scores[g.name])[: counts.get(g.name, 0)].sort().values for g in groups}
 
@@ -155,7 +155,7 @@ def _allocate(
 
 
 def _ranked(groups: Sequence[Group], scores: Scores) -> dict[str, list[float]]:
-    """Return scores in the order in which units go, checked."""
+    """Return checked scores in the order of removal."""
     for group in groups:
         check_scores(group, scores)
         if scores[group.name].min() < 0:

@@ -1,15 +1,15 @@
-"""The cost of a narrowed model in closed form: MACs and parameters as a function of how many units stay.
+"""Cost of a narrowed model in closed form: MACs and parameters as functions of the number of kept units.
 
-A weight of shape `a x b x ...` costs one parameter per entry, and one MAC per entry and position that it is applied
-at, also in grouped and depthwise convolutions. The positions do not change when dimensions narrow, so both costs are
-products of widths, and each width is linear in the units that stay. Products without weights (attention's scores and
-values) are linear in the heads. All else is constant. The numbers equal those of the model that is really narrowed.
+A weight of shape `a x b x ...` costs one parameter per entry, and one MAC per entry and position of its use, also in
+grouped and depthwise convolutions. Positions do not change when dimensions narrow: both costs are products of widths,
+and each width is linear in the kept units. Products without weights (attention's scores and values) are linear in the
+heads. The rest is constant. The numbers equal those of the narrowed model.
 
-Routed experts are the exception: a token visits the same number of experts however many there are, so the dimension
-of a fused weight along which the experts lie counts for the parameters alone.
+Routed experts are the exception: a token visits the same number of experts for any number of experts, so the expert
+dimension of a fused weight counts for the parameters alone.
 
-Not covered: weights of one module that are applied at different numbers of positions, as in an
-`nn.MultiheadAttention` for cross-attention.
+Not covered: weights of a module in use at different numbers of positions, as in an `nn.MultiheadAttention` for
+cross-attention.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class NarrowingDim:
     """A dimension of a tensor that narrows.
 
     Attributes:
-        full: Its length with all units.
+        full: Length with all units.
         per_unit: Entries per unit, by group.
-        for_macs: Whether MACs shrink with it.
+        for_macs: Whether MACs shrink with the dimension.
     """
 
     full: int
@@ -55,7 +55,7 @@ class NarrowingDim:
     for_macs: bool = True
 
     def left(self, gone: Mapping[str, int]) -> int:
-        """Return its length once so many units of each group are gone."""
+        """Return the length without the given number of units of each group."""
         return self.full - sum(entries * gone.get(name, 0) for name, entries in self.per_unit.items())
 
 
@@ -64,9 +64,9 @@ class NarrowingParameter:
     """A parameter that narrows.
 
     Attributes:
-        entries: Per combination of indices along the narrowing dimensions.
+        entries: Entries per combination of indices along the narrowing dimensions.
         positions: MACs per entry; a fraction where experts share the tokens.
-        widths: The dimensions that narrow.
+        widths: Dimensions that narrow.
     """
 
     entries: int
@@ -74,7 +74,7 @@ class NarrowingParameter:
     widths: tuple[NarrowingDim, ...]
 
     def cost(self, gone: Mapping[str, int]) -> tuple[int | Fraction, int]:
-        """Return its MACs and entries once so many units of each group are gone."""
+        """Return the MACs and entries without the given number of units of each group."""
         params = self.entries
         macs = self.entries * self.positions
         for width in self.widths:
@@ -86,14 +86,14 @@ class NarrowingParameter:
 
 @dataclass(frozen=True)
 class CostModel:
-    """The cost of a model for every number of units; made by `cost_model`.
+    """Cost of a model for every number of units; made by `cost_model`.
 
     Attributes:
-        full: Of the model as it is.
+        full: Cost of the model in its present state.
         sizes: Units per group.
-        linear: What each unit of a group costs whatever the others do.
-        blocks: Per group, the tensors in which its units share entries with others.
-        out_of_reach: What costs something, and is in no group.
+        linear: Cost of each unit of a group, independent of other groups.
+        blocks: Tensors with entries shared between the group's units and other units, per group.
+        out_of_reach: Costs outside all groups.
     """
 
     full: Cost
@@ -103,10 +103,10 @@ class CostModel:
     out_of_reach: OutOfReach = OutOfReach()
 
     def total(self, kept: Mapping[str, int]) -> Cost:
-        """Return the cost with so many units kept per group; groups that are not named keep all.
+        """Return the cost with the given number of kept units per group; unnamed groups keep all.
 
         Raises:
-            ValueError: If a group is unknown, or cannot keep so many.
+            ValueError: If a group is unknown, or the number exceeds its size.
         """
         for name, count in kept.items():
             if not 0 <= count <= self.sizes.get(name, -1):
@@ -127,14 +127,14 @@ class CostModel:
         return Cost(int(macs), params)
 
     def saving(self, name: str, gone: Mapping[str, int], units: int = 1) -> Cost:
-        """Return what goes with `units` more units of a group when `gone` have left each group.
+        """Return the saving of `units` more units of a group after the removal of `gone` units of each group.
 
-        Only the group's own tensors are looked at. A unit never saves more once others have left.
+        Only the group's own tensors are considered. The saving of a unit never grows as other units go.
 
         Args:
-            name: Of the group.
-            gone: Units that have left, by group name.
-            units: How many more go.
+            name: Name of the group.
+            gone: Number of removed units, by group name.
+            units: Number of further units to remove.
         """
         macs, params = (cost * units for cost in self.linear[name])
         after = {**gone, name: gone.get(name, 0) + units}
@@ -147,15 +147,15 @@ class CostModel:
 
 
 def cost_model(model: nn.Module, groups: Sequence[Group], example_inputs: Any) -> CostModel:
-    """Find out what every unit costs.
+    """Return the cost model of some groups of a network.
 
     Args:
-        model: Any module, also on the meta device; bit-identical afterwards.
-        groups: Of different names.
-        example_inputs: A batch, whose MACs are shared out among its samples; None leaves MACs 0.
+        model: Module of any kind, also on the meta device; bit-identical afterwards.
+        groups: Groups of different names.
+        example_inputs: Batch with MACs to share out among its samples; None leaves MACs 0.
 
     Raises:
-        ValueError: If two groups share a name, or one names entries that no tensor has.
+        ValueError: If two groups share a name, or a group names entries beyond a tensor.
     """
     check_names(groups)
     network = unwrap(model)
@@ -190,9 +190,9 @@ def _macs_of_a_sample(network: nn.Module, inputs: ModelInputs | None) -> Mapping
 
 
 def _positions(network: nn.Module, groups: Sequence[Group], macs: Mapping[str, int]) -> dict[int, int | Fraction]:
-    """Return MACs per entry by the identity of each matrix; a matrix that several modules share adds up."""
+    """Return MACs per entry by the identity of each matrix, added up for a matrix shared by several modules."""
     path_of = {module: path for path, module in network.named_modules()}
-    products: dict[str, int] = defaultdict(int)  # those of groups that slice a module's own tensors, by the module
+    products: dict[str, int] = defaultdict(int)  # products of groups with slices in a module's own tensors, by module
     for group in groups:
         for path in dict.fromkeys(parent_path(part.tensor) for part in group.slices):
             products[path] += group.products * group.size
@@ -202,7 +202,7 @@ def _positions(network: nn.Module, groups: Sequence[Group], macs: Mapping[str, i
         matrices += uncalled_weights(module)
         children = list(module.children())
         own = macs[path] - sum(macs[path_of[child]] for child in children)
-        own -= products[path] if children else 0  # a single layer has no products but those of its weights
+        own -= products[path] if children else 0  # a single layer has no products without weights
         if matrices and own > 0:
             per_entry = Fraction(own, sum(p.numel() for p in matrices))
             for matrix in matrices:
@@ -211,7 +211,7 @@ def _positions(network: nn.Module, groups: Sequence[Group], macs: Mapping[str, i
 
 
 def _narrowing(network: nn.Module, groups: Sequence[Group]) -> list[tuple[Tensor, tuple[NarrowingDim, ...]]]:
-    """Return the parameters that groups narrow with their narrowing dimensions; tied ones once."""
+    """Return the parameters narrowed by groups, with their narrowing dimensions; tied parameters once."""
     parameters = {id(p) for p in network.parameters()}
     tensors: dict[int, Tensor] = {}
     parts: dict[int, dict[int, dict[str, set[tuple[int, int]]]]] = {}  # tensor, dim, group: offsets and spans

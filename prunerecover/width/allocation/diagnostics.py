@@ -1,7 +1,7 @@
 """Diagnostics of a plan by Tolerance of Difference, from the analysis of arXiv 2508.02291.
 
-Three questions: how much protected score enters what goes, against what ranks alone allow; whether ToD's depths lose
-less protected score than uniform ones at the same cost; and how the kept units depend on the tolerance.
+Three questions: the protected score of removed units, against the bound from ranks alone; the loss of protected score
+at ToD's depths, against uniform depths at the same cost; and the number of kept units as a function of the tolerance.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ TOLERANCES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 def tolerance_evidence(
     groups: Sequence[Group], low: Scores, high: Scores, found: ToleranceAllocation, costs: CostModel
 ) -> dict[str, Any]:
-    """Return the diagnostics, as they stand in a plan's evidence: see `ToleranceEvidence`.
+    """Return the diagnostics for a plan's evidence: see `ToleranceEvidence`.
 
     Args:
-        groups: That were allocated.
-        low: The first importance.
-        high: The second importance.
-        found: What goes.
-        costs: Of the groups.
+        groups: Allocated groups.
+        low: First importance.
+        high: Second importance.
+        found: Allocation with the removed units.
+        costs: Cost model of the groups.
     """
     low = removal_positions(groups, low)
     depth = {name: len(units) for name, units in found.removed.items()}
@@ -59,7 +59,7 @@ def _against_uniform(
         return None
     try:
         even = uniform(groups, low, costs, Budget(**{cost: share}), most=MOST)
-    except ValueError:  # groups that must keep some units cannot all give the same share
+    except ValueError:  # groups with a minimum of kept units cannot all give the same share
         return None
     other = {name: len(units) for name, units in even.items()}
     result = exchange(low, high, depth, other)

@@ -1,7 +1,7 @@
-"""Equal layers: groups of one kind and size keep one number of units, as a config of transformers can say.
+"""Equal layers: groups of equal kind and size keep equal numbers of units, as in a config of transformers.
 
-Layers that are alike give their next unit together. So a budget is met by less than one unit of each of them, which is
-coarser than a unit of one, but what is left is a standard model.
+Alike layers give their next unit together. A budget is met with less than one unit of each of them to spare, coarser
+than for single units, but the narrowed model is a standard model.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from prunerecover.width.allocation.greedy_fill import (
     units_taken_next,
 )
 
-Counts = dict[str, int]  # units that go, by group name
+Counts = dict[str, int]  # removed units by group name
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Groups that are alike, and how they give units.
+    """Alike groups, and the order of their units.
 
     Attributes:
-        groups: Of one kind and size, with the same rules.
-        weight: How many units each gives in proportion to those of other layers.
-        end: The most that each may lose.
+        groups: Groups of equal kind and size, with equal rules.
+        weight: Number of units per group in proportion to other layers.
+        end: Largest number of removed units per group.
     """
 
     groups: tuple[Group, ...]
@@ -43,16 +43,16 @@ class Layers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the groups."""
+        """Names of the groups."""
         return tuple(group.name for group in self.groups)
 
     def priority(self, gone: int, units: int) -> float:
-        """How far these layers are on their way, in the middle of the units that would go next; the least goes."""
+        """Return the progress of the layers in the middle of the next units to go; the lowest progress goes first."""
         return (gone + units / 2) / max(self.weight, 1e-9)
 
 
 def alike(groups: Iterable[Group]) -> list[tuple[Group, ...]]:
-    """Return the groups of one kind, size and rules together, in order of the first of each."""
+    """Return the groups of equal kind, size and rules together, in the order of the first of each."""
     found: dict[tuple[object, ...], list[Group]] = {}
     for group in groups:
         rules = group.kind, group.size, group.at_least, group.multiple, group.strata
@@ -61,16 +61,16 @@ def alike(groups: Iterable[Group]) -> list[tuple[Group, ...]]:
 
 
 def equal_counts(layers: Sequence[Layers], costs: CostModel, target: RemovalTarget, *, beyond: bool = True) -> Counts:
-    """Return how many units of each group go, so that the target is just met with as many from all that are alike.
+    """Return the number of removed units per group that just meets the target, equal for alike groups.
 
     Args:
-        layers: Of the target's groups.
-        costs: Of these groups.
-        target: What has to go.
-        beyond: Whether more may go, by less than the smallest step; False: at most the target.
+        layers: Layers of the target's groups.
+        costs: Cost model of the groups.
+        target: Amount to remove.
+        beyond: Whether to exceed the target, by less than the smallest step; False: at most the target.
 
     Raises:
-        ValueError: If all that may go is not enough.
+        ValueError: If all removable units are not enough.
     """
     gone = [0] * len(layers)
 
@@ -108,24 +108,24 @@ def equal_counts(layers: Sequence[Layers], costs: CostModel, target: RemovalTarg
 
 
 def even_layers(groups: Sequence[Group], most: float) -> list[Layers]:
-    """Return layers that give in proportion to their size."""
+    """Return layers with units in proportion to their size."""
     return [Layers(members, members[0].size, max_removable(members[0], most)) for members in alike(groups)]
 
 
 def equalised(
     groups: Sequence[Group], removed: Removed, costs: CostModel, budget: Budget | None, most: float = 0.9
 ) -> Counts:
-    """Return how many units go with one number for all layers that are alike: about the mean of what they gave.
+    """Return the number of removed units, equal for alike layers: about the mean of the given numbers.
 
     Args:
-        groups: What was allocated.
-        removed: Units that go, by group name.
-        costs: Of these groups.
-        budget: That is met again; None: there was none.
-        most: Share of a group that may go; more goes where more did.
+        groups: Allocated groups.
+        removed: Indices of the removed units, by group name.
+        costs: Cost model of the groups.
+        budget: Budget to meet again; None without a budget.
+        most: Largest removable share of a group; exceeded where more units went before.
 
     Raises:
-        ValueError: If the groups cannot meet the budget so.
+        ValueError: If equal layers cannot meet the budget.
     """
     target = None if budget is None else RemovalTarget.of(budget, groups, costs)
     layers = [_as_given(members, removed, most) for members in alike(groups if target is None else target.groups)]
@@ -135,11 +135,11 @@ def equalised(
 
 
 def warn_of_more(target: RemovalTarget, removed: Removed) -> None:
-    """Warn if more units go than were asked for, because layers that are alike give theirs together.
+    """Warn if more units go than the budget, because alike layers give units together.
 
     Args:
-        target: In units.
-        removed: Units that go, by group name.
+        target: Amount to remove, in units.
+        removed: Indices of the removed units, by group name.
     """
     gone = sum(len(removed[group.name]) for group in target.groups)
     if gone > target.amount:

@@ -1,9 +1,9 @@
-"""Fill a budget unit by unit: the greedy loop that all allocations of width share.
+"""Greedy fill of a budget unit by unit: the common loop of all allocations of width.
 
-Every group gives up its units in a fixed order. Which group comes next is decided by a key, lowest first; keys may
-grow while others give, never shrink, so that a heap with late updates finds the exact minimum. The loop stops when the
-budget is met, and rather with finer units than with one that takes a point too much; what was taken beyond it is given
-back, so that the rest is less than the smallest unit.
+Every group gives up its units in a fixed order. A key decides the next group, lowest first; keys may grow as other
+groups give, never shrink, so that a heap with late updates finds the exact minimum. The loop stops when the budget is
+met, and prefers finer units to a unit that exceeds the budget by a point. The excess is given back, so that less than
+the smallest unit is left over.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from prunerecover.plan.kinds import RANKED_WIDTH_KINDS
 from prunerecover.refusal import Refusal
 from prunerecover.width.allocation.cost_model import Cost, CostModel
 
-Removed = dict[str, Tensor]  # by group name: indices of the units that go, ascending
-PriorityKey = Callable[[str, int, int, Cost], float]  # group, units gone, units to go next, what they save; inf: never
+Removed = dict[str, Tensor]  # indices of the removed units, ascending, by group name
+PriorityKey = Callable[[str, int, int, Cost], float]  # group, units gone, units to go next, their saving; inf: never
 NEVER = float("inf")
-COARSE = 0.01  # of all there is: what the last unit may take too much, while there are finer ones
+COARSE = 0.01  # share of the whole: largest excess of the last unit, while there are finer units
 
 
 @dataclass(frozen=True)
 class Step:
-    """The next units that a group may give up together."""
+    """The next units that a group gives up together."""
 
     units: int
     saving: Cost
@@ -37,10 +37,13 @@ class Step:
 
 @dataclass(frozen=True)
 class RemovalTarget:
-    """What has to go: `amount` of all that there are of "macs" or "params", or of the units of one kind.
+    """Amount to remove, in "macs" or "params", or in units of one kind.
 
     Attributes:
-        groups: Those that may give, in the order that decides between equal keys.
+        what: Cost, "macs" or "params", or kind of the counted units.
+        amount: Amount to remove.
+        full: Amount in the dense network.
+        groups: Groups to choose from; the order decides between equal keys.
     """
 
     what: str
@@ -50,16 +53,16 @@ class RemovalTarget:
 
     @classmethod
     def of(cls, budget: Budget, groups: Sequence[Group], costs: CostModel) -> RemovalTarget:
-        """Read a budget.
+        """Return the target of a budget.
 
         Args:
-            budget: As the user gave it.
-            groups: To choose from.
-            costs: Of these groups.
+            budget: Budget as the user gave it.
+            groups: Groups to choose from.
+            costs: Cost model of the groups.
 
         Raises:
-            ValueError: If it is neither a share of MACs or parameters nor in units of one kind of width, or asks for
-                more units than there are.
+            ValueError: If the budget is neither a share of MACs or parameters nor in units of one kind of width, or
+                exceeds the number of units.
         """
         if budget.share is not None:
             what, share = budget.share
@@ -77,11 +80,11 @@ class RemovalTarget:
 
     @property
     def in_units(self) -> bool:
-        """Whether units are counted, whatever they cost."""
+        """Whether units are counted, regardless of their cost."""
         return self.what not in Cost._fields
 
     def saved(self, step: Step) -> int:
-        """Return what counts of a step."""
+        """Return the amount saved by a step."""
         return step.units if self.in_units else int(getattr(step.saving, self.what))
 
     def __str__(self) -> str:
@@ -91,10 +94,10 @@ class RemovalTarget:
 
 
 def kind_of(budget: Budget) -> str:
-    """Return the kind whose units a budget counts.
+    """Return the kind of the units in a budget.
 
     Raises:
-        ValueError: If it is not in units of one kind of width.
+        ValueError: If the budget is not in units of one kind of width.
     """
     kinds = budget.kinds(()) if budget.in_units else ()
     if len(kinds) != 1 or kinds[0] not in RANKED_WIDTH_KINDS:
@@ -106,7 +109,7 @@ def kind_of(budget: Budget) -> str:
 
 
 def max_removable(group: Group, most: float) -> int:
-    """Return how many units a group may lose: at most a share, leaving `at_least` and a number that `multiple` divides.
+    """Return the largest number of removable units: at most a share, leaving `at_least` and a multiple of `multiple`.
 
     Raises:
         ValueError: If the share is not in (0, 1].
@@ -117,7 +120,7 @@ def max_removable(group: Group, most: float) -> int:
 
 
 def allowed(group: Group, count: int) -> int:
-    """Return the largest number of units, at most `count`, that a group may lose by its own rules."""
+    """Return the largest number of units, at most `count`, that a group may lose by its rules."""
     keep = max(group.at_least, group.size - count)
     return max(0, group.size - -(-keep // group.multiple) * group.multiple)
 
@@ -129,17 +132,17 @@ def fill(
     end: Mapping[str, int],
     start: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """Return how many units of each of the target's groups go, so that it is just met.
+    """Return the number of removed units per group that just meets the target.
 
     Args:
-        costs: Of these groups, at least.
-        target: What has to go.
-        key: Decides which group is next.
-        end: The most units that each group may lose.
-        start: What is gone before the first step.
+        costs: Cost model of the target's groups, at least.
+        target: Amount to remove.
+        key: Priority of the next group, lowest first.
+        end: Largest number of removed units per group.
+        start: Number of units removed before the first step.
 
     Raises:
-        ValueError: If all that may go is not enough; the message says how much may.
+        ValueError: If all removable units are not enough; the message states the possible amount.
     """
     groups = target.groups
     gone = {group.name: (start or {}).get(group.name, 0) for group in groups}
@@ -147,7 +150,7 @@ def fill(
     heap: list[tuple[float, int]] = []
     for number, group in enumerate(groups):
         _push(heap, number, _next(group, costs, key, gone, end))
-    coarse: list[tuple[int, int]] = []  # by what they save: of units that take too much, the smallest goes
+    coarse: list[tuple[int, int]] = []  # units with too large a saving, by saving: the smallest goes
     slack = COARSE * target.full
     while saved < target.amount and (heap or coarse):
         finer = bool(heap)
@@ -170,12 +173,12 @@ def fill(
 
 
 def check_met(target: RemovalTarget, saved: int, costs: CostModel) -> None:
-    """Raise ValueError, and say how much can go and what cannot, unless so much is enough.
+    """Raise ValueError with the possible amount and the obstacles, unless the saving is enough.
 
     Args:
-        target: What has to go.
-        saved: What can.
-        costs: Of the target's groups.
+        target: Amount to remove.
+        saved: Largest possible saving.
+        costs: Cost model of the target's groups.
     """
     if saved < target.amount:
         can = str(saved) if target.in_units else f"{saved / target.full:.1%}"
@@ -214,7 +217,7 @@ def _step(group: Group, units: int, costs: CostModel, key: PriorityKey, gone: Ma
 
 
 def _give_back(costs: CostModel, target: RemovalTarget, key: PriorityKey, gone: dict[str, int], saved: int) -> None:
-    """Take back, in `gone`, the units with the highest keys that are not needed to meet the target."""
+    """Take back, in `gone`, the units with the highest keys beyond the target."""
     while True:
         last = {
             group.name: _step(group, units, costs, key, {**gone, group.name: gone[group.name] - units})
@@ -230,23 +233,23 @@ def _give_back(costs: CostModel, target: RemovalTarget, key: PriorityKey, gone: 
 
 
 def units_taken_next(group: Group, gone: int) -> int:
-    """Return how many units a group gives in its next step."""
+    """Return the number of units in the group's next step."""
     return (group.size - gone) % group.multiple or group.multiple
 
 
 def units_taken_last(group: Group, gone: int) -> int:
-    """Return how many units went in the group's last step; 0 if none has gone."""
+    """Return the number of units in the group's last step; 0 if no unit has gone."""
     first = group.size % group.multiple or group.multiple
     return min(gone, first if gone == first else group.multiple)
 
 
 def saved_by(costs: CostModel, target: RemovalTarget, gone: Mapping[str, int]) -> int:
-    """Return what counts of so many units per group.
+    """Return the amount saved by a number of removed units per group.
 
     Args:
-        costs: Of the groups.
-        target: What counts: MACs, parameters or units.
-        gone: Units that go, by group name.
+        costs: Cost model of the groups.
+        target: Target with the measure: MACs, parameters or units.
+        gone: Number of removed units by group name.
     """
     if target.in_units:
         return sum(gone.get(group.name, 0) for group in target.groups)

@@ -1,10 +1,10 @@
-"""Weights between kinds: how much a head counts beside a neuron, tried on the pruned model's output.
+"""Weights between kinds: the weight of a head beside a neuron, chosen by the pruned model's output.
 
-First-order scores order heads among heads and neurons among neurons. Between kinds they are off by a factor, for they
-say what a small step costs, and to lose a head of three is not one. Nor do they say that a unit is dearer the fewer
-are left of its group. How much depends on the model and on the budget, so several weighings are tried: a copy of the
-model is narrowed by each, and the one stays whose copy's output diverges least from the dense model's. Depth is decided
-alike (`calibrator`).
+First-order scores order heads among heads and neurons among neurons. Between kinds scores are off by a factor, as they
+measure the cost of a small step, and the loss of a head of three is no small step. Scores also ignore that fewer
+remaining units of a group are dearer. The size of both effects depends on the model and on the budget, so several
+weightings are tried: each narrows a copy of the model, and the weighting with the least divergence of the copy's output
+from the dense model's is kept. Depth is decided alike (`calibrator`).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dataclasses import dataclass, field, replace
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.plan.groups import Group
 
-FACTORS = (0.25, 4.0, 16.0), (0.5, 2.0)  # of a rate: first far, then near what was best
+FACTORS = (0.25, 4.0, 16.0), (0.5, 2.0)  # factors on the best rate: first far, then near
 
 
 @dataclass(frozen=True)
 class KindWeights:
-    """How scores count.
+    """Weights of scores.
 
     Attributes:
-        rates: A factor by kind; kinds that are not named count as they are.
-        damping: Of `per_cost`.
+        rates: Factor by kind; 1 for unnamed kinds.
+        damping: Damping of `per_cost`.
     """
 
     rates: Mapping[str, float] = field(default_factory=dict)
@@ -33,14 +33,14 @@ class KindWeights:
 
 
 def best_kind_weights(kinds: Sequence[str], divergence_at: Callable[[KindWeights], float]) -> KindWeights:
-    """Return a rate for every kind, found for one after the other, and whether groups are damped.
+    """Return the best rate for every kind, searched kind by kind, and the damping of groups.
 
-    It takes `number_of_trials(kinds)`, whatever they bring, so that processes that plan together stay together.
+    The number of calls is always `number_of_trials(kinds)`, so that processes that plan together stay in step.
 
     Args:
-        kinds: The first one's rate is 1, and that of the others as long as it is not their turn. Damping is 1, and
-            last of all 0 is tried.
-        divergence_at: How far the output is from the dense model's, if units are chosen by a weighing.
+        kinds: Kinds of units; the rate of the first is 1, and further rates start at 1. Damping is 1, and 0 is tried
+            last.
+        divergence_at: Divergence of the output from the dense model's, with units chosen by given weights.
 
     >>> best_kind_weights(["neuron", "head"], lambda tried: abs(tried.rates["head"] - 9) + tried.damping)
     KindWeights(rates={'neuron': 1.0, 'head': 8.0}, damping=0.0)
@@ -63,7 +63,7 @@ def best_kind_weights(kinds: Sequence[str], divergence_at: Callable[[KindWeights
 
 
 def number_of_trials(kinds: Sequence[str]) -> int:
-    """Return how often `best_kind_weights` asks for a divergence.
+    """Return the number of divergences in `best_kind_weights`.
 
     >>> number_of_trials(["neuron", "head"])
     7
@@ -72,12 +72,12 @@ def number_of_trials(kinds: Sequence[str]) -> int:
 
 
 def weighted(groups: Sequence[Group], scores: Scores, rates: Mapping[str, float]) -> Scores:
-    """Return scores times the rate of their group's kind; kinds without one count as they are.
+    """Return scores times the rate of the group's kind; 1 for kinds without a rate.
 
     Args:
-        groups: Whose scores they are.
-        scores: `(size,)` by group name.
-        rates: By kind.
+        groups: Groups of the scores.
+        scores: Scores `(size,)` by group name.
+        rates: Rates by kind.
     """
     return {group.name: scores[group.name] * rates.get(group.kind, 1.0) for group in groups}
 

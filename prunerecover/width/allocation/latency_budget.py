@@ -1,8 +1,8 @@
 """Latency budgets: the budget of MACs that saves a share of the measured latency, by bisection.
 
-Processors compute in blocks, so that widths which fill them are faster at the same MACs, or as fast with more units.
-How much that brings depends on the machine, so both are tried: units one by one, and in blocks. The way stays by which
-less importance goes.
+Processors compute in blocks: widths that fill blocks are faster at the same MACs, or as fast with more units. The gain
+depends on the machine, so both ways are tried: units one by one, and in blocks. The way with the least removed
+importance is kept.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from prunerecover.width.allocation.greedy_fill import Removed
 
 Way = TypeVar("Way")
 STEPS = 7
-STEP = MOST / 2**STEPS  # two budgets that are tried differ by as much, and so does about the latency
+STEP = MOST / 2**STEPS  # difference between tried budgets, and about the difference in latency
 
 
 @dataclass(frozen=True)
 class Choices(Generic[Way]):
-    """How units are chosen.
+    """Functions that choose units.
 
     Attributes:
-        removed: Returns what goes by a way and a budget of MACs; a ValueError says that so much cannot go.
-        edits: Returns the edits that take it out.
-        lost: Returns the sum of its scores.
+        removed: Function from a way and a budget of MACs to the removed units; raises ValueError for a budget out of
+            reach.
+        edits: Function from removed units to the edits that remove them.
+        lost: Function from removed units to the sum of their scores.
     """
 
     removed: Callable[[Way, Budget], Removed]
@@ -43,12 +44,12 @@ class Choices(Generic[Way]):
 
 @dataclass(frozen=True)
 class Met(Generic[Way]):
-    """A way to choose units by which a latency is met.
+    """A way to choose units that meets a latency.
 
     Attributes:
-        way: How units are chosen.
-        budget: Of MACs, that meets it.
-        lost: Saliency of the units that go.
+        way: Way to choose units.
+        budget: Budget of MACs that meets the latency.
+        lost: Importance of the removed units.
     """
 
     way: Way
@@ -57,20 +58,20 @@ class Met(Generic[Way]):
 
 
 def met_latency(dense: DenseCost, latency: float, ways: Sequence[Way], choices: Choices[Way]) -> Met[Way]:
-    """Return the way by which the least importance goes for a share of the latency, and its budget of MACs.
+    """Return the way with the least removed importance for a share of the latency, and its budget of MACs.
 
-    Budgets are compared on few samples; what the one that is found saves is measured on the whole batch, and another
-    share is planned for if that is not enough, or clearly too much. Where few samples say too little of the whole batch
-    (those that fill no GPU), budgets are compared on that.
+    Budgets are compared on few samples. The saving of the found budget is measured on the whole batch, and another
+    share is planned for if the saving is too small or clearly too large. If few samples represent the whole batch
+    poorly (samples that fill no GPU), budgets are compared on the whole batch.
 
     Args:
-        dense: The latency of the model, on its device.
-        latency: The share that has to go, in (0, 1).
-        ways: To choose units; the first one stays if others are no better.
-        choices: What goes by each.
+        dense: Latency of the model, on its device.
+        latency: Share to remove, in (0, 1).
+        ways: Ways to choose units; the first is kept unless another is better.
+        choices: Functions that choose units by a way.
 
     Raises:
-        ValueError: If the latency cannot be met by any way.
+        ValueError: If no way meets the latency.
     """
 
     def meet(on: DenseCost, share: float) -> Met[Way]:
@@ -83,7 +84,7 @@ def met_latency(dense: DenseCost, latency: float, ways: Sequence[Way], choices: 
     few = dense.on_few
     if few is not dense:
         with suppress(ValueError), warnings.catch_warnings():
-            warnings.simplefilter("ignore", BudgetMissed)  # on the whole batch: that is tried then
+            warnings.simplefilter("ignore", BudgetMissed)  # the whole batch is tried next
             wanted = Wanted(latency, below=CLOCKS, above=CLOCKS + STEP)
             best, shares = met_share({"latency": wanted}, lambda asked: meet(few, asked["latency"]), saved)
             if shares["latency"] >= latency - CLOCKS:
@@ -92,7 +93,7 @@ def met_latency(dense: DenseCost, latency: float, ways: Sequence[Way], choices: 
 
 
 def _met(dense: DenseCost, latency: float, way: Way, choices: Choices[Way], less_than: float) -> Met[Way]:
-    """Meet a latency by one way, with less importance than a number."""
+    """Meet a latency by a way, with removed importance below a limit."""
 
     def edits_at(budget: Budget) -> Sequence[Edit]:
         removed = choices.removed(way, budget)
@@ -105,15 +106,15 @@ def _met(dense: DenseCost, latency: float, way: Way, choices: Choices[Way], less
 
 
 def cheapest(ways: Sequence[Way], meet: Callable[[Way, float], Met[Way]]) -> Met[Way]:
-    """Return the way by which the least importance goes.
+    """Return the way with the least removed importance.
 
     Args:
-        ways: To choose units; the first one stays if others are no better.
-        meet: Meets the latency by a way, with less importance than a number: what loses more need not be measured. A
-            ValueError says that it cannot be met so.
+        ways: Ways to choose units; the first is kept unless another is better.
+        meet: Function from a way and a limit of removed importance to the met latency; plans above the limit need not
+            be measured. Raises ValueError if the latency cannot be met.
 
     Raises:
-        ValueError: If it cannot be met by any; that of the first.
+        ValueError: If no way meets the latency; the error of the first way.
     """
     best: Met[Way] | None = None
     refusals: list[ValueError] = []
@@ -130,15 +131,15 @@ def cheapest(ways: Sequence[Way], meet: Callable[[Way, float], Met[Way]]) -> Met
 
 
 def macs_for_latency(dense: DenseCost, latency: float, edits_at: Callable[[Budget], Sequence[Edit]]) -> Budget:
-    """Return the least budget of MACs that was tried and saves a share of the latency.
+    """Return the least tried budget of MACs that saves a share of the latency.
 
     Args:
-        dense: The latency of the model.
-        latency: The share that has to go, in (0, 1).
-        edits_at: Returns the edits of a budget; a ValueError says that so much cannot go.
+        dense: Latency of the model.
+        latency: Share to remove, in (0, 1).
+        edits_at: Function from a budget to edits; raises ValueError for a budget out of reach.
 
     Raises:
-        ValueError: If no budget of MACs that was tried saves as much.
+        ValueError: If no tried budget of MACs saves the share.
     """
     low, high, most = 0.0, MOST, 0.0
     met: float | None = None

@@ -1,9 +1,9 @@
-"""The share of a cost that a narrowed model really saves, and allocations asked for again where it is another.
+"""Measured savings of a narrowed model, and repeated allocations where savings differ from the cost model.
 
-The cost model is exact where every weight is applied at a fixed number of positions. It is not where units are
-positions of other weights (an MLP-Mixer's channels), or where the data decide how often a layer runs (the detections
-of an R-CNN): there the budget that is passed on is corrected, and what it comes to is said. Where the data decide, it
-comes to something else on every sample, so that a budget that is met on one may be missed on others; that is said, too.
+The cost model is exact if every weight is used at a fixed number of positions. Exceptions are units that are positions
+of other weights (an MLP-Mixer's channels), and layers with a number of runs that depends on the data (the detections of
+an R-CNN). There the budget for the allocation is corrected, and the final saving is reported. If the data decide, the
+saving differs from sample to sample, and a budget met on one sample may be missed on others; a warning says so.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Generic, TypeVar
 from prunerecover.display.progress import progress
 
 Found = TypeVar("Found")
-POINT = 0.01  # of the cost
+POINT = 0.01  # share of the cost
 TRIALS = 6
-FAR = 0.05  # of the cost: more than sequences of other lengths make of the same units
+FAR = 0.05  # share of the cost, above the differences between sequences of different lengths
 
 
 @dataclass(frozen=True)
 class Shares:
-    """What an allocation saves, as shares of the whole cost.
+    """Savings of an allocation, as shares of the whole cost.
 
     Attributes:
-        predicted: By the cost model.
-        measured: On the narrowed model.
-        unit: What the cheapest unit that is left saves: budgets cannot be met closer.
+        predicted: Saving by the cost model.
+        measured: Saving of the narrowed model.
+        unit: Saving of the cheapest remaining unit, the precision of a budget.
     """
 
     predicted: float
@@ -38,13 +38,13 @@ class Shares:
 
 @dataclass(frozen=True)
 class SavedOn:
-    """What a plan saves of the MACs of several inputs, as shares of the whole.
+    """Savings of a plan in MACs on several inputs, as shares of the whole.
 
     Attributes:
-        first: Of the first calibration sample, which the plan is made for.
-        last: Of the last one.
-        batch: Of the first batch as it is.
-        samples: How many samples that has.
+        first: Saving on the first calibration sample, the basis of the plan.
+        last: Saving on the last calibration sample.
+        batch: Saving on the whole first batch.
+        samples: Number of samples in the batch.
     """
 
     first: float
@@ -63,18 +63,18 @@ class _Trial(Generic[Found]):
 def meet_measured(
     cost: str, wanted: float, allocate: Callable[[float], Found], shares_of: Callable[[Found], Shares]
 ) -> tuple[Found, float]:
-    """Return the allocation whose measured share is nearest to what is wanted, and that share; warn if it is not near.
+    """Return the allocation with the measured share nearest to a wanted share, and its share; warn if not near.
 
-    Near is within a point, or within two where units are as large as that.
+    Near is within a point, or within the size of the cheapest unit up to two points.
 
     Args:
-        cost: "macs" or "params", for the warning.
-        wanted: The share that is to go.
-        allocate: Returns an allocation for a share; a ValueError says that there is none.
-        shares_of: What an allocation saves.
+        cost: Name of the cost, "macs" or "params", for the warning.
+        wanted: Share to remove.
+        allocate: Function from a share to an allocation; raises ValueError if there is none.
+        shares_of: Function from an allocation to its savings.
 
     Raises:
-        ValueError: If there is no allocation for the share that is wanted.
+        ValueError: If there is no allocation for the wanted share.
     """
     with progress("meeting the budget"):
         best = _nearest(wanted, allocate, shares_of)
@@ -91,7 +91,7 @@ def meet_measured(
 
 def _nearest(wanted: float, allocate: Callable[[float], Found], shares_of: Callable[[Found], Shares]) -> _Trial[Found]:
     best = latest = _tried(allocate, shares_of, wanted)
-    below, above = (0.0, 0.0), (1.0, 1.0)  # what was asked for, and what came of it
+    below, above = (0.0, 0.0), (1.0, 1.0)  # requested and measured shares
     for _ in range(TRIALS - 1):
         found = latest.shares
         if abs(found.predicted - found.measured) <= POINT or _distance(latest, wanted) <= POINT:
@@ -110,7 +110,7 @@ def _nearest(wanted: float, allocate: Callable[[float], Found], shares_of: Calla
 
 
 def warn_if_inputs_decide(saved: SavedOn) -> None:
-    """Warn if a plan saves another share of the MACs on other inputs than the sample that it is made for."""
+    """Warn if a plan saves another share of the MACs on other inputs than on the plan's sample."""
     if abs(saved.first - saved.last) > FAR:
         warnings.warn(
             f"The plan removes {saved.first:.1%} of the macs on the first calibration sample, but {saved.last:.1%} on "

@@ -1,4 +1,4 @@
-"""Causes and ways out for the message of a budget that units of width cannot meet."""
+"""Causes and ways out for the message about a budget beyond the units of width."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from prunerecover.width.groups.experts import find_experts
 
 @dataclass(frozen=True)
 class OutOfReach:
-    """Parts of a network that stay whatever units go.
+    """Parts of a network that stay regardless of removed units.
 
     Attributes:
-        computed: What computes weights from other tensors; empty: nothing does.
-        made_plain: What to do first, as sentences.
+        computed: Source of weights computed from other tensors; empty if there is none.
+        made_plain: Steps to take first, as sentences.
         experts: Whether there are routed experts.
-        may_go: Whether these are among the units.
-        stays: Function that tells what keeps other units from going, as clauses.
+        may_go: Whether routed experts are among the units.
+        stays: Function that returns the obstacles to removing other units, as clauses.
     """
 
     computed: str = ""
@@ -32,12 +32,12 @@ class OutOfReach:
 
     @classmethod
     def of(cls, model: nn.Module, groups: Sequence[Group]) -> OutOfReach:
-        """Look at a network, of which some groups may be narrowed."""
+        """Examine a network with some groups to narrow."""
         may_go = any(group.kind == "expert" for group in groups)
         return cls(*computed_in(model), experts=may_go or bool(find_experts(model)), may_go=may_go)
 
     def causes(self, cost: str) -> list[str]:
-        """Return why no more of a cost can go, as clauses."""
+        """Return the reasons for the limit on a cost, as clauses."""
         found = [f"Weights stay that are computed ({self.computed})"] if self.computed else []
         if self.experts and cost == "macs":
             found.append("Routed experts save no MACs, for a token visits as many as before")
@@ -47,7 +47,7 @@ class OutOfReach:
         return [*found, f"What keeps other units: {'; '.join(kept)}"] if kept else found
 
     def ways_out(self, cost: str) -> list[str]:
-        """Return what lets more of a cost go, as sentences."""
+        """Return the ways to save more of a cost, as sentences."""
         found = [self.made_plain] if self.computed else []
         if self.experts and cost == "macs":
             found.append('To save memory, let experts go: kinds="expert" with Budget(params=...).')

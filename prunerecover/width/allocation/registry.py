@@ -1,7 +1,7 @@
-"""The registry of allocations: by the names that `plan_width` takes, or the caller's own callables.
+"""Registry of allocations by name; `plan_width` also takes callables.
 
-An allocation decides which units go within a budget: any callable `(groups, scores, costs, budget) -> {group name:
-numbers of the units that go}`. What it returns is checked; whether it meets the budget is its own affair.
+An allocation chooses the removed units for a budget: any callable `(groups, scores, costs, budget) -> {group name:
+numbers of the units that go}`. The result is checked for validity, but not against the budget.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class RegisteredAllocation:
     """An allocation by scores.
 
     Attributes:
-        name: As plans and messages state it.
-        rule: Returns which units go; None: Tolerance of Difference, which weighs two importances.
+        name: Name in plans and messages.
+        rule: Function that returns the removed units; None: Tolerance of Difference, which weighs two importances.
     """
 
     name: str
     rule: AllocationRule | None
 
     def __call__(self, groups: Sequence[Group], scores: Scores, costs: CostModel, budget: Budget) -> Removed:
-        """Return which units go, by the name of every group, ascending.
+        """Return the removed units, ascending, by the name of every group.
 
         Raises:
-            ValueError: If the rule names a group that is not there, or units that it does not have or may not lose.
-            TypeError: If it returns no mapping of integers.
+            ValueError: If the rule names an unknown group, or units outside the group or its limits.
+            TypeError: If the rule returns no mapping of integers.
         """
         assert self.rule is not None, "Tolerance of Difference is computed by `tolerance_allocation`"
         found = self.rule(groups, scores, costs, budget)
@@ -59,7 +59,7 @@ class RegisteredAllocation:
         return {group.name: self._units(group, found.get(group.name, ())) for group in groups}
 
     def _units(self, group: Group, found: Any) -> Tensor:
-        """Return the numbers of a group's units that go, checked."""
+        """Return the checked numbers of a group's removed units."""
         try:
             units = torch.as_tensor(found).cpu()
         except (TypeError, ValueError, RuntimeError):
@@ -107,17 +107,17 @@ ALLOCATIONS = {
 
 
 def register_allocation(name: str, rule: AllocationRule) -> RegisteredAllocation:
-    """Let `allocation=name` mean a rule of your own, in `plan_width`, `WidthPrune` and recipes.
+    """Register a rule under a name for `allocation=name` in `plan_width`, `WidthPrune` and recipes.
 
     Args:
-        name: That it goes by from now on.
-        rule: `(groups, scores, costs, budget) -> {group name: numbers of the units that go}`, a tensor of integers
-            per group, ascending; groups that are not named keep all. `scores` are those of the importance, `(size,)` by
-            group name; `costs` says what units save; see `per_cost`.
+        name: New name.
+        rule: Function `(groups, scores, costs, budget) -> {group name: numbers of the units that go}`, a tensor of
+            integers per group, ascending; unnamed groups keep all. `scores` are those of the importance, `(size,)` by
+            group name; `costs` holds the savings of units; see `per_cost`.
 
     Raises:
-        ValueError: If another allocation has the name.
-        TypeError: If the name is no word, or nothing can be called.
+        ValueError: If the name belongs to another allocation.
+        TypeError: If the name is empty or no string, or `rule` is no callable.
     """
     check_new("allocation", name, rule)
     if name in ALLOCATIONS and ALLOCATIONS[name].rule is not rule:
@@ -127,11 +127,11 @@ def register_allocation(name: str, rule: AllocationRule) -> RegisteredAllocation
 
 
 def allocation_of(allocation: str | AllocationRule) -> RegisteredAllocation:
-    """Return the entry of a name, or one for a callable.
+    """Return the entry of a name, or a new entry for a callable.
 
     Raises:
-        ValueError: If there is no allocation of the name.
-        TypeError: If it is neither a name nor a callable.
+        ValueError: If no allocation has the name.
+        TypeError: If the argument is neither a name nor a callable.
     """
     if isinstance(allocation, RegisteredAllocation):
         return allocation

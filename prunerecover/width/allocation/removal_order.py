@@ -1,4 +1,4 @@
-"""The order in which units of a group go by their scores."""
+"""Order of removal of the units of a group by their scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prunerecover.plan.groups import Group
 
 
 def removal_order(group: Group, scores: Tensor) -> Tensor:
-    """Return the numbers of all units, lowest score first; strata take turns, so that they give up equally many.
+    """Return the numbers of all units, lowest score first; strata take turns, to give up equally many units.
 
     >>> removal_order(Group("moe", "expert", 4, (), multiple=2, strata=2), torch.tensor([0.0, 1.0, 3.0, 2.0]))
     tensor([0, 3, 1, 2])
@@ -23,7 +23,7 @@ def removal_order(group: Group, scores: Tensor) -> Tensor:
 
 
 def removal_positions(groups: Sequence[Group], scores: Scores) -> Scores:
-    """Return, by group, each unit's place in the order in which units go: scores by which strata need no turns.
+    """Return, by group, each unit's position in the order of removal, a score without turns of strata.
 
     >>> moe = Group("moe", "expert", 4, (), multiple=2, strata=2)
     >>> removal_positions([moe], {"moe": torch.tensor([0.0, 1.0, 3.0, 2.0])})

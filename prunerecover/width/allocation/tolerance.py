@@ -1,11 +1,11 @@
-"""Tolerance of Difference (ToD): how deep a group can be pruned before what goes is what matters (arXiv 2508.02291).
+"""Tolerance of Difference (ToD): the depth of pruning in a group before important units go (arXiv 2508.02291).
 
-One importance proposes the m lowest units, another one the m highest ones to keep. ToD(m) is the share of
-the m that both name, and a group loses the largest m <= floor(0.99 n) with ToD(m) <= tolerance. Facts that the tests
-hold: ToD is not monotone in m; the depth is monotone in the tolerance; the overlap is at least 2m - n, so the depth is
-at most n / (2 - tolerance); independent importances have E[ToD(m)] = m / n.
+One importance proposes the m lowest units, another importance the m highest units to keep. ToD(m) is the share of the m
+units in both sets, and a group loses the largest m <= floor(0.99 n) with ToD(m) <= tolerance. Tested facts: ToD is not
+monotone in m; the depth is monotone in the tolerance; the overlap is at least 2m - n, so the depth is at most n / (2 -
+tolerance); independent importances have E[ToD(m)] = m / n.
 
-The bounds on what is lost are our own derivation from ranks; the exchange condition follows the paper's abstract.
+The bounds on the loss are our own derivation from ranks; the exchange condition follows the paper's abstract.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from prunerecover.importance.measuring.unit_slices import Scores
 
 
 def tolerance_of_difference(low: Tensor, high: Tensor) -> Tensor:
-    """Return ToD(1), ..., ToD(n) in O(n) once the ranks are there.
+    """Return ToD(1), ..., ToD(n), in O(n) after sorting.
 
-    A unit is in both sets of size m if both its ranks (by `low`, lowest first; by `high`, highest first) are
-    below m; counting the larger of the two and adding up gives all overlaps at once. Ties go to the lower index.
+    A unit is in both sets of size m if both its ranks (by `low`, lowest first; by `high`, highest first) are below m; a
+    cumulative count of the larger rank gives all overlaps at once. Ties go to the lower index.
 
     Args:
-        low: `(n,)`, low goes first.
-        high: `(n,)`, high is protected first.
+        low: Scores `(n,)`, low goes first.
+        high: Scores `(n,)`, high is protected first.
 
     Returns:
         `(n,)`, float64; entry m - 1 is ToD(m).
 
     Raises:
-        ValueError: If the two are not vectors of one length.
+        ValueError: If the scores are not vectors of equal length.
 
     >>> tolerance_of_difference(torch.tensor([1.0, 2, 3, 4]), torch.tensor([4.0, 1, 3, 2]))
     tensor([1.0000, 0.5000, 0.6667, 1.0000], dtype=torch.float64)
@@ -46,16 +46,16 @@ def tolerance_of_difference(low: Tensor, high: Tensor) -> Tensor:
 
 
 def curves(low: Scores, high: Scores) -> Scores:
-    """Return the ToD of every group: everything that depths need, for any tolerance."""
+    """Return the ToD of every group, sufficient for depths at any tolerance."""
     return {name: tolerance_of_difference(low[name], high[name]) for name in low}
 
 
 def depths(tolerances_of_difference: Mapping[str, Tensor], tolerance: float) -> dict[str, int]:
-    """Return how many units each group loses at one tolerance.
+    """Return the number of removed units per group at a tolerance.
 
     Args:
-        tolerances_of_difference: As `curves` gives them.
-        tolerance: 0 removes everything up to the first unit that both importances name.
+        tolerances_of_difference: Curves, as returned by `curves`.
+        tolerance: Tolerance; 0 removes all units before the first unit in both sets.
 
     Raises:
         ValueError: If the tolerance is outside [0, 1].
@@ -82,12 +82,12 @@ def check_tolerance(tolerance: float) -> None:
 
 @dataclass(frozen=True)
 class ProtectedMass:
-    """How much of `high` a group loses, against what the ranks alone allow.
+    """Loss of `high` in a group, against the bound from ranks alone.
 
     Attributes:
-        overlap: Removed units that are among the equally many most protected ones.
-        entered: Their scores, added up.
-        bound: The most that it could be: the `overlap` highest scores of the group.
+        overlap: Number of removed units among the equally many most protected units.
+        entered: Sum of the scores of the overlap.
+        bound: Largest possible sum: the `overlap` highest scores of the group.
     """
 
     overlap: int
@@ -96,15 +96,15 @@ class ProtectedMass:
 
 
 def protected_mass(low: Tensor, high: Tensor, m: int) -> ProtectedMass:
-    """Say what the `m` lowest units by `low` take along of `high`.
+    """Return the loss of `high` with the `m` lowest units by `low`.
 
     With overlap c, the ranks allow c of the m highest scores to go, at worst the c highest. At ToD(m) <= tolerance, c
     is at most tolerance * m.
 
     Args:
-        low: `(size,)`, low goes first.
-        high: `(size,)`, high stays.
-        m: Units that go.
+        low: Scores `(size,)`, low goes first.
+        high: Scores `(size,)`, high stays.
+        m: Number of removed units.
     """
     by_low, by_high = low.argsort(stable=True), high.argsort(descending=True, stable=True)
     gone, ranked = by_low[:m], high[by_high].double()
@@ -115,11 +115,11 @@ def protected_mass(low: Tensor, high: Tensor, m: int) -> ProtectedMass:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one choice of depths takes and spares against another, in scores of `high`.
+    """Scores of `high` taken and spared by a choice of depths against another choice.
 
     Attributes:
-        taken: The scores of units that only the first choice removes.
-        spared: The scores of units that only the second one removes.
+        taken: Scores of the units removed by the first choice only.
+        spared: Scores of the units removed by the second choice only.
     """
 
     taken: float
@@ -132,17 +132,17 @@ class Exchange:
 
 
 def exchange(low: Scores, high: Scores, depth: Mapping[str, int], other: Mapping[str, int]) -> Exchange:
-    """Compare two choices of depths, such as ToD's and uniform ones at the same budget.
+    """Compare two choices of depths, such as ToD's and uniform depths at the same budget.
 
-    Both remove the lowest units by the same importance, so they differ in a stretch of each group's ranking: where the
-    first goes deeper it takes the stretch, where it stays above it spares it. The first is better if what it takes
-    matters less, additively, than what it spares. Every choice passes or fails by these scores alone.
+    Both remove the lowest units by the same importance, so they differ in a stretch of each group's ranking: a deeper
+    first choice takes the stretch, a shallower one spares the stretch. The first choice is better if the taken scores
+    sum to less than the spared scores. These scores alone decide the comparison.
 
     Args:
-        low: `(size,)` by group name, low goes first.
-        high: `(size,)` by group name, high stays.
-        depth: Units that the first choice removes, by group name.
-        other: Units that the second one removes.
+        low: Scores `(size,)` by group name, low goes first.
+        high: Scores `(size,)` by group name, high stays.
+        depth: Number of units removed by the first choice, by group name.
+        other: Number of units removed by the second choice, by group name.
     """
     taken = spared = 0.0
     for name, scores in low.items():

@@ -1,14 +1,15 @@
-"""Allocation by Tolerance of Difference: one tolerance for all groups (arXiv 2508.02291).
+"""Allocation by Tolerance of Difference: a common tolerance for all groups (arXiv 2508.02291).
 
-By the book the tolerance is given. With a budget it is searched, and two things make every budget reachable:
+In the paper the tolerance is given. With a budget the tolerance is searched, and two extensions make every budget
+reachable:
 
-- Even tolerance 0 removes everything up to the first unit that both importances name, which can be half a model. A
-  lighter budget takes a share of those depths, the same for every group.
-- Depths jump: one group's depth may double from one tolerance to the next. Between the two, every group goes the same
-  share of its way. Rounding is to half a unit, then unit by unit in the order of the groups.
+- Even tolerance 0 removes all units before the first unit in both sets, possibly half a model. A lighter budget takes a
+  share of those depths, the same for every group.
+- Depths jump: a group's depth may double from a tolerance to the next. Between the two, every group goes the same share
+  of its way. Rounding is to half a unit, then unit by unit in the order of the groups.
 
-A depth is at most n / (2 - tolerance), so heavy budgets need a tolerance near 1, where the importances no longer say
-anything: prune in several steps then, each on new scores of the units that are left.
+A depth is at most n / (2 - tolerance): heavy budgets need a tolerance near 1, where the importances lose their meaning.
+In this case prune in several steps, each on new scores of the remaining units.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from prunerecover.width.allocation.removal_order import removal_positions
 from prunerecover.width.allocation.tolerance import curves, depths
 
 PRECISION = 1e-8  # two values of ToD with up to 10,000 units differ by more
-MOST = 0.99  # of a group
+MOST = 0.99  # largest removable share of a group
 
 
 @dataclass(frozen=True)
 class ToleranceAllocation:
-    """What goes, and how it was found.
+    """Removed units, with the tolerance.
 
     Attributes:
-        removed: Indices of the units that go, by group name.
-        tolerance: The smallest tolerance whose depths meet the budget, or the one that was asked for.
-        share: How far the groups go from the depths below to those of this tolerance, in units over all; 1 by the book.
+        removed: Indices of the removed units, by group name.
+        tolerance: Smallest tolerance with depths that meet the budget, or the given tolerance.
+        share: Share of the way from the depths below to the depths of the tolerance, in units over all groups; 1 for a
+            given tolerance.
     """
 
     removed: Removed
@@ -54,16 +56,16 @@ def tolerance_allocation(
     costs: CostModel | None = None,
     most: float = MOST,
 ) -> ToleranceAllocation:
-    """Remove each group's lowest units by `low`, as deep as ToD against `high` allows.
+    """Remove each group's lowest units by `low`, to the depth of ToD against `high`.
 
     Args:
-        groups: To choose from.
-        low: `(size,)` by group name, such as `u_score`; low goes first.
-        high: `(size,)` by group name, such as `r_score`; high is protected.
-        tolerance: Between 0 and 1; or give a budget.
-        budget: A share of MACs or of parameters, or units of one kind; needs `costs`.
-        costs: Of these groups.
-        most: Share of a group that may go.
+        groups: Groups to choose from.
+        low: Scores `(size,)` by group name, such as `u_score`; low goes first.
+        high: Scores `(size,)` by group name, such as `r_score`; high is protected.
+        tolerance: Tolerance between 0 and 1; or give a budget.
+        budget: Share of MACs or of parameters, or units of one kind; needs `costs`.
+        costs: Cost model of the groups.
+        most: Largest removable share of a group.
 
     Raises:
         ValueError: If the groups cannot meet the budget, scores do not fit the groups, or an argument is out of range.
@@ -84,7 +86,7 @@ def tolerance_allocation(
 
 
 def _for_budget(solver: Solver, costs: CostModel, target: RemovalTarget) -> tuple[dict[str, int], float, float]:
-    """Return how many units of each of the target's groups go, the tolerance, and how far they go to its depths."""
+    """Return the removed units per group of the target, the tolerance, and the share of the way to its depths."""
     low: dict[str, int] = dict.fromkeys(solver.rooms, 0)
     high, tolerance = solver.depths(0.0), 0.0
     if saved_by(costs, target, high) < target.amount:
@@ -101,9 +103,9 @@ def _for_budget(solver: Solver, costs: CostModel, target: RemovalTarget) -> tupl
 
 
 def _bracket(solver: Solver, costs: CostModel, target: RemovalTarget) -> tuple[dict[str, int], dict[str, int], float]:
-    """Bisect for two neighbouring tolerances around the budget: depths below, depths above, and the upper one.
+    """Bisect for two neighbouring tolerances around the budget: depths below, depths above, and the upper tolerance.
 
-    If all depths together are not enough, `fill` says so.
+    If all depths together are not enough, `fill` raises.
     """
     low, high = 0.0, 1.0
     below, above = solver.depths(low), solver.depths(high)
@@ -118,7 +120,7 @@ def _bracket(solver: Solver, costs: CostModel, target: RemovalTarget) -> tuple[d
 
 
 class Solver:
-    """Depths for any tolerance, within what each group may lose; arguments as of `tolerance_allocation`."""
+    """Depths for any tolerance within each group's limits; arguments as of `tolerance_allocation`."""
 
     def __init__(self, groups: Sequence[Group], low: Scores, high: Scores, most: float = MOST) -> None:
         self.groups = groups
@@ -126,6 +128,6 @@ class Solver:
         self.curves = curves({group.name: low[group.name] for group in groups}, high)
 
     def depths(self, tolerance: float) -> dict[str, int]:
-        """Return how many units of each group go."""
+        """Return the number of removed units per group."""
         found = depths(self.curves, tolerance)
         return {group.name: allowed(group, min(found[group.name], self.rooms[group.name])) for group in self.groups}
