@@ -1,11 +1,10 @@
 """Pruned models as folders: saving, and loading from a folder or from a Lightning checkpoint.
 
-A folder holds plan.json (with a sidecar, if the plan has fitted tensors) and model.safetensors. A transformers model
-that is still standard (whole blocks removed, all layers narrowed alike, no replacements) also gets its config.json, and
-`from_pretrained` opens the folder. Any other transformers model gets a config.json that makes `from_pretrained` fail
-with the right call in the message: without a config, `from_pretrained` would build a model of full size with random
-weights. `load_pruned` never does. A folder may hold more than the pruned network: plan.json then holds the path of the
-network.
+A folder holds plan.json (with a sidecar for fitted tensors) and model.safetensors. A transformers model that is still
+standard (whole blocks removed, all layers narrowed alike, no replacements) also gets its config.json for
+`from_pretrained`. Any other transformers model gets a config.json that makes `from_pretrained` fail with the right call
+in the message, instead of building a model of full size with random weights. A folder may hold more than the pruned
+network: plan.json then holds the path of the network.
 """
 
 from __future__ import annotations

@@ -127,7 +127,6 @@ class Empty(Replacement):
 
     Args:
         dim: Number of the dimension.
-        returns: Number of values returned by the replaced module.
 
     >>> Empty(1)(torch.ones(2, 3)).shape
     torch.Size([2, 0])
@@ -217,9 +216,6 @@ class Constant(Replacement):
     """The mean output of a removed unit, independent of the input; further arguments as of `Affine`.
 
     Args:
-        channels: Number of channels, C.
-        returns: Number of values returned by the replaced module.
-        dim: Dimension of the channels, -1 or 1.
         in_shape: Whether to return the input's shape instead of a shape that broadcasts.
 
     >>> Constant(3, dim=1)(torch.ones(2, 3, 4, 4)).shape
