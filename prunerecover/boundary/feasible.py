@@ -113,8 +113,8 @@ class CostLine:
         if units == self.layers:
             raise ValueError(
                 f"Expected a budget that removing everything meets, but got {self.share} and {self.share - short:.3f} "
-                "of the cost gone: what is left in place of the units costs, too. Lower it, or leave less in their "
-                'place: replace="identity".'
+                "of the cost gone: replacements cost, too. Lower the budget, or use the cheapest replacement: "
+                'replace="identity".'
             )
         one = (self.attention_share, self.activation_share)
         added, most = (sum(n * saved for n, saved in zip(ns, one, strict=True)) for ns in (units, self.layers))

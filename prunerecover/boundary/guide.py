@@ -47,7 +47,7 @@ def guide_of(divergences: Mapping[Split, float], layers: tuple[int, int]) -> Gui
     if not np.isfinite(values).all():
         raise ValueError(
             f"Expected finite divergences, but got {dict(divergences)}. Do outputs of the pruned network overflow? "
-            "Plan in single precision, or leave something else in the place of what goes."
+            "Plan in single precision, or with another replacement of removed units."
         )
     if not len(values) or values.min() <= ROUNDING or np.ptp(values) <= ROUNDING:
         return None

@@ -52,8 +52,8 @@ def routes_before(model: nn.Module, inputs: Mapping[str, Tensor], labels: Tensor
     if len(bare):
         raise ValueError(
             f"Expected a prompt before what is scored, for the router to read, but sample {int(bare[0])} has none: a "
-            "route by the text itself would know what is asked for. Give its prompt labels of -100, or judge one set: "
-            "model.network(number)."
+            "route by the scored text itself would know the answer. Give the prompt labels of -100, or score a single "
+            "set: model.network(number)."
         )
     return {"routes": model.route(ids, prompts)}
 

@@ -86,7 +86,7 @@ def chat_row(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> TokenRow:
         if not (whole.startswith(after) and after.startswith(before)):
             raise ValueError(
                 "Expected a chat template under which a chat begins with the chat up to each response, but that of "
-                f"{tokenizer.name_or_path} writes message {number} otherwise. Give its messages up to there alone."
+                f"{tokenizer.name_or_path} writes message {number} otherwise. Pass only the messages up to there."
             )
         scored = slice(len(_tokens(before, tokenizer)), len(_tokens(after, tokenizer)))
         labels[scored] = ids[scored]

@@ -146,8 +146,8 @@ def first_units(edits: Sequence[Edit], evidence: Mapping[str, Any], count: int) 
     if not order or {step.unit for step in order} != {unit.name for unit in removed_units(edits)}:
         raise ValueError(
             "Expected a plan whose units leave nothing and whose order of removal is known, as plan_depth makes it for "
-            "whole blocks and with replace='zero', but what its units leave or how others were narrowed holds for all "
-            "of them together. Plan anew with fewer."
+            "whole blocks and with replace='zero', but the replacements or the narrowed widths of this plan were made "
+            "for all units together. Plan anew with fewer."
         )
     if not 0 <= count <= len(order):
         raise ValueError(f"Expected 0 to {len(order)} units, as many as the plan removes, but got {count}.")

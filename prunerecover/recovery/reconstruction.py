@@ -152,9 +152,9 @@ def _these(calls: Mapping[str, int], only: Collection[str]) -> dict[str, int]:
     missing = [path for path in only if path not in calls]
     if missing:
         raise ValueError(
-            "Expected linear layers and convolutions before the last to fit, called alike in both networks and not "
-            f"such as make smaller heads, but got {', '.join(missing[:3])}. Apply the plan with the tensors that it "
-            "was saved with, or plan anew."
+            "Expected linear layers and convolutions before the last, called equally often in both networks and not "
+            f"making smaller heads, but got {', '.join(missing[:3])}. Apply the plan with the tensors that it was "
+            "saved with, or plan anew."
         )
     return {path: number for path, number in calls.items() if path in only}
 

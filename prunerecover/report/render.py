@@ -164,7 +164,7 @@ def _what_was_removed(plan: PlanSummary) -> str:
         groups = [group for group in plan.groups if group.kind == kind]
         if groups:
             lines.append(f"- {kind}: {_counts(groups)}")
-        elif kind not in WIDTH_KINDS:  # else what was narrowed has gone as a whole since
+        elif kind not in WIDTH_KINDS:  # without groups, the narrowed units have been removed as a whole since
             lines.append(f"- {kind}: " + ", ".join(f"`{unit}` ({plan.leaves[unit]})" for unit in units))
     arguments = ", ".join(f"{name}={value!r}" for name, value in plan.arguments.items() if value is not None)
     how = (
