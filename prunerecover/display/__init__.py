@@ -1,1 +1,1 @@
-"""Progress bars, and the look that all figures share."""
+"""Progress bars, and the common look of all figures."""

@@ -1,4 +1,4 @@
-"""Bar of a long search: one line at the bottom of the terminal, below other displays that are running."""
+"""Bar of a long search: a line at the bottom of the terminal, below further running displays."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ WIDTH = 20
 
 
 class Bar(Live):
-    """Shows stages with a bar, the steps of one, and the time.
+    """Display of stages with a bar, the steps of a stage, and the time.
 
     Args:
-        stages: What is going on.
+        stages: Running stages.
     """
 
     def __init__(self, stages: Stages) -> None:
@@ -28,8 +28,8 @@ class Bar(Live):
         super().__init__(console=get_console(), get_renderable=self._line, transient=True)
 
     def stop(self) -> None:
-        """Leave the terminal, also if another display has thrown this one out to take its place."""
-        running = getattr(self.console, "_live_stack", [self])  # rich before 14.1 has room for one, and no stack
+        """Leave the terminal, even after another display has taken the place of this one."""
+        running = getattr(self.console, "_live_stack", [self])  # rich before 14.1 has room for one
         if self.is_started and self not in running:
             self.console.set_live(self)
         if self.is_started and not self._nested and self not in self.console._render_hooks:
@@ -38,7 +38,7 @@ class Bar(Live):
 
     def _line(self) -> Table:
         line, stages = Table.grid(padding=(0, 1, 0, 0)), Stages(list(self._stages.under_way))
-        if not stages.under_way:  # the thread of a display above this one may come as late as that
+        if not stages.under_way:  # the thread of an outer display may still draw
             return line
         stage, (_, spent, left) = stages.counted, stages.state()
         seconds = int(time.monotonic() - self._begun)

@@ -1,4 +1,4 @@
-"""Message of a search that is interrupted: what it has found so far, and how to go on."""
+"""Message for an interrupted search: the results so far, and the way to continue."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from prunerecover.display.messages import say
 
 @contextmanager
 def resumable(store: str | Path | None, what: str, count: Callable[[Path], int]) -> Iterator[None]:
-    """Say how to go on when a search inside the `with` block is interrupted.
+    """Log the way to continue when a search inside the `with` block is interrupted.
 
     Args:
-        store: File or folder of what is done; None: nothing is kept, and nothing said.
-        what: Name of one of the things in it.
-        count: Returns how many of them are in it.
+        store: File or folder of the results; None: no store, and no message.
+        what: Name of a single result.
+        count: Function that returns the number of stored results.
     """
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
+    except (KeyboardInterrupt, SystemExit):  # Lightning turns KeyboardInterrupt into SystemExit
         if store is not None:
             found = count(Path(store))
             say(f"interrupted, with {found} {what}{'' if found == 1 else 's'} in {store}. Run this again to go on.")

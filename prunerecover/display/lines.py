@@ -1,4 +1,4 @@
-"""Lines about a long search, where there is no terminal for a bar: one every half minute."""
+"""Lines on a long search without a terminal: a line every half minute."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import threading
 from prunerecover.display.messages import in_words, say
 from prunerecover.display.stages import Stages
 
-EVERY = 30.0  # seconds between two lines; what takes less says nothing
+EVERY = 30.0  # seconds between two lines; shorter stages log none
 
 
 class Lines:
-    """Says once how long a search is expected to take, and then every half minute how far it is.
+    """Log of the expected time of a search, once, and of the progress, every half minute.
 
     Args:
-        stages: What is going on.
+        stages: Running stages.
     """
 
     def __init__(self, stages: Stages) -> None:
@@ -26,12 +26,12 @@ class Lines:
         self._thread.start()
 
     def stop(self) -> None:
-        """Say nothing from now on."""
+        """Log no further lines."""
         self._over.set()
         self._thread.join()
 
     def refresh(self) -> None:
-        """Say what the innermost stage is expected to take, if it is the first one of which that is known."""
+        """Log the expected time of the innermost stage, for the first stage with a known time."""
         stage = self._stages.under_way[-1]
         if not self._announced and stage.expected is not None:
             self._announced = True

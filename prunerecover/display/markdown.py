@@ -8,12 +8,12 @@ RULES = {"-": "---", "l": " :-- ", "r": " --: "}
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], align: str = "") -> str:
-    """Return a table, without a newline at its end.
+    """Return a table, without a final newline.
 
     Args:
         header: Names of the columns.
-        rows: Cells, one for each column; what `str` gives of them is taken as Markdown.
-        align: A letter per column, "l" or "r"; empty: as whoever renders the page likes.
+        rows: Cells, one for each column; the text of a cell counts as Markdown.
+        align: Letters per column, "l" or "r"; empty: alignment by the page's renderer.
 
     Raises:
         ValueError: If a row has more or fewer cells than the header.

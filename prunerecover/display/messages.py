@@ -10,15 +10,15 @@ LOGGER = logging.getLogger("prunerecover")
 
 
 class _ToStderr(logging.Handler):
-    """Writes to what stderr is when there is something to say: a bar may have taken its place."""
+    """Handler that writes to the present stderr of each message: a bar may have replaced stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
+        """Write a line."""
         print(self.format(record), file=sys.stderr, flush=True)
 
 
 def on_first_rank() -> bool:
-    """Whether this process is the one of several that says something, as far as its environment tells."""
+    """Whether this process logs for all ranks, by the environment."""
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK"))
 
 
@@ -26,7 +26,7 @@ def say(message: str) -> None:
     """Log a message at INFO, on the first rank.
 
     Args:
-        message: Sentence or two; the name of the package is put before it.
+        message: Sentence or two, without the name of the package in front.
     """
     if not on_first_rank():
         return

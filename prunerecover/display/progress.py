@@ -1,7 +1,7 @@
-"""Progress of long searches: one bar for the whole of a search, with its stages, and the time left where it is known.
+"""Progress of long searches: a single bar for the whole search, with stages, and the time left where known.
 
-Without a terminal, or where a display holds it that cannot be shared, lines take the place of the bar. Shown by one
-process of several.
+Without a terminal, or beside a display that shares no terminal, lines replace the bar. Of several processes, a single
+one shows progress.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Search:
-    """The search that is going on, and what shows it."""
+    """The running search with its display."""
 
     stages: Stages
     display: Bar | Lines
@@ -36,16 +36,17 @@ _SEARCH: ContextVar[_Search | Literal["hidden"] | None] = ContextVar("_SEARCH", 
 def progress(
     description: str, total: int | None = None, *, expected: float | None = None, bar: bool = True
 ) -> Iterator[Callable[[], None]]:
-    """Show a stage inside a `with` block; yields the function that moves it on by one step.
+    """Show a stage inside a `with` block; yields the function that advances the stage by a step.
 
-    What begins inside is a stage of the same search, and shares its bar: this says what the outermost stage is, and
-    counts the steps of the outermost one of known length. Nothing is shown by ranks other than 0, or inside `hidden`.
+    A stage that begins inside belongs to the same search and shares the bar: the bar names the outermost stage, and
+    counts the steps of the outermost stage of known length. Ranks other than 0, and code inside `hidden`, show no
+    progress.
 
     Args:
-        description: The stage.
-        total: Number of its steps; None: nobody knows.
-        expected: Seconds that it is expected to take, all that is inside included; None: nobody knows.
-        bar: Whether a search that begins here may show a bar; else it says the same in lines.
+        description: Name of the stage.
+        total: Number of steps; None: unknown.
+        expected: Expected seconds, including inner stages; None: unknown.
+        bar: Whether a search that begins here may show a bar; else the search logs lines.
 
     >>> with progress("planning"), progress("ranking", 2) as advance:
     ...     advance()
@@ -82,9 +83,9 @@ def hidden(hide: bool = True) -> Iterator[None]:
 
 @contextmanager
 def beside_other_displays() -> Iterator[None]:
-    """Leave the terminal inside a `with` block to others, such as the bar of a Trainer: lines take the bar's place.
+    """Leave the terminal to another display inside a `with` block, such as a Trainer's bar; lines replace the bar.
 
-    Also a decorator, of functions of the user's.
+    Also a decorator, for functions of the user.
 
     >>> with progress("recovering", 2), beside_other_displays():
     ...     pass
@@ -114,9 +115,9 @@ def _begun(stages: Stages, bar: bool) -> Iterator[_Search]:
 
 
 def _started(stages: Stages, bar: bool) -> Bar | Lines:
-    """Return a display that has started: a bar, if it may be one and there is a terminal that has room for it."""
+    """Return a started display: a bar, if allowed and if a terminal has room for the bar, else lines."""
     if bar:
-        state = random.getstate()  # importing rich draws a random number, which must not change what a search draws
+        state = random.getstate()  # the import of rich draws a random number, and must not change a search's numbers
         from rich import get_console
         from rich.errors import LiveError
 
@@ -125,7 +126,7 @@ def _started(stages: Stages, bar: bool) -> Bar | Lines:
         random.setstate(state)
         if get_console().is_interactive:
             shown = Bar(stages)
-            with suppress(LiveError):  # of rich before 14.1, where another display is running
+            with suppress(LiveError):  # of rich before 14.1, beside another running display
                 shown.start()
                 return shown
     lines = Lines(stages)

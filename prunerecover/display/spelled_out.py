@@ -1,7 +1,7 @@
-"""Signatures of classes that take `**arguments: Unpack[...]`: each argument with its type, default and description.
+"""Signatures of classes with `**arguments: Unpack[...]`: each argument with its type, default and description.
 
 Type checkers read the TypedDict. At run time `inspect.signature`, `help`, LightningCLI and the documentation see every
-argument, as if it had been written out.
+argument, as if written out.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ ENTRY = re.compile(r"^ {4}(\w+): .*(?:\n {8}.*)*", re.MULTILINE)
 
 
 def spelled_out(*sources: type) -> Callable[[type[Taking]], type[Taking]]:
-    """Return a decorator that has a class show the arguments which its `__init__` collects in one TypedDict.
+    """Return a decorator for classes whose `__init__` collects arguments in a TypedDict: all arguments become visible.
 
     Args:
-        sources: Classes whose signatures and docstrings say defaults and descriptions, TypedDicts descriptions alone;
-            the first one that has an argument counts.
+        sources: Classes with defaults and descriptions in signatures and docstrings, or TypedDicts with descriptions
+            alone; for each argument, the first source counts.
     """
 
     def decorate(cls: type[Taking]) -> type[Taking]:
@@ -60,7 +60,7 @@ def _spelled(init: Callable[..., None], sources: tuple[type, ...]) -> inspect.Si
 
 
 def _documented(cls: type, sources: tuple[type, ...]) -> str | None:
-    """Return the docstring of a class, with the descriptions that are those of its sources."""
+    """Return the docstring of a class, with the descriptions of its sources."""
     doc = inspect.cleandoc(cls.__doc__ or "")
     found = ARGS.search(doc)
     if found is None:  # python -OO
@@ -73,6 +73,6 @@ def _documented(cls: type, sources: tuple[type, ...]) -> str | None:
 
 
 def _descriptions(doc: str) -> dict[str, str]:
-    """Return the descriptions of arguments by name, indented as they are."""
+    """Return the descriptions of arguments by name, with the same indentation."""
     found = ARGS.search(doc)
     return {entry[1]: entry[0] for entry in ENTRY.finditer(found[1])} if found else {}

@@ -1,7 +1,7 @@
-"""Stages of a long search, one inside the other: which one is shown, how much of them is done, and the time left.
+"""Nested stages of a long search: the shown stage, the progress of all stages, and the time left.
 
-A stage of known length tells the time left by its own pace; one that is given an expectation goes by that as long as
-it has no pace, and by a mean of both in between: first steps are often the longest.
+A stage of known length tells the time left by its own pace. A stage with an expectation starts from the expectation and
+moves to its own pace with the share of finished steps: first steps are often the longest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from prunerecover.display.messages import in_words
 
-LATE = 0.1  # of the time that a stage or its last step has taken: what is left of it once it is overdue
+LATE = 0.1  # time left of an overdue stage or step, as a share of the time spent
 
 
 @dataclass
@@ -19,12 +19,12 @@ class Stage:
     """One stage.
 
     Attributes:
-        description: What is done.
-        total: Number of its steps; None: nobody knows.
-        expected: Seconds that it takes, as far as is known before; None: nobody knows.
-        started: When it began, by the monotonic clock.
-        done: Number of steps that are done.
-        moved: When the last of them was done.
+        description: Name of the work.
+        total: Number of steps; None: unknown.
+        expected: Expected seconds; None: unknown.
+        started: Time of the start, by the monotonic clock.
+        done: Number of finished steps.
+        moved: Time of the last finished step.
     """
 
     description: str
@@ -35,20 +35,20 @@ class Stage:
     moved: float = 0.0
 
     def advance(self) -> None:
-        """Note that a step is done."""
+        """Note a finished step."""
         self.done, self.moved = self.done + 1, time.monotonic()
 
     @property
     def count(self) -> str:
-        """Steps that are done, of all; empty if their number is not known."""
+        """Finished steps of all steps; empty if the number of steps is unknown."""
         return "" if self.total is None else f"{self.done}/{self.total}"
 
     def left(self, now: float, inside: float | None) -> float | None:
-        """Return the seconds left; None if nobody knows.
+        """Return the seconds left; None if unknown.
 
         Args:
             now: Time by the monotonic clock.
-            inside: Seconds left of the stage inside it; None: there is none, or nobody knows.
+            inside: Seconds left of the inner stage; None: no inner stage, or unknown.
         """
         spent, seen = now - self.started, self._by_pace(now, inside)
         if self.expected is None:
@@ -71,25 +71,25 @@ class Stage:
 
 @dataclass
 class Stages:
-    """All stages that are going on, from the outermost to the innermost; a thread of its own may read them."""
+    """All running stages, from the outermost to the innermost; a separate thread may read the stages."""
 
     under_way: list[Stage] = field(default_factory=list)
 
     @property
     def counted(self) -> Stage:
-        """The outermost stage of known length, which says when all is done, or else the innermost one."""
+        """The outermost stage of known length, which ends last, else the innermost stage."""
         stages = tuple(self.under_way)
         return next((stage for stage in stages if stage.total is not None), stages[-1])
 
     @property
     def said(self) -> str:
-        """What is said of all of them: the outermost one, and the one whose steps are counted."""
+        """Description of all stages: the outermost stage, and the stage with counted steps."""
         return ": ".join(dict.fromkeys((self.under_way[0].description, self.counted.description)))
 
     def state(self) -> tuple[Stage, float, float | None]:
-        """Return the outermost stage of a known end, the seconds that it has taken, and those that it has left.
+        """Return the outermost stage of a known end, with the seconds spent and the seconds left.
 
-        Where no stage has one, it is the outermost stage, and nobody knows what it has left.
+        Without a stage of a known end, return the outermost stage, and None for the seconds left.
         """
         stages, now, left = tuple(self.under_way), time.monotonic(), None
         known = stages[0]
@@ -100,7 +100,7 @@ class Stages:
         return known, now - known.started, left
 
     def __str__(self) -> str:
-        """Return a line about all that is going on."""
+        """Return a line on all running stages."""
         count, (known, spent, left) = self.counted.count, self.state()
         said = f"{self.said} ({count})" if count else self.said
         if left is None:

@@ -1,6 +1,6 @@
-"""The look that all figures share: colours, axes, legend.
+"""The common look of all figures: colours, axes, legend.
 
-Colours are those of Okabe and Ito (2008), which colour-blind readers can tell apart.
+Colours are from Okabe and Ito (2008), distinct for colour-blind readers.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ PURPLE, SKY = "#cc79a7", "#56b4e9"
 
 
 def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return an empty figure of so many inches, and its axes, in the style of this module."""
+    """Return an empty figure of `width` by `height` inches, and its axes, in the style of this module."""
     figure = empty_figure(width, height)
     return figure, new_axes(figure)
 
 
 def empty_figure(width: float, height: float) -> Figure:
-    """Return a figure of so many inches without axes."""
+    """Return a figure of `width` by `height` inches without axes."""
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08), facecolor="white")
 
 
 def new_axes(figure: FigureBase) -> Axes:
-    """Add the only axes of a figure, or of a part of one."""
+    """Add the only axes of a figure or subfigure."""
     return styled(figure.add_subplot())
 
 
 def styled(axes: Axes) -> Axes:
-    """Give axes the look of all others, and return them."""
+    """Style axes, and return them."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(color=GREY, labelsize=9)
@@ -47,11 +47,11 @@ def styled(axes: Axes) -> Axes:
 
 
 def add_heading(figure: FigureBase, text: str) -> None:
-    """Put a heading above the axes, from the left edge of the figure on, in as many lines as it takes.
+    """Put a heading above the axes, from the left edge of the figure on, with line breaks where needed.
 
     Args:
-        figure: Or a part of one.
-        text: Line breaks stay.
+        figure: Figure or subfigure.
+        text: Heading; line breaks stay.
     """
     width = inches(figure)
     lines = "\n".join(_wrapped(text, width))
@@ -59,7 +59,7 @@ def add_heading(figure: FigureBase, text: str) -> None:
 
 
 def heading_height(text: str, width: float) -> float:
-    """Return how many inches a heading takes in a figure that is so many inches wide."""
+    """Return the height of a heading, in inches, in a figure of `width` inches."""
     return 0.18 * len(_wrapped(text, width)) + 0.1
 
 
@@ -71,9 +71,9 @@ def add_legend(figure: FigureBase, handles: Sequence[Any], labels: Sequence[str]
     """Put a legend outside the axes, in as many columns as fit.
 
     Args:
-        figure: Or a part of one; the columns have to fit into the whole figure's width.
+        figure: Figure or subfigure; the columns must fit into the whole figure's width.
         handles: Artists of matplotlib, one per label.
-        labels: Their texts.
+        labels: Texts of the artists.
         where: Side of the axes, such as "upper left".
     """
     columns = legend_columns(labels, inches(figure))
@@ -81,23 +81,23 @@ def add_legend(figure: FigureBase, handles: Sequence[Any], labels: Sequence[str]
 
 
 def inches(figure: FigureBase) -> float:
-    """Return the width of the whole figure that this one is, or is a part of."""
+    """Return the width of the whole figure around a figure or subfigure."""
     return figure.get_figwidth() if isinstance(figure, Figure) else inches(figure.figure)
 
 
 def legend_columns(labels: Sequence[str], width: float) -> int:
-    """Return how many columns of a legend fit into so many inches."""
+    """Return the number of legend columns that fit into `width` inches."""
     longest = max((len(label) for label in labels), default=0)
     return max(1, int((width - 0.2) / (0.075 * longest + 0.55)))
 
 
 def legend_lines(labels: Sequence[str], width: float) -> int:
-    """Return how many lines a legend takes in a figure that is so many inches wide."""
+    """Return the number of legend lines in a figure of `width` inches."""
     return -(-len(labels) // legend_columns(labels, width))
 
 
 def bands(count: int, most: int) -> list[range]:
-    """Divide things that stand side by side among lines of nearly one length.
+    """Divide things side by side among lines of nearly the same length.
 
     >>> bands(5, 4)
     [range(0, 3), range(3, 5)]
@@ -111,21 +111,21 @@ def bands(count: int, most: int) -> list[range]:
 
 
 class Panel(Protocol):
-    """What can be a figure of its own, or one of several on top of each other."""
+    """A picture for a figure of its own, or for a place among stacked panels."""
 
     @property
     def width(self) -> float:
-        """How wide it would like to be, in inches."""
+        """Preferred width, in inches."""
 
     def height(self, width: float) -> float:
-        """Return how high it is, in inches, if it is so wide."""
+        """Return the height, in inches, at a given width."""
 
     def draw(self, figure: FigureBase) -> None:
-        """Draw into an empty figure, or a part of one."""
+        """Draw into an empty figure or subfigure."""
 
 
 def draw_panels(panels: Sequence[Panel]) -> Figure:
-    """Return one figure with all panels, from top to bottom."""
+    """Return a figure with all panels, from top to bottom."""
     width = max(panel.width for panel in panels)
     heights = [panel.height(width) for panel in panels]
     figure = empty_figure(width, sum(heights))
@@ -139,11 +139,11 @@ def draw_panels(panels: Sequence[Panel]) -> Figure:
 
 
 def save_figure(figure: Figure, path: str | Path, dpi: int = 150) -> None:
-    """Write a figure as a picture, whole or not at all.
+    """Write a figure as a picture, completely or not at all.
 
     Args:
-        figure: A matplotlib Figure.
-        path: Of the file; one without a suffix becomes a PNG.
+        figure: Figure of matplotlib.
+        path: Path of the file; a path without a suffix becomes a PNG.
         dpi: Dots per inch.
     """
     path = Path(path)

@@ -1,4 +1,4 @@
-"""Summaries of objects, as `print` and notebooks show them: a line and a short table; and calls as text, for `repr`."""
+"""Summaries of objects for `print` and notebooks, a line and a short table; and calls as text, for `repr`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Summary:
-    """A line, and the rows of a table that fit beside it.
+    """A line, and the rows of a table.
 
     Attributes:
-        title: The line.
+        title: Line above the table.
         header: Names of the columns.
-        rows: Cells, one for each column; of a list, `shown_of` makes as many as fit.
-        more: What is left out, as a last line; empty if nothing is.
-        widest: Letters of a cell; longer ones are clipped.
-        below: Another summary, shown under this one.
+        rows: Cells, one for each column; for a list, `of_list` makes as many rows as fit.
+        more: Last line on the rows left out; empty if all are shown.
+        widest: Letters of a cell; longer cells are clipped.
+        below: Second summary, shown below.
     """
 
     title: str
@@ -46,14 +46,14 @@ class Summary:
         row: Callable[[T], Sequence[object]],
         most: int = MOST,
     ) -> Summary:
-        """Return the summary of a list, which shows as many of its first things as there are lines for.
+        """Return the summary of a list, with as many first entries as there are lines.
 
         Args:
             title: Line above the table.
             header: Names of the columns.
-            things: All of the list.
-            row: Function that makes the cells of one.
-            most: Lines with title and header.
+            things: All entries of the list.
+            row: Function that makes the cells of an entry.
+            most: Number of lines, including title and header.
 
         >>> print(Summary.of_list("numbers", ("n", "square"), range(40), lambda n: (n, n * n)).text().splitlines()[-2:])
         ['8  64', '… and 31 more']
@@ -64,7 +64,7 @@ class Summary:
         return cls(title, header, [row(thing) for thing in shown], f"… and {left} more" if left else "")
 
     def text(self) -> str:
-        """Return it in columns.
+        """Return the summary in columns.
 
         >>> print(Summary("Plan", ("", "units"), [("head", 3)]).text())
         Plan
@@ -79,7 +79,7 @@ class Summary:
         return "\n".join([self.title, *table, *more, *([self.below.text()] if self.below else [])])
 
     def html(self) -> str:
-        """Return it as a table for notebooks.
+        """Return the summary as a table for notebooks.
 
         >>> Summary("Plan", ("", "units"), [("head", 3)]).html()
         '<p>Plan</p><table><tr><th></th><th>units</th></tr><tr><td>head</td><td>3</td></tr></table>'
@@ -97,10 +97,10 @@ class Summary:
 
 
 class Summarised:
-    """Base of what is shown by its `summary`; `repr` stays what it is."""
+    """Base class of objects shown by `summary`; `repr` is unchanged."""
 
     def summary(self) -> Summary:
-        """Return what is shown."""
+        """Return the summary for display."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ class Summarised:
 
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return a call as Python writes it; of what has no short text there is only its type.
+    """Return a call in Python's form; values without a short text show their type.
 
     >>> call_text("Prune", {"schedule": 10, "loss": max, "plan": list(range(99))})
     'Prune(schedule=10, loss=max, plan=<list>)'
@@ -124,7 +124,7 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def changed_fields(record: DataclassInstance) -> dict[str, Any]:
-    """Return the fields of a dataclass that are not their defaults, by name."""
+    """Return the fields of a dataclass that differ from their defaults, by name."""
     values = {field: getattr(record, field.name) for field in fields(record)}
     return {field.name: value for field, value in values.items() if field.default is MISSING or value != field.default}
 

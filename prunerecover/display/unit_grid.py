@@ -1,8 +1,8 @@
-"""Layout of a picture of depth: the cell of every unit, and the labels from which its name can be read.
+"""Layout of a picture of depth: the cell of every unit, and labels that give the unit's name.
 
-Networks that repeat a block have a column per block and a row per place in it. A name says what its block is by a
-number, but which one (`model.4.m.0.cv1`, `layers.0.blocks.1.attn`) differs among networks: what leaves fewer cells
-empty is taken. Where most would be empty, every unit has a column of its own.
+Networks of repeated blocks have a column per block and a row per place in the block. The number of the block in a
+unit's name differs among networks (`model.4.m.0.cv1`, `layers.0.blocks.1.attn`): the choice with fewer empty cells
+counts. Where most cells would be empty, every unit has its own column.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class UnitGrid:
 
     Attributes:
         cells: Column and row of every unit, by name.
-        columns: Labels: blocks, or names of units, without what they all begin with.
-        rows: Labels: kinds, or places in a block.
-        prefix: Beginning of every column's name, with the dot at its end.
+        columns: Labels of the columns: blocks, or names of units, without the common beginning.
+        rows: Labels of the rows: kinds, or places in a block.
+        prefix: Common beginning of the columns' names, including the last dot.
     """
 
     cells: Mapping[str, tuple[int, int]]
@@ -38,7 +38,7 @@ def arranged(kinds: Mapping[str, str], rank: Callable[[str], int]) -> UnitGrid:
 
     Args:
         kinds: Kinds of the units by name, in order of depth.
-        rank: Place of a kind among the rows.
+        rank: Function that returns the place of a kind among the rows.
 
     >>> arranged({"blocks.0.attn": "attention", "blocks.1.attn": "attention", "blocks.1.mlp": "mlp"}, len).cells
     {'blocks.0.attn': (0, 1), 'blocks.1.attn': (1, 1), 'blocks.1.mlp': (1, 0)}
@@ -61,14 +61,14 @@ def arranged(kinds: Mapping[str, str], rank: Callable[[str], int]) -> UnitGrid:
 
 
 def parts_of(name: str, number: int = -1) -> tuple[str, str]:
-    """Return the path up to a number, and what follows; names without a number are blocks of their own.
+    """Return the path up to a number, and the rest; a name without a number is a block of its own.
 
     >>> parts_of("model.4.m.0.cv1"), parts_of("model.4.m.0.cv1", number=0)
     (('model.4.m.0', 'cv1'), ('model.4', 'm.0.cv1'))
 
     Args:
         name: Name of a unit.
-        number: Index among the numbers in it.
+        number: Index among the numbers in the name.
     """
     parts = name.split(".")
     numbered = [i for i, part in enumerate(parts) if part.isdigit()]
@@ -77,7 +77,7 @@ def parts_of(name: str, number: int = -1) -> tuple[str, str]:
 
 
 def shared_prefix(names: Sequence[str]) -> str:
-    """Return what all names begin with, up to and with a dot.
+    """Return the common beginning of all names, up to and including a dot.
 
     >>> shared_prefix(["blocks.0.attn.qkv", "blocks.0.mlp.fc1", "blocks.1.mlp.fc1"])
     'blocks.'
@@ -89,12 +89,12 @@ def shared_prefix(names: Sequence[str]) -> str:
 def _rows(
     kinds: Mapping[str, str], places: Mapping[str, str], rank: Callable[[str], int]
 ) -> dict[str, tuple[int, str]]:
-    """Return number and label of every unit's row; the label is a kind if it can be.
+    """Return number and label of every unit's row; the label is a kind where unique.
 
     Args:
         kinds: Kinds of units by name.
-        places: Places of units by name: those at one place share a row.
-        rank: Place of a kind among the rows.
+        places: Places of units by name; units with the same place share a row.
+        rank: Function that returns the place of a kind among the rows.
     """
     held = {
         place: {kinds[name] for name in places if places[name] == place} for place in dict.fromkeys(places.values())
@@ -106,7 +106,7 @@ def _rows(
 
 
 def _area(names: Iterable[str], split: Split, labels: int = 0) -> int:
-    """Return how many cells there are, with so many columns and rows for labels."""
+    """Return the number of cells, including `labels` columns and rows for labels."""
     blocks, places = (set(parts) for parts in zip(*map(split, names), strict=True))
     return (len(blocks) + labels) * (len(places) + labels)
 

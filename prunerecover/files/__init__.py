@@ -1,1 +1,1 @@
-"""Files on disk: written as a whole or not at all, hashed, and read within limits."""
+"""Files on disk: atomic writes, hashes, and reads within limits."""

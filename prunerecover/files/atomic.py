@@ -1,8 +1,7 @@
-"""Write files and folders so that a process that is killed leaves the old or the new ones, and never a part of either.
+"""Atomic files and folders: a killed process leaves the old or the new content, never a part of either.
 
-What is written lies under a hidden name beside its place, and takes that place by a rename. A hidden file that a kill
-left behind is of no use, and can be deleted; of folders, see `whole_folder`. Not covered: file systems on which a
-rename is no single operation.
+New content lies under a hidden name beside its place until a rename. A hidden file left by a kill is useless and can be
+deleted; for folders, see `whole_folder`. Not covered: file systems where a rename is no single operation.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ NEW, OLD = ".new", ".old"
 
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[Path]:
-    """Yield a name to write to; when the block ends well, that file takes the place of `path`, else it is deleted.
+    """Yield a name to write to; after a successful block the file replaces `path`, else it is deleted.
 
     Args:
-        path: Of the file; its folder is made. The other name has the same suffix. A link stays, and what it points to
-            is replaced; what is no ordinary file, such as a pipe, is written to as it is.
+        path: Path of the file; the parent folder is made. The yielded name has the same suffix. A link stays, and the
+            target is replaced; a special file (a pipe) is written directly.
 
     Raises:
-        OSError: If the folder does not take it; see `naming_the_folder`.
+        OSError: If the folder refuses the file; see `naming_the_folder`.
     """
     path = Path(os.path.realpath(path))
     with naming_the_folder(path):
@@ -47,22 +46,23 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file of text in UTF-8."""
+    """Write a text file in UTF-8."""
     with atomic_file(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """Yield an empty folder to write to; when the block ends well, it takes the place of `path`, else it is deleted.
+    """Yield an empty folder to write to; after a successful block it replaces `path`, else it is deleted.
 
-    Two renames do that. A kill between them leaves no folder at `path`, and both beside it: see `whole_folder`.
+    The replacement takes two renames. A kill between the renames leaves no folder at `path`, and both beside `path`:
+    see `whole_folder`.
 
     Args:
-        path: Of the folder; what is there goes once the new one is complete.
+        path: Path of the folder; old content is deleted once the new folder is complete.
 
     Raises:
-        OSError: If the folder around it does not take it; see `naming_the_folder`.
+        OSError: If the parent folder refuses the folder; see `naming_the_folder`.
     """
     path = Path(path)
     mark = f".{path.name}.{uuid.uuid4().hex[:8]}"
@@ -86,7 +86,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
 
 def whole_folder(path: Path) -> Path:
-    """Return the folder to read for `path`: the complete new one, if a kill came between the renames that replace it.
+    """Return the folder to read for `path`: the complete new folder after a kill between the two renames.
 
     >>> whole_folder(Path("pruned"))
     PosixPath('pruned')
@@ -98,7 +98,7 @@ def whole_folder(path: Path) -> Path:
 
 
 def _left_by_kills(path: Path) -> list[Path]:
-    """Return former folders of `path` that a kill left there."""
+    """Return the former folders of `path` left by kills."""
     start = f".{path.name}."
     if not path.parent.is_dir():
         return []

@@ -1,4 +1,4 @@
-"""Checksums in the archives that `torch.save` writes: PyTorch writes them, and does not look at them."""
+"""Checksums in the archives of `torch.save`, which PyTorch writes and never checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def check_sums(path: Path) -> None:
-    """Raise RuntimeError if a checksum in a file of `torch.save` is wrong; one of before 1.6 has none.
+    """Raise RuntimeError for a wrong checksum in a file of `torch.save`; files of PyTorch before 1.6 have none.
 
     Args:
         path: File of `torch.save`.

@@ -1,4 +1,4 @@
-"""Hashes of files, by which those that were written together are known."""
+"""Hashes of files, to recognise files written together."""
 
 from __future__ import annotations
 

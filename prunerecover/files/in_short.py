@@ -1,4 +1,4 @@
-"""Texts of files and of their errors, cut to what a message has room for: anybody may have written them."""
+"""Texts from files and file errors, cut to the length of a message: the files may come from anybody."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ERRORS, PLACE, REASON = 3, 80, 400
 
 
 def in_short(value: object, most: int = PLACE) -> str:
-    """Return the text of a value on one line, cut in its middle.
+    """Return the text of a value on a single line, cut in the middle.
 
     >>> in_short("plan" * 1000, 9)
     'pla...lan'
@@ -19,7 +19,7 @@ def in_short(value: object, most: int = PLACE) -> str:
 
 
 def errors_in_short(error: ValidationError) -> str:
-    """Return the first errors of data that do not validate: where they are and why, without the data."""
+    """Return the first validation errors, with place and reason, without the data."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     told = []
     for one in found[:ERRORS]:

@@ -1,4 +1,4 @@
-"""Read JSON that anybody may have written: no larger and no more deeply nested than what this package writes."""
+"""Reading of JSON from any author: no larger and no more deeply nested than the files of this package."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ DEEPEST = 64  # levels of lists and objects; a plan has 10
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Return what is in a JSON file.
+    """Return the content of a JSON file.
 
     Args:
-        path: Of a file that is there.
-        what: It should be, for messages, such as "a plan".
+        path: Path of an existing file.
+        what: Kind of content, for messages: "a plan".
 
     Raises:
-        ValueError: If it is no JSON, is larger than 256 MiB, or is nested more deeply than 64 levels.
+        ValueError: If the file is no JSON, is larger than 256 MiB, or has more than 64 levels.
     """
     size = path.stat().st_size
     if size > LARGEST:
@@ -30,7 +30,7 @@ def read_json(path: Path, what: str) -> Any:
         data = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
         raise ValueError(_too_deep(path, what)) from None
-    except ValueError as error:  # also bytes that are no text, and numbers of thousands of digits
+    except ValueError as error:  # also bytes outside text, and numbers of thousands of digits
         raise ValueError(
             f"Expected {what} in JSON at {path}, but it cannot be read: {error}. Is it cut off? Copy it again."
         ) from None
@@ -47,7 +47,7 @@ def _too_deep(path: Path, what: str) -> str:
 
 
 def _is_deeper(data: Any, levels: int) -> bool:
-    """Whether lists and objects lie within each other more than so many levels deep."""
+    """Whether lists and objects are nested more than `levels` deep."""
     level = [data]
     for _ in range(levels + 1):
         held = [entry for entry in level if isinstance(entry, list | dict)]

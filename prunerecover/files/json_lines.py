@@ -1,6 +1,6 @@
-"""Files of one JSON object per line, which grow as results come, so that a search that is killed goes on from there.
+"""Files with a JSON object per line, which grow with the results: a killed search continues from the file.
 
-A line that was cut off in the middle of writing is left out, and the next one does not continue it.
+A line cut off during a write is left out, and the next line starts anew.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 
 def append_json(file: Path, data: dict[str, Any]) -> None:
-    """Add one line to a file, on the disk before this returns; its folder is made.
+    """Append a line to a file, flushed to disk before the return; the folder is made.
 
     Args:
-        file: That may be there.
+        file: File, existing or new.
         data: JSON primitives.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def append_json(file: Path, data: dict[str, Any]) -> None:
 
 
 def complete_lines(file: Path) -> list[str]:
-    """Return the lines that end in a newline, but for those that a kill cut off in the middle of an object."""
+    """Return the lines that end in a newline, except objects cut off by a kill."""
     text = file.read_text(encoding="utf-8")
     lines = text.split("\n")[:-1]
     return [line for line in lines if line and not (line.startswith("{") and not line.endswith("}"))]

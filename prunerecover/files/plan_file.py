@@ -1,7 +1,7 @@
 """The files of a plan: JSON, and beside it a safetensors file with the fitted tensors, whose sha256 the JSON holds.
 
-The tensors are written first. Those that the JSON still names lie aside until the new JSON is there, and a reader takes
-the file with the right hash: a kill at any moment leaves the old plan or the new one, whole.
+The tensors are written first. Tensors of the old JSON are kept aside until the new JSON is written, and a reader takes
+the file with the right hash: a kill at any moment leaves the whole old plan or the whole new plan.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from prunerecover.files.hashes import sha256_of
 from prunerecover.files.in_short import errors_in_short, in_short
 from prunerecover.files.json_file import read_json
 
-LONGEST = 240  # bytes of a file's name, with room for a hidden one beside it
-SAVED = "saved"  # in the JSON only: it says nothing about what the plan does
+LONGEST = 240  # bytes of a file's name, with room for a hidden name beside
+SAVED = "saved"  # in the JSON only: independent of the plan's effect
 
 
 class Saved(BaseModel):
-    """What a plan's file says of where it was written.
+    """Record in a plan's file of its place of writing.
 
     Attributes:
-        run: Which run of a Trainer wrote it, and for which network; empty: none.
-        sha256: Of files that were written with it, by name.
-        target: Path of the plan's network in the model whose weights were written with it; empty: it is that model.
+        run: Trainer run and network of the file; empty: no run.
+        sha256: Hashes of the files written together, by name.
+        target: Path of the plan's network in the model with the weights; empty: the model itself.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -45,10 +45,10 @@ def write_plan(path: Path, data: Mapping[str, Any], tensors: Mapping[str, Tensor
     """Write a plan's files.
 
     Args:
-        path: Of the JSON; see `Plan.save` for the other file's name.
-        data: The plan as primitives.
-        tensors: By key; none: no other file.
-        saved: What else the JSON says.
+        path: Path of the JSON; see `Plan.save` for the other file's name.
+        data: Plan as primitives.
+        tensors: Fitted tensors by key; empty: no second file.
+        saved: Record for the JSON.
     """
     data = {**data, "sidecar": None}
     if saved is not None:
@@ -65,11 +65,11 @@ def write_plan(path: Path, data: Mapping[str, Any], tensors: Mapping[str, Tensor
 
 
 def read_data(path: Path) -> Any:
-    """Return what is in a plan's JSON file.
+    """Return the content of a plan's JSON file.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it cannot be read as JSON.
+        FileNotFoundError: If the file is missing.
+        ValueError: If the file cannot be read as JSON.
     """
     if not path.is_file():
         raise FileNotFoundError(f"Expected a plan file at {path}, but there is none.")
@@ -77,13 +77,13 @@ def read_data(path: Path) -> Any:
 
 
 def read_saved(data: Any) -> Saved:
-    """Return what a plan's file says of where it was written, or that it does not.
+    """Return the record of a plan's file, with empty fields for a file without a record.
 
     >>> read_saved({"saved": {"run": "1a2b/net"}}).run
     '1a2b/net'
 
     Raises:
-        ValueError: If it says so in another form.
+        ValueError: If the record has another form.
     """
     found = data.get(SAVED, {}) if isinstance(data, Mapping) else {}
     try:
@@ -96,14 +96,14 @@ def read_saved(data: Any) -> Saved:
 
 
 def read_tensors(path: Path, sidecar: Mapping[str, str] | None) -> dict[str, Tensor]:
-    """Return the fitted tensors that a plan's JSON names; none if it names none, or their file is not there.
+    """Return the fitted tensors named in a plan's JSON; empty without a name or without the file.
 
     Args:
-        path: Of the JSON.
-        sidecar: What it says: name and sha256.
+        path: Path of the JSON.
+        sidecar: Entry of the JSON with name and sha256.
 
     Raises:
-        ValueError: If the file is not the one that the plan was saved with, or cannot be read.
+        ValueError: If the file belongs to another plan, or cannot be read.
     """
     if sidecar is None:
         return {}
@@ -130,7 +130,7 @@ def read_tensors(path: Path, sidecar: Mapping[str, str] | None) -> dict[str, Ten
 
 
 def _is_of(sidecar: Path, path: Path) -> bool:
-    """Whether the JSON that is there names just these tensors."""
+    """Whether the present JSON names exactly these tensors."""
     if not (sidecar.is_file() and path.is_file()):
         return False
     try:

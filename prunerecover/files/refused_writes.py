@@ -1,6 +1,6 @@
-"""Errors of what the system refuses to write: they name the folder and a way out.
+"""Errors of refused writes, with the folder and a way out in the message.
 
-The system's own messages name a hidden unfinished file, or nothing: PyTorch and safetensors hand on less than they got.
+The system's own messages name a hidden unfinished file, or none: PyTorch and safetensors pass on less than they got.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ REFUSALS = {
     errno.ENOTDIR,
     errno.ENAMETOOLONG,
 }
-IN_TEXT = re.compile(r"\(os error (\d+)\)")  # of safetensors, which is no OSError
+IN_TEXT = re.compile(r"\(os error (\d+)\)")  # in errors of safetensors, outside OSError
 
 
 @contextmanager
 def naming_the_folder(path: Path) -> Iterator[None]:
-    """Explain what the system refuses inside a `with` block that writes a file or folder.
+    """Explain refusals of the system inside a `with` block that writes a file or folder.
 
-    Errors that name another place stay, and so does ValueError, whose message explains the error that led to it.
+    Errors with another place pass unchanged, and ValueError, too: the message already explains the cause.
 
     Args:
-        path: The place of what is written.
+        path: Path of the file or folder.
 
     Raises:
         OSError: If the folder is read-only, full, no folder, or a name in the path is too long; of the class of the
-            system's error, such as PermissionError.
+            system's error (PermissionError).
     """
     try:
         yield
@@ -58,7 +58,7 @@ def naming_the_folder(path: Path) -> Iterator[None]:
 
 
 def _code_of(error: BaseException | None, path: Path) -> int | None:
-    """Return the system's number of an error at a path, or of the one that led to it."""
+    """Return the system's error number of an error at a path, or of the error behind."""
     while error is not None:
         if isinstance(error, OSError) and error.errno is not None:
             return error.errno if _is_at(error, path) else None
@@ -69,7 +69,7 @@ def _code_of(error: BaseException | None, path: Path) -> int | None:
 
 
 def _is_at(error: OSError, path: Path) -> bool:
-    """Whether an error names a folder that leads to a path, or something beside it; one without a name may be of it."""
+    """Whether an error names a parent folder of a path, or a place beside the path; an error without a name counts."""
     if not isinstance(error.filename, str):
         return True
     named, place = Path(os.path.realpath(error.filename)), Path(os.path.realpath(path))
