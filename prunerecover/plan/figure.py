@@ -63,8 +63,8 @@ def plot_plan(
     Args:
         edits: Edits of a plan for the dense model.
         evidence: Evidence of the plan.
-        units: All units of the dense model, from `find_units`; by default the units in the evidence of the plan. A plan
-            without evidence shows the units of its edits.
+        units: All units of the dense model, from `find_units`; by default the units in the evidence of the plan.
+            Without such a list, the removed units, and ranked units in the same places.
         importance: Importance by name, shown as a bar in the cell, relative to the largest of the kind; by default from
             the evidence.
         title: Heading; by default the number of removed units of each kind.

@@ -58,7 +58,7 @@ class Setting(BaseModel):
         module: Path of the module; with `config.` in front of the attribute, an entry of the config.
         attribute: Name of the attribute, such as `num_heads`.
         per_unit: Amount per unit.
-        power: Power of the product: 1 for a whole number, -0.5 for a divisor of attention logits.
+        power: Power of the product: 1 for a whole number, -0.5 for the scale of attention logits.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=LONGEST_NAME)
