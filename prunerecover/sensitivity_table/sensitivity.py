@@ -87,13 +87,13 @@ class Sensitivity(Summarised):
 
 
 _DEPTH = (
-    "Each unit alone, with the best that can stand in its place: how far the output is from the dense network's, and "
-    "what goes. Units interact: a search judges them on top of each other."
+    "Each unit alone, with its best replacement: the saved parameters and MACs, and the divergence of the output from "
+    "the dense network's. Units interact: a search judges units on top of each other."
 )
 _DEPTH_HEAD = ("unit", "kind", "parameters", "MACs", "divergence", "per 1% of the MACs")
 _WIDTH = (
-    "What goes with half of a group's units, and which share of the importance of all groups its lowest quarter, half "
-    "and three quarters hold."
+    "The saved parameters and MACs without half of a group's units, and the shares of the importance of all groups in "
+    "the group's lowest quarter, half and three quarters."
 )
 _WIDTH_HEAD = ("group", "units", "parameters", "MACs", *(f"lowest {part:.0%}" for part in PARTS))
 

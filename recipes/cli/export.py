@@ -91,7 +91,7 @@ def export(
     elif exported.plan is None:
         raise ValueError(
             f"Expected an output that ends in .onnx or .pt2 for {type(exported.network).__name__}, but got '{output}': "
-            "a folder holds one pruned network, with what is around it. Write one of these, or name a network with "
+            "a folder holds one pruned network, with the modules around it. Write a file, or name a network with "
             "--target."
         )
     else:
@@ -170,8 +170,8 @@ def built(make: Any) -> nn.Module:
         network = make()
     except TypeError as error:
         raise ValueError(
-            f"Expected --model to name what builds the dense network without arguments, but {name} does not "
-            f"({error}). Write a function that passes them, and name that."
+            f"Expected --model to name a callable that builds the dense network without arguments, but {name} does not "
+            f"({error}). Write a function that passes the arguments, and name the function."
         ) from None
     if not isinstance(network, nn.Module):
         raise ValueError(f"Expected --model to name what builds a network, but {name} gives {type(network).__name__}.")

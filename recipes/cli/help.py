@@ -21,7 +21,7 @@ TRAINER_HELP = "--trainer.help"
 LIGHTNING = ("trainer", "optimizer", "lr_scheduler")
 # Titles of the groups of options in their order, by LightningCLI's names.
 TITLES = {
-    "plan": "what goes, by which weights and samples, and where the plan is written",
+    "plan": "the method, the weights and samples to plan by, and the file of the plan",
     "model": "the LightningModule",
     "data": "the data",
     **dict.fromkeys(("fit", "validate", "test", "predict"), "the run"),
@@ -39,7 +39,7 @@ def _named(key: str, names: Iterable[str], example: str) -> str:
 
 
 SAID = {
-    "config": "Name of a recipe, or path of a YAML file; of several, what a later one says counts.",
+    "config": "Name of a recipe, or path of a YAML file; among several, values of later files count.",
     "model": _named("model", (c.__name__ for c in ADDRESSABLE if issubclass(c, pl.LightningModule)), "learning_rate"),
     "data": _named("data", (c.__name__ for c in ADDRESSABLE if issubclass(c, pl.LightningDataModule)), "batch_size"),
     "method": _named("method", CLASSES, "seed"),

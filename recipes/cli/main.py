@@ -100,14 +100,14 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_quickstart(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = "train a small ViT on digits, prune it, recover it and compare: no download, a few minutes on a laptop"
     parser = commands.add_parser("quickstart", help=text, description=text)
-    parser.add_argument("--seeds", type=int, default=3, help="how many runs to average (default: 3)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of runs to average (default: 3)")
     parser.add_argument("--output", default="report", help="folder to write (default: report)")
 
 
 def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = "show a saved report.json on the terminal"
     parser = commands.add_parser("report", help=text, description=text)
-    parser.add_argument("path", help="a report.json, or the folder that holds one")
+    parser.add_argument("path", help="a report.json, or its folder")
 
 
 def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -115,22 +115,22 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser("export", help=text, description=text)
     parser.add_argument("path", help="a Lightning .ckpt, or a folder made by save_pruned")
     parser.add_argument("--output", required=True, help="a file that ends in .onnx or .pt2, or a folder")
-    parser.add_argument("--unmerged", action="store_true", help="keep what merging would fold together apart")
+    parser.add_argument("--unmerged", action="store_true", help="keep mergeable linears apart")
     parser.add_argument(
         "--model",
         metavar="CLASS",
-        help="class path of the LightningModule, or of what builds the dense network without arguments; needed for "
-        "networks of your own, and where the module computes more than the pruned network",
+        help="class path of the LightningModule, or of a callable without arguments that builds the dense network; "
+        "needed for networks of your own, and where the module computes more than the pruned network",
     )
     parser.add_argument("--target", metavar="PATH", help="module to export, such as network.backbone (default: all)")
     parser.add_argument(
-        "--input-size", type=int, nargs="+", metavar="N", help="of one input, such as 3 224 224 (default: known)"
+        "--input-size", type=int, nargs="+", metavar="N", help="shape of an input, such as 3 224 224 (default: known)"
     )
     parser.add_argument(
-        "--batch-size", type=int, default=2, help="of the example input; others run too, but for --fixed-sizes"
+        "--batch-size", type=int, default=2, help="batch size of the example input; the only one with --fixed-sizes"
     )
     parser.add_argument(
-        "--fixed-sizes", action="store_true", help="export for the sizes of the example input alone, where others fail"
+        "--fixed-sizes", action="store_true", help="export for the example input's sizes alone, if other sizes fail"
     )
 
 

@@ -7,7 +7,7 @@ TRAINER_COMMANDS = {
     "validate": "evaluate on the validation split",
     "test": "evaluate on the test split, also from a pruned checkpoint (--ckpt_path)",
     "predict": "predict the test split",
-    "plan": "decide what to remove and write the plan; the model stays as it is",
+    "plan": "choose the units to remove and write the plan; the model stays unchanged",
 }
 CALLBACK_HELP = """\
 A callback of the recipe is addressed by its name: --trainer.callbacks.DepthPrune.remove '{"attention": 1}' or, of

@@ -59,7 +59,7 @@ def _weighing(evidence: WidthEvidence) -> str:
     (first, _), *others = evidence.rates.items()
     told = " and ".join(f"that of {plural(kind)} {rate:g} times" for kind, rate in others)
     told = f"{told}, with damping {evidence.damping:g}"
-    return f" Beside the importance of {plural(first)} counts {told}: of what was tried, so the output changes least."
+    return f" Beside the importance of {plural(first)} counts {told}: the least change of the output among all trials."
 
 
 def _change(before: int, after: int) -> str:
@@ -74,11 +74,11 @@ def _by_tolerance(evidence: ToleranceEvidence, arguments: Mapping[str, Any]) -> 
     return [
         "## Tolerance",
         _tolerance(evidence),
-        "Had the tolerance been another one, with the same scores:",
+        "Kept units at other tolerances, with the same scores:",
         table(("tolerance", "units kept"), ((t, f"{kept:.1%}") for t, kept in evidence.kept_by_tolerance.items())),
         "## Protected score that goes",
-        f"The `{arguments['importance'][-1]}` of removed units that are among the equally many best protected ones of "
-        "their group, and the most that the ranks alone would allow. The closer the two, the worse the pick.",
+        f"Sum of the `{arguments['importance'][-1]}` of removed units among the equally many best protected units of "
+        "the group, and the bound from the ranks alone. The closer the two, the worse the pick.",
         _protected(evidence.protected_mass),
         "## Against uniform pruning",
         _exchange(evidence.exchange, COSTS[evidence.compared_by]),
@@ -88,14 +88,14 @@ def _by_tolerance(evidence: ToleranceEvidence, arguments: Mapping[str, Any]) -> 
 def _tolerance(evidence: ToleranceEvidence) -> str:
     text = f"Tolerance of Difference: {evidence.tolerance:.4g}"
     if evidence.share == 1:
-        return f"{text}. At most this share of what a group loses is among its equally many best protected units."
-    return f"{text}, the smallest one that meets the budget. The groups go {evidence.share:.0%} of the way there."
+        return f"{text}. At most this share of a group's removed units is among its equally many best protected units."
+    return f"{text}, the smallest tolerance for the budget. The groups go {evidence.share:.0%} of the way there."
 
 
 def _protected(masses: Mapping[str, Sequence[float]]) -> str:
     rows = [(f"`{name}`", f"{entered:.3g}", f"{bound:.3g}") for name, (entered, bound) in masses.items() if bound > 0]
     if not rows:
-        return "None: no group loses a unit that is among its best protected ones."
+        return "None: no group loses any of its best protected units."
     return table(("group", "goes", "bound"), rows)
 
 
@@ -104,9 +104,9 @@ def _exchange(found: UniformComparison | None, cost: str) -> str:
         return f"Not comparable: the same {cost} cannot be saved by removing the same share of every group."
     holds = Exchange(found.taken, found.spared).pays
     return (
-        f"At the same {cost}, by the same order, with the same share of every group removed instead: what "
-        f"this plan removes beyond it has a score of {found.taken:.3g}, what it spares one of "
-        f"{found.spared:.3g}. The exchange condition {'holds' if holds else 'fails'}: to first order, this plan "
+        f"At the same {cost}, by the same order, beside uniform pruning: the units removed by this plan alone have a "
+        f"score of {found.taken:.3g}, the units removed by uniform pruning alone a score of {found.spared:.3g}. "
+        f"The exchange condition {'holds' if holds else 'fails'}: to first order, this plan "
         f"{'loses no more than' if holds else 'loses more than'} uniform pruning."
     )
 

@@ -50,7 +50,7 @@ def warn_of_counted(counted: Sequence[CountedGroup]) -> None:
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         warnings.warn(
             f"{', '.join(names[:NAMED])}{more}: not narrowed, because an operation ({operation}) counts the units. "
-            "With fewer of them it would compute something else than with some set to zero. "
-            f"{FIXED.capitalize()}, or name them in ignore= to be rid of this warning.",
+            "With fewer units the result would differ from the result with units at zero. "
+            f"{FIXED.capitalize()}, or name the groups in ignore= to silence this warning.",
             stacklevel=2,
         )

@@ -74,7 +74,7 @@ def stays(found: FoundGroups, kinds: Sequence[str]) -> Iterator[Stay]:
         return
     for attention in found.traced.ties.attentions if {"head", "head_dim"} & set(kinds) else ():
         if sizes_heads(get_module(found.traced.model, attention.path)):
-            by = "a size of heads that is computed from their number"
+            by = "a head size computed from the number of heads"
             yield Stay(attention.path, by, "use the class itself in place of its subclass")
     for name, pin in _pinned(found.traced.ties, kinds):
         if pin.operation == OUTPUT:

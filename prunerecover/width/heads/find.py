@@ -127,7 +127,7 @@ def _layout(model: nn.Module, heads: Group) -> HeadLayout:
     weights = [_by_head(part, offset, heads.size) for part in made for offset in part.offsets]
     spans = sorted({part.span for part in made})
     if len(read) != 1 or len(read[0].offsets) != 1 or not spans:
-        raise _SizeStays(f"{len(read)} weights that read its heads, in place of one")
+        raise _SizeStays(f"{len(read)} weights that read heads, in place of a single weight")
     size = read[0].span
     if spans[0] < size:
         raise _SizeStays("keys and values that groups of heads share")
