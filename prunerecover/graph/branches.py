@@ -19,10 +19,10 @@ from prunerecover.plan.kinds import Kind
 
 @dataclass(frozen=True)
 class GraphUnit:
-    """Nodes for removal together.
+    """Nodes that can be removed together.
 
     Attributes:
-        name: Path of the module with the nodes, or of the first module with nodes.
+        name: Path of the module that holds the nodes, or of the first of several.
         kind: "block", "attention" or "mlp" (a residual branch without attention).
         modules: Replacement of each module, by path.
         nodes: Indices of the removed nodes.
@@ -40,7 +40,7 @@ class GraphUnit:
 
     @property
     def bypass(self) -> Bypass:
-        """The edit for the removal of the unit."""
+        """The edit that removes the unit."""
         return Bypass(unit=self.name, kind=self.kind, modules=self.modules)  # type: ignore[arg-type]
 
 

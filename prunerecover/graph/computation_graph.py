@@ -79,8 +79,7 @@ class ComputationGraph(Summarised):
         reads: Reads of a module's parts by code outside the module.
         entered: Source of the first tensor given to each call, by call; None if independent of the model's input.
         judged: Source of the output by which the model is judged, among several named outputs.
-        hooked: Paths of modules with hooks of the network's own code, where the hooks pass on inputs or outputs of the
-            modules.
+        hooked: Paths of modules whose inputs or outputs are passed on by hooks of the network's own code.
     """
 
     nodes: tuple[Node, ...]
@@ -156,7 +155,7 @@ class ComputationGraph(Summarised):
 
         Args:
             node: Node of the graph.
-            passing: Indices of nodes with the input passed on.
+            passing: Indices of nodes that pass on their input.
         """
 
         def stop(reader: Node) -> bool:

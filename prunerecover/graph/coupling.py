@@ -18,8 +18,8 @@ def coupled_nodes(graph: ComputationGraph, layer: Node, gone: Set[int]) -> tuple
 
     Behind the layer: the norm of the layer's output (BatchNorm after a convolution is part of the same linear map, with
     statistics of the same output), and the activations reached without crossing another layer or a merge. In front of
-    the layer: a norm without further readers, or with a single further reader: the sum with the stream that the norm
-    reads, once all layers of the branch are removed.
+    the layer: a norm that only the layer reads, or only the layer and the sum with the norm's own stream, once all
+    layers of the branch are removed.
 
     The source, a thesis on fine-grained depth pruning (Delft 2025), takes the norm in front alone, and also a norm that
     a sum reads besides, as in post-norm transformers. There the residual stream would lose its norm.

@@ -1,4 +1,4 @@
-"""Feeders: parts in the service of a unit alone, without a gradient after the unit's removal."""
+"""Feeders: parts that compute for a unit alone, and get no gradient once the unit is removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prunerecover.model.paths import get_module, is_within
 
 @dataclass(frozen=True)
 class Feeders:
-    """The trained parameters of a network, with the source of their gradients.
+    """The parameters of a network that get gradients, and where these come from.
 
     Attributes:
         model: Dense network.

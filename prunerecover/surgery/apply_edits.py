@@ -1,4 +1,4 @@
-"""Application of a plan to a model: the only code to change structure.
+"""Application of a plan to a model: the only code that changes structure.
 
 Checks come first, and a failure half way is taken back: after an error the model is as before.
 """
@@ -34,15 +34,15 @@ SURGERY = frozenset({"prunerecover", "torch", "transformers"} | sys.stdlib_modul
 
 @dataclass(frozen=True)
 class Applied:
-    """Changes of parameters by surgery, for an optimizer, with the journal for the undo.
+    """Parameters changed by surgery, for an optimizer, and the journal for the undo.
 
     Attributes:
         removed: Parameters removed from the model, by old name.
-        added: New parameters by name, each with an old parameter, to join the optimizer group of the old.
+        added: New parameters by name, each with the old parameter whose optimizer group it joins.
         journal: Every change, in order, for `undo`.
-        cuts: New parameters cut from old, each with the old parameter and the cuts along dimensions; without cuts for
-            refitted parameters and for biases with a constant of removed units. The new parameters are also in `added`,
-            the old in `removed`.
+        cuts: New parameters made of an old one, each with the old parameter and its cuts; no cuts for refitted
+            parameters and for biases that took over a constant. The new parameters are also in `added`, the old in
+            `removed`.
     """
 
     removed: dict[str, Parameter] = field(default_factory=dict)
@@ -69,7 +69,7 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
         tensors: Values for replacements, by key. None: only the structure is made, for weights to be loaded.
 
     Raises:
-        ValueError: If an edit names a part missing in the model.
+        ValueError: If an edit names a part that the model lacks.
     """
     edits, before = list(edits), dict(model.named_parameters())
     context = EditContext(model, tensors)
@@ -94,7 +94,7 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
 
 
 def _applied(before: Mapping[str, Parameter], context: EditContext) -> Applied:
-    """Compare the parameters with the parameters before the surgery."""
+    """Compare the parameters with those before the surgery."""
     after = dict(context.model.named_parameters())
     left = set(after.values())
     removed = {name: p for name, p in before.items() if p not in left}
@@ -136,7 +136,7 @@ def apply_and_check(model: nn.Module, plan: Plan, tensors: Mapping[str, Tensor] 
         where: Name of the plan's source for the message, for example " in plan.json".
 
     Raises:
-        ValueError: If an edit names a part missing in the model, or the result differs from the plan's.
+        ValueError: If an edit names a part that the model lacks, or the result differs from the plan's.
     """
     applied = apply_edits(model, plan.edits, tensors)
     try:

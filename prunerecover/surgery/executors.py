@@ -55,9 +55,9 @@ class EditContext:
     Attributes:
         model: Network without wrappers.
         tensors: Fitted values by key, or None when only the structure is made.
-        journal: Changes until now.
+        journal: Changes so far.
         likes: Parameter whose optimizer group a new parameter joins, by the new one.
-        cuts: Parameter before the cuts, and the cuts, by the narrowed parameter.
+        cuts: Old parameter and its cuts, by the narrowed parameter.
     """
 
     model: nn.Module
@@ -81,11 +81,11 @@ class EditContext:
         return parameter, cuts
 
     def register(self, new: nn.Module, likes: Mapping[str, Parameter], values: Mapping[str, Tensor]) -> None:
-        """Give new parameters values, and the device, dtype and trainability of old parameters.
+        """Give new parameters values, and the device, dtype and trainability of the old ones.
 
         Args:
             new: Module outside the model that holds its parameters itself, not in submodules.
-            likes: Parameter of the model to stand for, by the name of the parameter in `new`.
+            likes: Old parameter that each new one stands for, by name in `new`.
             values: Values by the same names, in the parameters' shapes; parameters without a value keep the initial
                 value.
         """
@@ -121,7 +121,7 @@ def execute(edit: BaseModel, context: EditContext) -> None:
     An executor changes the model only through `context.journal`, for the undo of a failed edit.
 
     Raises:
-        ValueError: If the edit names a part missing in the model.
+        ValueError: If the edit names a part that the model lacks.
         TypeError: If the class of the edit has no executor.
     """
     raise TypeError(f"Expected an edit with an executor, but got {type(edit).__name__}. Register one with execute.")

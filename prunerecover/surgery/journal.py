@@ -133,7 +133,7 @@ class SavingChecked:
 
 @dataclass
 class Journal:
-    """A stack of reversible changes to a model, each noted before the change: an error may come at any moment.
+    """A stack of reversible changes to a model, each noted before it is made: an error may come at any moment.
 
     >>> net = nn.Sequential(nn.ReLU(), nn.Tanh())
     >>> journal = Journal()
@@ -234,7 +234,7 @@ class Journal:
         _put(model, places, new)
 
     def set_attribute(self, model: nn.Module, path: str, attribute: str, value: Any) -> None:
-        """Set an attribute of a module, or of a copy of the module's config.
+        """Set an attribute of a module, or of its config, which is copied first.
 
         Args:
             model: Network without wrappers.
@@ -263,7 +263,7 @@ class Journal:
             self.entries.pop().undo(model, device)
 
     def to_cpu(self) -> None:
-        """Move removed parts to the CPU, to wait for an undo without device memory."""
+        """Move removed parts to the CPU, where they wait for an undo without device memory."""
         for entry in self.entries:
             entry.to_cpu()
 

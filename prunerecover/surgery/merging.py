@@ -105,7 +105,7 @@ def block_removals(model: nn.Module, indices: Sequence[int]) -> list[Edit]:
 
 
 def removals_of(model: nn.Module, names: Sequence[str]) -> list[Edit]:
-    """Return the edits for the removal of whole blocks, the last first, and for a standard transformers config.
+    """Return the edits that remove whole blocks, the last first, and keep a transformers config standard.
 
     Args:
         model: Network without wrappers; not changed.

@@ -124,8 +124,8 @@ def _agreed(path: str, lengths: Mapping[str, int]) -> int:
 def settings_of_edit(model: nn.Module, edit: Narrow) -> dict[tuple[str, str], Any]:
     """Return the new attribute values of a group, by path of the module and name.
 
-    An attribute of a module may count further units, and is reduced by the share of the removed units. A config is
-    shared by layers narrowed in turn, and the entry becomes the share of the kept units.
+    A module's attribute may count further units: only the removed units' part is subtracted. A config entry, shared by
+    layers that are narrowed in turn, becomes the kept units' part.
 
     Args:
         model: Network before the edit.

@@ -1,11 +1,10 @@
 """Update of an optimizer when surgery removes and adds parameters, in any training loop.
 
 Groups are edited in place and may become empty: schedulers, gradient scalers and wrappers of optimizers hold references
-to the groups and count the groups. A narrowed parameter keeps the same place, and the state (momentum, moments) loses
-the same entries; state of another shape (Adafactor's factors) is dropped. A parameter with new values keeps the whole
-state: the momentum belongs to the old values but fades within a few steps, while moments restarted at zero would make
-the next steps as large as the learning rate. LBFGS, with a single state vector over all parameters, starts anew with a
-warning.
+to the groups and count them. A narrowed parameter keeps its place, and its state (momentum, moments) loses the same
+entries; state of another shape (Adafactor's factors) is dropped. A parameter with new values keeps the whole state: the
+momentum belongs to the old values but fades within a few steps, while moments restarted at zero would make the next
+steps as large as the learning rate. LBFGS, with a single state vector over all parameters, starts anew with a warning.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from prunerecover.surgery.narrowing import Cuts
 
 
 def update_optimizer(optimizer: Optimizer, applied: Applied) -> None:
-    """Drop removed parameters with all state, and add each new parameter to the group of the old parameter.
+    """Drop removed parameters with their state, and add each new parameter to the group of the old one.
 
     Call right after `apply_plan`, before the next step. The optimizer and the schedulers stay in use.
 

@@ -37,11 +37,11 @@ def check_routing(network: nn.Module, edit: Narrow) -> None:
 def shared_counts(network: nn.Module) -> Mapping[tuple[str, str], int]:
     """Return the expert counts above the layers, where a single number stands for all layers.
 
-    The counts are entries of transformers configs and attributes of modules around several layers (read by the loss for
-    the balance of experts). Where layers differ, no number is right, and the present value stays.
+    The counts are entries of transformers configs and attributes of modules around several layers (read by the loss
+    that balances the experts). Where layers differ, no number is right, and the present value stays.
 
     Returns:
-        Number of experts by path of the module and attribute (`config.num_experts`); only counts with a change.
+        Number of experts by path of the module and attribute (`config.num_experts`); only counts that change.
     """
     sizes = {mixture.block: mixture.size for mixture in mixtures(network)}
     said: dict[tuple[str, str], int] = {}

@@ -29,7 +29,7 @@ TIMED = 8  # samples, enough to compare the latency of several plans
 
 @dataclass(frozen=True, eq=False)
 class DenseCost:
-    """Cost of a model once merged, measured once, and the share of the cost removed by edits.
+    """Cost of a merged model, measured once, and the share of it that edits remove.
 
     Attributes:
         model: Network without wrappers; not changed.
@@ -48,7 +48,7 @@ class DenseCost:
     def on_few(self) -> DenseCost:
         """Cost of the same model on few of the samples, or the object itself if there are hardly more.
 
-        Devices except CPUs compute few samples as fast as many, and few samples show no difference.
+        Devices other than CPUs compute few samples as fast as many: few samples tell nothing.
         """
         if self.example.n_samples < 2 * TIMED or device_of(self.model).type != "cpu":
             return self
@@ -134,7 +134,7 @@ class RoughClock:
         cost: Dense cost, of the latency.
 
     Attributes:
-        timed: Samples through the network until now, dense or pruned.
+        timed: Samples that went through the network, dense or pruned.
     """
 
     def __init__(self, cost: DenseCost) -> None:
@@ -151,7 +151,7 @@ class RoughClock:
         return 1 - found.ratio.value
 
     def passes(self, samples: int) -> float:
-        """Return the measurements until now as a number of passes over `samples` calibration samples."""
+        """Return the measurements so far as a number of passes over `samples` calibration samples."""
         return self.timed / samples
 
 
@@ -161,7 +161,7 @@ def budget_used(
     """Return the use of a budget by a plan: units by kind, or the removed share of each cost by name.
 
     Args:
-        plan: Plan before the application.
+        plan: Plan to apply.
         budget: Budget with the units or costs to count.
         model: Network without wrappers, before the plan.
         example: Function that returns a batch, for the measurement of shares.

@@ -1,8 +1,8 @@
 """Layer numbers and config depth of a transformers model, kept standard after surgery.
 
 An attention finds keys and values in the cache by `layer_idx`. The model reads the progress of generation off cache
-slot 0, and the sizes of masks off the first slot of each layer type. The remaining attentions therefore move to the
-first slots of the type, and cached generation equals uncached generation. After the removal of whole blocks,
+slot 0, and the sizes of masks off the first slot of each layer type. So the remaining attentions move to the first
+slots of their type, and cached generation equals uncached generation. After the removal of whole blocks,
 `num_hidden_layers` (`encoder_layers` and `decoder_layers` of models with two lists of blocks) and the per-layer lists
 (`layer_types`) follow, and `save_pretrained` and `from_pretrained` rebuild the same model.
 
@@ -46,8 +46,8 @@ def config_edits(model: nn.Module, kept: Sequence[int], stack: Layout | None = N
         Config attributes and new values, for `apply_config`; empty if the model has no config.
 
     Raises:
-        ValueError: If `kept` is no increasing list of valid indices, or if the pruned model would not be standard:
-            layers compute with layer numbers, or have a config each.
+        ValueError: If `kept` is no increasing list of valid indices, or if the pruned model would not be standard: its
+            layers compute with their number, or have a config each.
     """
     layout = stack or describe_blocks(model)
     depth = len(layout.blocks)
@@ -192,8 +192,8 @@ def freed_slots(model: nn.Module) -> list[tuple[str, int]]:
     """List the attentions to move up to freed cache slots, in layers of unknown parts.
 
     The slots move only if every layer, or every layer of a type in the config, has or had an attention, and the numbers
-    increase with depth: else the model may compute with the numbers. Models with shared slots keep all slots, too, and
-    linear attentions as well: MiniMax fills a list of states in order of execution, where a lower number is missing.
+    increase with depth: otherwise the model may compute with them. Slots stay in models that share slots, and for
+    linear attentions: MiniMax fills a list of states in order of execution, where a lower number is missing.
 
     Returns:
         Paths of the modules, each with the slot; empty for models of supported families: see `renumber`.

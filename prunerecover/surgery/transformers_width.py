@@ -2,8 +2,8 @@
 
 A config has a single number for all layers: an entry follows once all layers have the same width, and stays unchanged
 until then. The numbers are read off the layers, by the names of parts in transformers. New entries stay only if a model
-built from the entries equals the narrowed model. A BERT without some heads, for example, cannot be described: the code
-computes the size of a head as a share of the hidden size. `load_pruned` opens every narrowed model.
+built from them equals the narrowed one. A BERT without some heads, for example, cannot be described: the code computes
+the size of a head as a share of the hidden size. `load_pruned` opens every narrowed model.
 
 Not covered: experts (`shared_counts` in `routing`), the channels of convolutional networks, fused projections, and
 models with code from outside transformers.
@@ -39,7 +39,7 @@ def follow_widths(model: nn.Module, journal: Journal) -> None:
     """Set the widths in the configs of transformers models, where all layers agree.
 
     Args:
-        model: Transformers model, or a module around some.
+        model: Transformers model, or a module that holds some.
         journal: Journal for the changes.
     """
     for part in _outermost(model):

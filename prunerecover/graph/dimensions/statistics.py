@@ -5,7 +5,7 @@ number. Norms are the exception: a statistic applied to the same units, as in a 
 taken over the remaining units, the usual meaning of a narrowed norm. A sum divided by the number of units is not
 recognised as a mean: the units stay.
 
-A mean, variance or standard deviation over units is followed until the units meet again, element by element. A
+A mean, variance or standard deviation over units is followed until it meets its units again, element by element. A
 statistic with another destination (a further weight, a concatenation, the output) is noted in `Ties.statistics`.
 Products and sums of exponentials, where units at zero always count, are noted there at once. The largest or smallest
 unit is assumed to be a remaining one, as behind a ReLU; a zero is larger only where all other units are negative.
@@ -35,7 +35,7 @@ FACTORS = ("alpha", "beta", "scale")
 
 
 def take_statistics(ties: Ties, operation: Operation, over: Sequence[Tensor]) -> None:
-    """Note the averages over units in the outputs of an operation, or the use of units at zero.
+    """Note averages over units in the outputs of an operation, or at once a statistic that counts units at zero.
 
     Args:
         ties: Ties of the forward pass.

@@ -11,9 +11,8 @@ Two rules, both in the order of execution and counted from 0 for each name:
 
 The number of an operand of an addition, a multiplication or a concatenation follows in brackets. An observer of a run
 with a `TorchDispatchMode` finds the names without a trace: by the innermost module around an operation, and by the
-number of earlier operations of the same name there. Not covered: operations of several parts in ATen, where the parts
-depend on the device (attention, `rms_norm`, dropout in training); the whole operation counts as a single call, with the
-Python name.
+number of earlier operations of the same name there. Not covered: operations that ATen runs in parts that depend on the
+device (attention, `rms_norm`, dropout in training): each counts as one call, by its Python name.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class InPlace:
 
     Attributes:
         children: Calls of children with in-place parts, each with the input before the removal.
-        kept: Functions kept in place, each with the input.
-        outputs: Nodes returned by the forward.
+        kept: Functions that stay in place, each with its input.
+        outputs: Nodes that the forward returned.
     """
 
     children: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -57,7 +57,7 @@ def make_functional(graph: fx.Graph, module: nn.Module, where: str) -> InPlace:
         where: Name of the module in messages.
 
     Returns:
-        Calls for the check of `copy_where_needed` after the removal.
+        Calls that `copy_where_needed` checks after the removal.
 
     Raises:
         ValueError: If the overwritten tensor is read through another view, or only a part of a tensor is written.

@@ -77,7 +77,7 @@ def reroute(model: nn.Module, path: str, calls: Sequence[str], journal: list[Any
         journal: List of changes; the removal is added first.
 
     Raises:
-        ValueError: If the module is missing, the forward cannot be traced, or lacks a call.
+        ValueError: If the module is missing, or its forward cannot be traced or lacks a call.
     """
     module = get_module(model, path)
     rewriting = find_rewriting(module, calls, f"'{path}'" if path else "")

@@ -1,4 +1,4 @@
-"""Modules with their own forward rewritten without some calls: an activation, an addend, a child.
+"""Modules whose forward is rewritten without some of its calls: an activation, an addend, a child.
 
 Depth pruning removes single layers, and the activation behind a layer with the layer. Where the activation is a
 function (`F.relu(x)`) or a child with several calls, no submodule can be replaced. The forward of the smallest module
@@ -30,7 +30,7 @@ class Rewriting:
     Attributes:
         calls: Names of the calls.
         forward: Remaining code.
-        gone: Paths in the module of the children, parameters and buffers no longer read by the forward.
+        gone: Paths of the children, parameters and buffers that the forward no longer reads.
     """
 
     calls: tuple[str, ...]
@@ -42,11 +42,11 @@ def without_calls(module: nn.Module, calls: Sequence[str]) -> nn.Module:
     """Return a module without some calls of the module's own forward.
 
     Each named call returns the first tensor instead, and a sum or list loses a named operand: `x + f(x)` without
-    "add:0[1]" is x. Parts used by the removed calls alone leave the module, with all parameters; children never called
-    by the forward stay. In-place calls return a new tensor instead.
+    "add:0[1]" is x. Children and parameters that the forward no longer uses leave the module; children that it never
+    called stay. In-place calls return a new tensor instead.
 
     Args:
-        module: Module, left unchanged; the new module shares the children, parameters, buffers and hooks.
+        module: Module, left unchanged; the new one shares its children, parameters, buffers and hooks.
         calls: Names as in `prunerecover.surgery.forward.calls`, all for the present forward.
 
     Returns:

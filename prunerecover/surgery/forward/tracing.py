@@ -1,11 +1,11 @@
 """Tracing of a module's own forward with torch.fx, which refuses all that a trace would freeze.
 
-Child modules are leaves: the forwards of children are not traced. A trace follows a single path through Python code and
-freezes the values on the path. Refused are forwards where another call could take another path: decisions on data or
-types, on the mode, on the given arguments, on random numbers; forwards that set attributes or make tensors of their
-own; and forwards that switch gradients or autocast. Plain attributes (a number of heads) are frozen as well: the trace
-lists the attributes, and a rewritten module refuses new values. Not covered: printed output, and numbers read from held
-objects (a config).
+Child modules are leaves: their forwards are not traced. A trace follows a single path through Python code and freezes
+the values on the path. Refused are forwards where another call could take another path: decisions on data or types, on
+the mode, on the given arguments, on random numbers; forwards that set attributes or make tensors of their own; and
+forwards that switch gradients or autocast. Plain attributes (a number of heads) are frozen as well: the trace lists
+them, and a rewritten module refuses other values. Not covered: printed output, and numbers read from held objects (a
+config).
 """
 
 from __future__ import annotations
