@@ -119,7 +119,7 @@ class LedgerRecord(_Record):
     """Full content of a ledger in a checkpoint.
 
     Attributes:
-        run: Name of the fit and of all fits that resume it; empty: unknown.
+        run: Identifier of the fit, the same in all fits that resume it; empty: unknown.
         plans: All edits of each network so far, by path of the network in the LightningModule.
         events: Surgeries in order.
         begun: Starts of schedules, by callback.

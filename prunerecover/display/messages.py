@@ -26,7 +26,7 @@ def say(message: str) -> None:
     """Log a message at INFO, on the first rank.
 
     Args:
-        message: Sentence or two, without the name of the package in front.
+        message: Sentence or two; the name of the package is added in front.
     """
     if not on_first_rank():
         return

@@ -1,7 +1,7 @@
 """Progress of long searches: a single bar for the whole search, with stages, and the time left where known.
 
-Without a terminal, or beside a display that shares no terminal, lines replace the bar. Of several processes, a single
-one shows progress.
+Without a terminal, or beside a display that cannot share the terminal, lines replace the bar. Of several processes, a
+single one shows progress.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def legend_lines(labels: Sequence[str], width: float) -> int:
 
 
 def bands(count: int, most: int) -> list[range]:
-    """Divide things side by side among lines of nearly the same length.
+    """Divide `count` things among lines of nearly the same length.
 
     >>> bands(5, 4)
     [range(0, 3), range(3, 5)]

@@ -26,7 +26,7 @@ SAVED = "saved"  # in the JSON only: independent of the plan's effect
 
 
 class Saved(BaseModel):
-    """Record in a plan's file of its place of writing.
+    """Origin of a plan's file, as the file says.
 
     Attributes:
         run: Trainer run and network of the file; empty: no run.
@@ -48,7 +48,7 @@ def write_plan(path: Path, data: Mapping[str, Any], tensors: Mapping[str, Tensor
         path: Path of the JSON; see `Plan.save` for the other file's name.
         data: Plan as primitives.
         tensors: Fitted tensors by key; empty: no second file.
-        saved: Record for the JSON.
+        saved: Origin for the JSON.
     """
     data = {**data, "sidecar": None}
     if saved is not None:
@@ -77,13 +77,13 @@ def read_data(path: Path) -> Any:
 
 
 def read_saved(data: Any) -> Saved:
-    """Return the record of a plan's file, with empty fields for a file without a record.
+    """Return the origin in a plan's file, with empty fields for a file without an origin.
 
     >>> read_saved({"saved": {"run": "1a2b/net"}}).run
     '1a2b/net'
 
     Raises:
-        ValueError: If the record has another form.
+        ValueError: If the origin has another form.
     """
     found = data.get(SAVED, {}) if isinstance(data, Mapping) else {}
     try:

@@ -49,7 +49,7 @@ class Node:
         given: Shape of the first input.
         shape: Shape of the first output.
         in_place: Whether the node overwrites an operand.
-        weighed: Whether the node multiplies inputs with own weights.
+        weighed: Whether the node multiplies inputs with weights.
         differentiable: Whether gradients can flow through the node.
     """
 

@@ -1,4 +1,4 @@
-"""A single form for all calibration batches of users.
+"""The single form of calibration batches, made of all forms that users pass.
 
 A batch may be a tensor; a tuple or list with the input first (the further elements are labels and are not passed on); a
 mapping of keyword arguments (as from tokenizers); a mapping with images as "img" (as from ultralytics' loaders); or

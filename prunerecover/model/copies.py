@@ -1,4 +1,4 @@
-"""Copies of a model: without values, with shared values (no memory), and with own values.
+"""Copies of a model: without values, with shared values (no memory), and with values of their own.
 
 Hooks and compiled calls stay behind, except in `hooked_copy`: both may lead back to the original, or to a trainer.
 """
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 META = torch.device("meta")
 REGISTERED = ("_parameters", "_buffers", "_modules")
-# transformers captures hidden states with own hooks, installed anew without this attribute.
+# transformers captures hidden states with hooks of its own, installed anew without this attribute.
 CAPTURING = "_output_capturing_hooks_installed"
 
 
@@ -57,7 +57,7 @@ def hooked_copy(model: nn.Module) -> nn.Module:
 
 
 def apart_copy(model: nn.Module) -> nn.Module:
-    """Copy the structure and share values, in own parameters: gradients of the copy leave the original alone.
+    """Copy the structure and share values, in new parameters: gradients of the copy leave the original alone.
 
     >>> net = nn.Linear(2, 3)
     >>> copied = apart_copy(net).weight

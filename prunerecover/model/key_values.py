@@ -73,7 +73,7 @@ def takes_cache(module: nn.Module) -> bool:
 
 
 def misnumbered(model: nn.Module) -> str:
-    """Return a message on a block with the number of another cache place, as after a deletion by hand, else "".
+    """Return a message on a block numbered for another place in the cache, as after a deletion by hand, else "".
 
     Args:
         model: Any network.

@@ -5,9 +5,9 @@ different heads, or move a convolution by a different stride. Read are attribute
 PyTorch, timm and transformers; all further attributes (dropout, counters of training steps) may differ between a model
 and its plan. Not covered: the activation function of a module, and numbers only in configs.
 
-*Use* is data written by forward on modules, independent of the construction. Swin takes the shift from stages as small
-as a window, RWKV divides its weights for evaluation and notes the division, mixtures of experts note their capacity,
-YOLO the last shape. The attribute names are read off the bytecode of all code called by `forward`. Plain data under
+*Use* is data written by forward on modules, independent of the construction. Swin drops the shift in stages as small as
+a window, RWKV divides its weights for evaluation and notes the division, mixtures of experts note their capacity, YOLO
+notes the last shape. The attribute names are read off the bytecode of all code called by `forward`. Plain data under
 these names belongs to the weights, like a buffer, and is saved with them. Not covered: writes by functions outside the
 network's classes, and `setattr`.
 """

@@ -33,7 +33,7 @@ class Chain:
 
     Attributes:
         product: Number of the product, in `Ties.products`.
-        seen: Output of the last module on the way with own parameters, or with a norm.
+        seen: Output of the last module on the way with parameters of its own, or with a norm.
     """
 
     product: int
@@ -240,7 +240,7 @@ class Ties:
         self._modules.append((path, args[0] if args else None))
 
     def leave(self, module: nn.Module, output: Any) -> None:
-        """Note the return of a module; the output is a location if the module has own parameters or buffers.
+        """Note the return of a module; the output is a location if the module itself has parameters or buffers.
 
         The output of a norm is a location in any case: the norm's input has no scale, and no gradient along itself.
         """

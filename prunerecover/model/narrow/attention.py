@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 
 class NarrowAttention(nn.MultiheadAttention):
-    """Attention with an own head size; parameters have the names of `nn.MultiheadAttention`.
+    """Attention with a head size of its own; parameters have the names of `nn.MultiheadAttention`.
 
     With h heads of size d: `in_proj_weight` `(3 * h * d, embed_dim)` and `in_proj_bias`, `out_proj.weight` `(embed_dim,
     h * d)` and `out_proj.bias`. Where keys or values have widths of their own, `q_proj_weight`, `k_proj_weight` and

@@ -41,12 +41,12 @@ def uncalled_weights(module: nn.Module) -> list[Tensor]:
 
 
 def attentions_in(model: nn.Module) -> tuple[str, ...]:
-    """Return the paths of attentions of the classes in `FREED`, without an own head size yet."""
+    """Return the paths of attentions of the classes in `FREED`, without a head size of their own yet."""
     return tuple(path for path, module in model.named_modules() if type(module) in FREED)
 
 
 def free_heads(model: nn.Module, paths: Iterable[str]) -> None:
-    """Turn attentions into modules with an own head size: the same objects, with the same results.
+    """Turn attentions into modules with a head size of their own: the same objects, with the same results.
 
     Args:
         model: Network with attentions of the classes in `FREED` at the paths.

@@ -95,7 +95,7 @@ def find_rewriting(module: nn.Module, calls: Sequence[str], where: str = "") -> 
     """Compute the change of a module by the removal of calls; the module is not changed.
 
     Args:
-        module: Any module with an own forward.
+        module: Any module with a forward of its own.
         calls: Names of calls, see `without_calls`.
         where: Name of the module in messages; by default the class.
 
