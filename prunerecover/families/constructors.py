@@ -1,11 +1,11 @@
 """Constructors of dense models as plain data: a name and arguments (timm, torchvision), a config, or a YAML.
 
 Data from a file can neither execute nor fetch anything. Only constructors of timm, transformers, torchvision and
-ultralytics are called, and those registered with timm or torchvision by an imported module (such as `cifar_resnet20` of
-the recipes). Arguments shape a network and nothing else: no file, address, checkpoint or code. No library keeps the
-arguments of a model: they are read off the model, and returned only if the rebuilt model equals the original but for
-the values of parameters. Not covered: layers given as classes, networks that run a backbone during construction (timm's
-hybrid ViTs), models of other libraries.
+ultralytics are called, and constructors registered with timm or torchvision by an imported module (such as
+`cifar_resnet20` of the recipes). Arguments shape a network only: no file, address, checkpoint or code. No library keeps
+the arguments of a model: arguments are read off the model, and returned only if the rebuilt model equals the original
+but for the values of parameters. Not covered: layers given as classes, networks that run a backbone during construction
+(timm's hybrid ViTs), models of further libraries.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class _Library:
     """Constructors of the models of a library.
 
     Attributes:
-        candidates: Possible constructors of a model; none for a model of another library.
+        candidates: Function from a model to its possible constructors; none for a model of another library.
         call: Function from a constructor to the call that builds the model.
         empty: Function that runs the call, with parameters on the meta device.
-        bystanders: Attributes, beyond those of `outline`, without effect on the output of the models.
+        bystanders: Attributes without effect on the outputs of the models, besides the attributes in `outline`.
     """
 
     candidates: Callable[[Any], Iterator[dict[str, Any]]]
@@ -146,7 +146,7 @@ def library_of(constructor: dict[str, Any]) -> str:
 
 
 def is_described_by_config(model: Any) -> bool:
-    """Whether a transformers model, also of a custom class, equals the model that its class builds from its config.
+    """Whether a transformers model, also of a custom class, equals the model built by its class from the config.
 
     The comparison covers the text (`repr`) and the names and shapes of all tensors, as for `from_pretrained`.
     """
@@ -158,7 +158,7 @@ def is_described_by_config(model: Any) -> bool:
 
 
 def _check_counts(data: Any, name: str = "") -> None:
-    """Refuse numbers with an endless construction or one that fills the memory."""
+    """Refuse numbers that would make the construction endless or fill the memory."""
     if isinstance(data, dict):
         for key, value in data.items():
             _check_counts(value, str(key))

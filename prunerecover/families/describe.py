@@ -1,4 +1,4 @@
-"""Registry of families: the first family that knows a model's classes reads its blocks.
+"""Registry of families: the first family with a model's classes reads the blocks.
 
 The built-in families recognise class names, without importing timm or transformers.
 """

@@ -21,14 +21,14 @@ class Branch:
     Attributes:
         kind: Kind of the unit, "attention" or "mlp".
         path: Path of the module with output to the residual stream; a replacement goes here.
-        followers: Paths of modules that serve this branch alone (norm before the branch, LayerScale, DropPath), removed
-            with the branch.
-        norm: Path of the norm that feeds `path` alone (pre-norm families), or None.
+        followers: Paths of modules for this branch alone (norm before the branch, LayerScale, DropPath), removed with
+            the branch.
+        norm: Path of a norm for `path` alone (pre-norm families), or None.
         returns: Number of values returned by the module at `path`.
         dim: Width of the residual stream, C. Fitted replacements work on the last dimension of states `(N, ..., C)`;
-            with channels elsewhere nothing can be fitted (`replace="zero"`).
-        reads: Path of the norm that feeds `path` and another branch (parallel branches), or None.
-        beside: Path of the module whose output the first of two parallel branches adds; set for the second branch.
+            with channels elsewhere only `replace="zero"` is possible.
+        reads: Path of a norm shared by `path` and another branch (parallel branches), or None.
+        beside: Path of the module with the output of the first of two parallel branches; set for the second branch.
         scale: Factor on the branch's output before the addition (Granite's residual multiplier).
     """
 

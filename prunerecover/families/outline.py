@@ -28,7 +28,7 @@ Entries = dict[str, Any]
 
 @dataclass(frozen=True)
 class Outline:
-    """Properties of a network that its constructor fixes.
+    """Properties of a network fixed by its constructor.
 
     Attributes:
         text: Lines of the network's `repr`, below the name of its class.

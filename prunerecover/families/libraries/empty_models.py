@@ -25,7 +25,7 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def emptied(make: Callable[[], nn.Module]) -> nn.Module:
-    """Build a model that runs during construction, and move its parameters to the meta device afterwards."""
+    """Build a model that runs during construction, and move the parameters to the meta device afterwards."""
     with torch.random.fork_rng(devices=[]):
         model = make()
     for module in model.modules():

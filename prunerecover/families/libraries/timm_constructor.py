@@ -1,6 +1,6 @@
-"""Constructors of timm models: the name in timm's registry, and arguments that shape a network and nothing else.
+"""Constructors of timm models: the name in timm's registry, and arguments that shape a network only.
 
-timm does not keep the arguments of a call: they are read off the model, shortest guess first.
+timm does not keep the arguments of a call: arguments are read off the model, shortest guess first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Constructors of torchvision models: the name for `torchvision.models.get_model`, and a few arguments.
 
-torchvision's models do not know their names. Every builder states its return class: the few names of the model's class
+Models of torchvision do not know their names. Every builder states a return class: the few names of the model's class
 are built without memory, and names with the same tensors are candidates. The number of classes is read off the
-dependent tensors, in heads of any kind. Detectors with pretrained weights have frozen norms in the backbone, which
-builders make only when weights are fetched: the norms are replaced afterwards.
+dependent tensors, in heads of any kind. Detectors with pretrained weights have frozen norms in the backbone, made by
+builders only with fetched weights: the norms are replaced afterwards.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _image_sizes(model: Any) -> Arguments:
 
 
 def _classes(own: Shapes, probe: Shapes | None) -> Arguments | None:
-    """Return the only number of classes with these shapes; empty without a probe, None if there is no such number."""
+    """Return the only number of classes with these shapes; empty without a probe, None without a number."""
     if probe is None:  # the builder takes no number of classes
         return {}
     if probe.keys() != own.keys():

@@ -118,7 +118,7 @@ def _self_contained(config: Any) -> Any:
 
 
 def _is_of_timm(name: Any) -> bool:
-    """Whether a name is in timm's registry, under which nothing is fetched."""
+    """Whether a name is in timm's registry; building by the name fetches no files."""
     if not isinstance(name, str) or not find_spec("timm"):
         return False
     import timm

@@ -96,12 +96,12 @@ def uniform(groups: Sequence[Group], scores: Scores, costs: CostModel, budget: B
     """Remove the same share of every group, to half a unit; within a group the lowest score goes first.
 
     Groups of equal kind and size keep equal numbers. A budget of cost is met with less than one unit of each group to
-    spare, or less than one step of groups that keep multiples. A budget in units beyond equal numbers takes the missing
-    units one by one, from the first groups in order.
+    spare, or less than one step of groups in multiples. A budget in units beyond equal numbers takes the missing units
+    singly, from the first groups in order.
 
     Args:
         groups: Groups to choose from.
-        scores: Scores `(size,)` by group name; low goes first within its group.
+        scores: Scores `(size,)` by group name; low goes first within a group.
         costs: Cost model of the groups.
         budget: Budget; see `per_cost`.
         most: Largest removable share of a group.

@@ -1,7 +1,7 @@
 """Equal layers: groups of equal kind and size keep equal numbers of units, as in a config of transformers.
 
-Alike layers give their next unit together. A budget is met with less than one unit of each of them to spare, coarser
-than for single units, but the narrowed model is a standard model.
+Alike layers give the next unit together. A budget is met with less than one unit per layer to spare, coarser than for
+single units, but the narrowed model is a standard model.
 """
 
 from __future__ import annotations

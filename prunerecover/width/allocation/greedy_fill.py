@@ -1,9 +1,9 @@
 """Greedy fill of a budget unit by unit: the common loop of all allocations of width.
 
-Every group gives up its units in a fixed order. A key decides the next group, lowest first; keys may grow as other
-groups give, never shrink, so that a heap with late updates finds the exact minimum. The loop stops when the budget is
-met, and prefers finer units to a unit that exceeds the budget by a point. The excess is given back, so that less than
-the smallest unit is left over.
+Every group gives up units in a fixed order. A key decides the next group, lowest first; keys may grow as further groups
+give, never shrink: a heap with late updates finds the exact minimum. The loop stops when the budget is met, and prefers
+finer units to a unit that exceeds the budget by a point. The excess is given back, until less than the smallest unit is
+left over.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Latency budgets: the budget of MACs that saves a share of the measured latency, by bisection.
+"""Latency budgets: the budget of MACs for a share of the measured latency, by bisection.
 
-Processors compute in blocks: widths that fill blocks are faster at the same MACs, or as fast with more units. The gain
-depends on the machine, so both ways are tried: units one by one, and in blocks. The way with the least removed
-importance is kept.
+Processors compute in blocks: widths in whole blocks are faster at the same MACs, or as fast with more units. The gain
+depends on the machine, and both ways are tried: single units, and blocks. The way with the least removed importance is
+kept.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ STEP = MOST / 2**STEPS  # difference between tried budgets, and about the differ
 
 @dataclass(frozen=True)
 class Choices(Generic[Way]):
-    """Functions that choose units.
+    """Functions to choose units.
 
     Attributes:
         removed: Function from a way and a budget of MACs to the removed units; raises ValueError for a budget out of
             reach.
-        edits: Function from removed units to the edits that remove them.
+        edits: Function from removed units to edits.
         lost: Function from removed units to the sum of their scores.
     """
 
@@ -44,11 +44,11 @@ class Choices(Generic[Way]):
 
 @dataclass(frozen=True)
 class Met(Generic[Way]):
-    """A way to choose units that meets a latency.
+    """A way to choose units, with a budget for a latency.
 
     Attributes:
         way: Way to choose units.
-        budget: Budget of MACs that meets the latency.
+        budget: Budget of MACs for the latency.
         lost: Importance of the removed units.
     """
 

@@ -1,9 +1,9 @@
 """Measured savings of a narrowed model, and repeated allocations where savings differ from the cost model.
 
 The cost model is exact if every weight is used at a fixed number of positions. Exceptions are units that are positions
-of other weights (an MLP-Mixer's channels), and layers with a number of runs that depends on the data (the detections of
-an R-CNN). There the budget for the allocation is corrected, and the final saving is reported. If the data decide, the
-saving differs from sample to sample, and a budget met on one sample may be missed on others; a warning says so.
+of other weights (an MLP-Mixer's channels), and layers with a data-dependent number of runs (the detections of an
+R-CNN). There the budget for the allocation is corrected, and the final saving is reported. If the data decide, the
+saving differs from sample to sample, and a budget met on a sample may be missed on the next; a warning says so.
 """
 
 from __future__ import annotations

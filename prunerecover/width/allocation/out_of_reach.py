@@ -14,14 +14,14 @@ from prunerecover.width.groups.experts import find_experts
 
 @dataclass(frozen=True)
 class OutOfReach:
-    """Parts of a network that stay regardless of removed units.
+    """Parts of a network without removable units.
 
     Attributes:
         computed: Source of weights computed from other tensors; empty if there is none.
         made_plain: Steps to take first, as sentences.
         experts: Whether there are routed experts.
         may_go: Whether routed experts are among the units.
-        stays: Function that returns the obstacles to removing other units, as clauses.
+        stays: Function that returns the obstacles for further units, as clauses.
     """
 
     computed: str = ""

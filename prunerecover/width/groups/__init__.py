@@ -1,1 +1,1 @@
-"""Groups of coupled entries, with units that can be removed one by one."""
+"""Groups of coupled entries, with single removable units."""

@@ -1,8 +1,8 @@
-"""Groups that stay because an operation counts their units, and the warning about them.
+"""Groups kept whole because an operation counts the units, and the warning about counted groups.
 
 A network that divides by the number of channels, or takes a mean over channels, computes another result with fewer
-channels than with zeros in place of channels. See `graph.dimensions.statistics` for the counting operations, and for
-the exception of norms.
+channels than with channels at zero. See `graph.dimensions.statistics` for the counting operations, and for the
+exception of norms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CountedGroup:
 
     Attributes:
         group: Group with the counted units.
-        operation: Name of the counting operation, such as "mean in 'attention'".
+        operation: Name of the counting operation, for example "mean in 'attention'".
     """
 
     group: Group

@@ -1,23 +1,24 @@
 """Search for groups in nearly any model: channels, heads, neurons and routed experts.
 
 A forward pass is traced (`graph.trace`). Tied indices of parameters are units; units of the same shape form a group
-(`assembly`), tried out on a copy (`dry_run`). Nothing depends on class names; attributes with a number of heads are
-known by name.
+(`assembly`), tried out on a copy (`dry_run`). The search does not depend on class names; attributes with a number of
+heads are known by name.
 
 Coupled groups of units come from DepGraph (arXiv 2301.12900). DepGraph's graph joins layers, and takes unknown
-operations for element-wise ones; here single indices are tied, so that concatenations, flattened maps, fused
-projections and grouped heads need no special cases, and indices behind unknown operations stay.
+operations for element-wise ones. Here single indices are tied: concatenations, flattened maps, fused projections and
+grouped heads need no special cases, and indices behind unknown operations stay.
 
 Routed experts are found by structure rather than by the trace, as the visited experts depend on the data: see
 `experts`. Experts are searched for only by name.
 
-Further exceptions are units counted by an operation (a mean over channels outside a norm, a division by their number):
-a network with fewer units would compute another result than with zeros in their place. `FoundGroups.counted` lists
-them. The model's outputs are no units either, nor are heads in code that computes the head size from the width.
+Further exceptions are units counted by an operation (a mean over channels outside a norm, a division by the number of
+channels): a network with fewer units would compute another result than with units at zero. `FoundGroups.counted` lists
+the counted groups. The model's outputs are no units either, nor are heads in code that computes the head size from the
+width.
 
 Features of residual streams read by norms or attentions (a transformer's hidden size) are searched for only by name,
-too. Norms take statistics over the remaining features, so a removed feature differs from a zero feature. The dimensions
-of heads (`heads.find`) are also searched for only by name.
+too. Norms take statistics over the remaining features, and a removed feature differs from a zero feature. The
+dimensions of heads (`heads.find`) are also searched for only by name.
 """
 
 from __future__ import annotations

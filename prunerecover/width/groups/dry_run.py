@@ -1,12 +1,12 @@
 """Trials of groups on a copy: all groups a little narrower, by different numbers, in a copy that must still run.
 
-The ties of a forward pass do not show fixed sizes in the code (`x.view(n, 12, 64)`). Such code fails when narrowed, or
-its dimensions come out in other proportions; the groups involved are left out. Groups with their size as a factor or
-divisor are left out, too: a narrowed network must compute the result of the dense network with the same units at zero,
-and the number would change the result (`numbers` tells the two apart). The copy must also run
-in training mode if the model does, as auxiliary heads are called there alone. In training mode the copy is asked for a
-cache, the default of decoders, as cached states may have the sizes of a config. Tensors must be cut apart at the same
-units (`equal_parts`): code that cuts a tensor in halves runs on halves with unequal losses, but computes another
+The ties of a forward pass do not show fixed sizes in the code (`x.view(n, 12, 64)`). Code with fixed sizes fails when
+narrowed, or dimensions come out in other proportions; the groups involved are left out. Groups with a size as a factor
+or divisor are left out, too: a narrowed network must compute the result of the dense network with the same units at
+zero, and the number would change the result (`numbers` separates sizes from numbers of the data). The copy must also
+run in training mode if the model does, as auxiliary heads are called there alone. In training mode the copy is asked
+for a cache, the default of decoders, as cached states may have the sizes of a config. Tensors must be cut apart at the
+same units (`equal_parts`): code that cuts a tensor in halves runs on halves with unequal losses, but computes another
 result.
 """
 
@@ -185,7 +185,7 @@ class _Trials:
     def _that_survive(self, groups: Sequence[Group]) -> tuple[Group, ...] | None:
         """Narrow all groups and trace again: None if the copy fails, else the groups with unchanged units.
 
-        A copy fails if its code raises, or if it computes with other numbers.
+        A copy fails if the code raises, or if numbers in the arithmetic change.
         """
         tried = tuple(groups)
         if tried not in self.found:

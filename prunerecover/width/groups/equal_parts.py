@@ -1,9 +1,9 @@
-"""Equal parts of tensors: `x.chunk(2, 1)` cuts a tensor by its size, so all parts must lose equally many indices.
+"""Equal parts of tensors: `x.chunk(2, 1)` cuts a tensor by its size: all parts must lose equally many indices.
 
 Otherwise the cut moves, and a unit gets into another part with another use. The number of indices of each unit in each
 part decides the constraint: none, if every unit has equally many in all parts (queries, keys and values); stretches
 within a group (`Group.strata`); or *linked* groups. Parts of several groups with further entries, and cuts into parts
-of different lengths, are left to the dry run, which detects units that change parts.
+of different lengths, are left to the dry run, with a check for units in changed parts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Distinction between numbers that depend on the number of units and numbers that depend on the data.
+"""Distinction between numbers of units and numbers of the data.
 
 Both may differ between a narrowed copy and a copy with the same units at zero: a count, because there are fewer units;
-a number read off the data (the rows above a threshold), because a norm before takes its statistics over other units. A
+a number read off the data (the rows above a threshold), because a norm before takes statistics over different units. A
 count is equal in all copies of equal sizes, for any weights.
 """
 

@@ -36,10 +36,10 @@ def check_round_to(round_to: Any) -> None:
 
 
 def rounded(groups: Sequence[Group], round_to: RoundTo | None) -> tuple[Group, ...]:
-    """Return groups that keep multiples of a number of units, besides their earlier constraints.
+    """Return groups with numbers of kept units in multiples, besides the earlier constraints.
 
-    A group with a width that is no multiple stays whole or is narrowed to a multiple; a group with fewer units stays
-    whole.
+    A group with a width off the multiples stays whole or is narrowed to a multiple; a group below the number of
+    units stays whole.
 
     Args:
         groups: Groups of any kinds.

@@ -23,8 +23,8 @@ def units_left(groups: Sequence[Group]) -> dict[Group, int]:
 def trial_sizes(groups: Sequence[Group]) -> list[dict[Group, int]]:
     """Return the kept units of each group in a trial, or in two if small groups of equal size also end equal.
 
-    In the second trial the groups lose none, one and so on, in turn; a single head is never left, as it would fit by
-    broadcasting.
+    In the second trial the small groups lose none, one and so on, in turn; a single head is never left, as a single
+    head would fit by broadcasting.
     """
     first = units_left(groups)
     small = [g for g, lost in _losses(groups).items() if g.size - max(lost, MOST_LOST) < _least(g)]

@@ -1,8 +1,8 @@
-"""Padded shortcuts: modules without parameters that subsample an image and put its channels between zeros.
+"""Padded shortcuts: modules without parameters that subsample an image and put the channels between zeros.
 
-The ResNets of CIFAR (arXiv 1512.03385, option A) have padded shortcuts. The number of zeros is fixed in code, so no
-channel before or after the shortcut could be removed. A padded shortcut equals a 1 x 1 convolution without bias, which
-can be narrowed like any convolution. Only separate modules are found; padding within a larger module's code is not. A
+The ResNets of CIFAR (arXiv 1512.03385, option A) have padded shortcuts. The number of zeros is fixed in code: no
+channel before or after the shortcut could be removed. A padded shortcut equals a 1 x 1 convolution without bias,
+narrowable as any convolution. Only separate modules are found; padding within a larger module's code is not. A
 rewritten shortcut is a `ChannelMap`, still equal to the convolution.
 """
 
