@@ -115,12 +115,12 @@ class BranchFinder:
         if call.returns < 0:
             return f"'{call.path}' returns no tensor first; have it return its stream first"
         if call.hands_on:
-            return f"'{call.path}' returns several tensors, which others would miss; remove what is in it"
+            return f"'{call.path}' returns several tensors, which others would miss; remove branches or layers in it"
         hooked = self.graph.hooked_in(call.path)
         if hooked is not None:
             return (
                 f"a hook that the network puts on '{hooked}' while it runs hands on its output, and would go with it; "
-                "collect fewer outputs, or remove what is in it"
+                "collect fewer outputs, or remove branches or layers in it"
             )
         reader = self.graph.reader_of_parts(call.path)
         if reader is not None:
@@ -163,7 +163,7 @@ class BranchFinder:
         name = self._name(weighty, calls)
         leaving = self._exit(merge, branch, serving, calls)
         if leaving is None:
-            self.refused[name] = f"no module returns what is added in '{graph.name(merge)}'; put it into one"
+            self.refused[name] = f"no module returns the addend of '{graph.name(merge)}'; compute it in a module"
             return None
         alone = [n for n in sorted(serving) if not any(n in self.graph.inside[c] for c in calls)]
         if any(self.graph.times[graph.calls[graph.nodes[n].call].path] > 1 and graph.nodes[n].weights for n in alone):

@@ -38,9 +38,9 @@ COLOURS: Mapping[Status, str] = {
 LABELS: Mapping[Status, str] = {
     "kept": "layer",
     "attention": "layer of an attention",
-    "narrowed": "narrowed: pale is what went",
-    "identity": "identity: hands on what it gets",
-    "gone": "gone with what holds it",
+    "narrowed": "narrowed: the pale part is removed",
+    "identity": "identity: passes its input on",
+    "gone": "removed with the module around it",
 }
 WENT = ("identity", "gone")
 PER_ROW, FEWEST = 64, 24  # layers in a row, and layers with room at least

@@ -57,7 +57,7 @@ def _why_not(
     if node.index in attention:
         return f"it is part of the attention '{attention[node.index]}'; remove that, or narrow its heads"
     if node.index in head:
-        return "it is in the head, which makes the outputs; narrow what it reads"
+        return "it is in the head, which makes the outputs; narrow its input"
     if computed := computed_weights(module):
         return f"its {computed[0].name} is computed by {computed[0].how}; {computed[0].way_out}"
     if not node.whole:
@@ -69,7 +69,7 @@ def _why_not(
     if isinstance(module, _ConvNd) and module.groups > 1 and module.in_channels != module.out_channels:
         return "it is grouped, and makes another number of channels than it reads; narrow these"
     if not is_layer(module):
-        return f"{type(module).__name__} is no linear or convolution; narrow what it makes"
+        return f"{type(module).__name__} is no linear or convolution; narrow its output"
     if node.index not in graph.reached_by_output:
         return "the output does not depend on it; delete it from the code"
     if graph.hooked_in(node.module):

@@ -73,7 +73,7 @@ def _values(node: fx.Node, where: str) -> list[Any]:
         if not isinstance(values, list | tuple):
             raise ValueError(
                 f"Expected a concatenation of single tensors, but that of {where} ('{node.name}') takes a list that "
-                "comes from elsewhere. Take out what is in the list where it is made."
+                "comes from elsewhere. Remove entries where the list is made."
             )
         return list(values)
     values = [*node.args, *(node.kwargs[name] for name in ("input", "other") if name in node.kwargs)][:2]
