@@ -56,7 +56,7 @@ class Planning(ABC):
     @property
     def deciding(self) -> dict[str, Any]:
         """Arguments that decide which units go, by the names that checkpoints have for them."""
-        return {name: value for name, value in vars(self.config).items() if name != "seed"}
+        return {name: value for name, value in vars(self.config).items() if name not in ("seed", "store")}
 
     @property
     def signature(self) -> dict[str, str]:

@@ -34,7 +34,7 @@ class DepthPlanning(Planning):
     @property
     def deciding(self) -> dict[str, Any]:
         """Arguments that decide which units go; those that came later are named where they are given."""
-        given = {name: value for name, value in super().deciding.items() if name not in ("scores", "store")}
+        given = {name: value for name, value in super().deciding.items() if name != "scores"}
         return {name: value for name, value in given.items() if value or name not in ("kinds", "include_strided")}
 
     def check_budget(self, budget: Budget | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypedDict, Unpack
 
 from prunerecover.boundary.search import Evaluate
@@ -30,6 +31,8 @@ class SharedBudgetArguments(TypedDict, total=False):
             {"channel": 8, "neuron": 64}. None: any; for a latency 8 is tried, too.
         ignore: Shell patterns of units and groups that stay.
         seed: Seed of the samples and of everything random in planning.
+        store: Folder of what planning has found: a fit that is killed while it plans, and begun again, goes on there;
+            see `plan_pruning`. None: nothing is kept.
     """
 
     loss: Loss | None
@@ -38,6 +41,7 @@ class SharedBudgetArguments(TypedDict, total=False):
     round_to: RoundTo | None
     ignore: Sequence[str]
     seed: int
+    store: str | Path | None
 
 
 class JointPlanning(Planning):

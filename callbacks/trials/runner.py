@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,9 +36,9 @@ from prunerecover.files.json_lines import complete_lines
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.evidence import DepthEvidence
+from prunerecover.store.ranks import patient_group, rank_and_world
 
 SET_BY_TRIALS = {"max_epochs", "callbacks", "accelerator", "devices", "strategy", "logger"}
-PATIENCE = timedelta(days=7)  # ranks wait half an hour for each other otherwise, and fail
 T = TypeVar("T")
 
 
@@ -106,7 +105,7 @@ class TrialRunner:
         self.records: list[TrialRecord] = []
         self._weights = weights_hash(unwrap(get_module(module, self.target)))
         self._known: dict[str, TrialRecord] = {}
-        self._ranks = _patient_ranks()
+        self._ranks = patient_group()
         self._share(read_records(self.store))
         self._checked = False
 
@@ -119,7 +118,7 @@ class TrialRunner:
         trials = from_first_rank(list(trials))
         keys = [self._key(trial) for trial in trials]
         missing = {key: trial for key, trial in zip(keys, trials, strict=True) if key not in self._known}
-        rank, world = _rank_and_world()
+        rank, world = rank_and_world()
         mine = list(missing.items())[rank::world]
         found: dict[str, TrialRecord] = {}
         if mine and not self._checked:
@@ -203,20 +202,6 @@ class TrialRunner:
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _rank_and_world() -> tuple[int, int]:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
-
-
-def _patient_ranks() -> dist.ProcessGroup | None:
-    """Return a group of all ranks in which one waits for as long as another's trial takes; None for a rank alone."""
-    if _rank_and_world()[1] == 1:
-        return None
-    group: Any = dist.new_group(timeout=PATIENCE, backend="gloo")
-    return group  # type: ignore[no-any-return]
-
-
 def trials_in(store: Path) -> int:
     """Return how many trials are in a file, and in those of other ranks beside it."""
     return sum(len(complete_lines(file)) for file in files_of_ranks(store))
@@ -234,6 +219,6 @@ def resumable_trials(store: Path) -> AbstractContextManager[None]:
 def from_first_rank(value: T) -> T:
     """Return the first rank's value: ranks must not differ by a rounding error, or by what a clock shows."""
     held = [value]
-    if _rank_and_world()[1] > 1:
+    if rank_and_world()[1] > 1:
         dist.broadcast_object_list(held, src=0)
     return held[0]

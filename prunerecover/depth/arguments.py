@@ -20,6 +20,7 @@ from prunerecover.model.arguments import check_flag, check_seed, matches, patter
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS, kinds_among
 from prunerecover.plan.units import Unit
+from prunerecover.store.search_store import store_folder
 
 SEARCHES = ("one_shot", "greedy", "exact", "joint", "run", "two_to_one", "rounds")
 SET_SEARCHES = ("greedy", "exact", "joint")  # that judge sets of units
@@ -112,7 +113,7 @@ class DepthConfig:
             self._check_run()
         object.__setattr__(self, "ignore", patterns_of(self.ignore))
         object.__setattr__(self, "scores", scores_from(self.scores))
-        self._check_store()
+        object.__setattr__(self, "store", store_folder(self.store))
 
     @property
     def registered(self) -> RegisteredImportance:
@@ -128,19 +129,6 @@ class DepthConfig:
     def by_loss(self) -> bool:
         """Whether sets of units are judged by the loss."""
         return self.search in SET_SEARCHES and self.registered.name == "cross_entropy"
-
-    def _check_store(self) -> None:
-        if self.store is None:
-            return
-        if not isinstance(self.store, str | Path) or not str(self.store):
-            raise TypeError(f"Expected argument store to be the path of a folder, but got {self.store!r}.")
-        folder = Path(self.store).expanduser()
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(
-                f"Expected argument store to be a folder (it is made if missing), but {folder} is a file. Take another "
-                "name."
-            )
-        object.__setattr__(self, "store", folder)
 
     def _check_run(self) -> None:
         """Check what a run is chosen by, and have whole blocks go."""

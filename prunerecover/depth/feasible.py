@@ -29,7 +29,7 @@ def check_feasible(session: Session, budget: Budget, config: DepthConfig) -> Non
     model, kinds = session.model, kinds_of(session.model, budget, config.kinds)
     with progress("checking the budget"), session.evaluating():
         if not planned_by_parts(model, kinds, config):
-            removals, units = units_that_may_go(model, session.example, kinds, config)
+            removals, units = units_that_may_go(model, session.traced, kinds, config)
             if budget.in_units:
                 wanted = budget.counts(count_by_kind(units))
                 check_blocks_stay(removals.block_lists, units, wanted.get("block", 0))

@@ -26,9 +26,8 @@ from prunerecover.depth.search.selection import check_comparable
 from prunerecover.display.progress import progress
 from prunerecover.divergence.outputs import OtherShape
 from prunerecover.graph.block_lists import check_blocks_stay
-from prunerecover.graph.trace import trace
+from prunerecover.graph.trace import Traced
 from prunerecover.model.arguments import check_patterns
-from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Bypass
 from prunerecover.plan.units import Unit, names_of
@@ -50,7 +49,7 @@ class GraphPlanner(DepthPlanner):
             )
 
     def _prepare(self) -> None:
-        self.removals, self.units = units_that_may_go(self.model, self.example, self.kinds, self.config)
+        self.removals, self.units = units_that_may_go(self.model, self.session.traced, self.kinds, self.config)
         with progress("running the dense network"):
             self.variants = Variants(self.removals, self._objective(), self.store)
         if self.config.replace == "calibrated" and self.samples.enough:
@@ -181,20 +180,20 @@ class GraphPlanner(DepthPlanner):
 
 
 def units_that_may_go(
-    model: nn.Module, example: ModelInputs, kinds: Sequence[str], config: DepthConfig
+    model: nn.Module, traced: Traced, kinds: Sequence[str], config: DepthConfig
 ) -> tuple[Removals, tuple[Unit, ...]]:
     """Return all that can be taken out of a network, and the units of it that are not ignored.
 
     Args:
         model: Unwrapped, in evaluation mode.
-        example: One sample on its device, which the model takes.
+        traced: What a pass of one sample shows.
         kinds: Of the units.
         config: Says which are ignored, and whether strided layers may go.
 
     Raises:
         ValueError: If it has no such unit, or a pattern matches none.
     """
-    removals = Removals(model, trace(model, example, "batches"), kinds, include_strided=config.include_strided)
+    removals = Removals(model, traced, kinds, include_strided=config.include_strided)
     if config.ignore and removals.units:
         every = of_all_kinds(removals)
         check_patterns(config.ignore, [*(unit.name for unit in every.units), *every.refused], "units")

@@ -16,11 +16,8 @@ from prunerecover.depth.search.expected_passes import expected_passes
 from prunerecover.depth.search.goals import Counted, Goal, Share
 from prunerecover.depth.search.selection import count_by_kind, smallest_share
 from prunerecover.display.progress import progress
-from prunerecover.divergence.registry import chosen_divergence
 from prunerecover.families.describe import describe, is_supported
-from prunerecover.importance.measuring.losses import check_loss
 from prunerecover.importance.saved_scores import SavedScores
-from prunerecover.model.batches import call, on_device, predictions_of
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Config, Edit
 from prunerecover.plan.evidence import DepthEvidence, RemovalStep, RemovedShare
@@ -180,13 +177,7 @@ class DepthPlanner(ABC):
     def _begin(self) -> None:
         """Tell the store what the search is of."""
         how = {name: value for name, value in vars(self.config).items() if name not in ("scores", "store")}
-        seen = {"output": lambda: predictions_of(call(self.model, self.example))}
-        if (loss := self.session.loss) is not None:
-            first = on_device(self.session.batches[0], self.session.device)
-            seen["loss"] = lambda: check_loss(loss(self.model, first))
-        about = type(self).__name__, self.kinds, how, self._scores, self.session.batches, chosen_divergence()
-        with self.session.evaluating():
-            self.store.begin(self.model, *about, seen=seen)
+        self.session.begin(self.store, type(self).__name__, self.kinds, how, self._scores)
 
     def _kept(self, importance: Callable[[], dict[str, float]], gone: Sequence[Unit] = ()) -> dict[str, float]:
         """Return importances of units, which the store may know: divergences by themselves, and none of a function."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from prunerecover.cost.alike_sites import TimedVariant, latency_shares
 from prunerecover.display.progress import progress
 from prunerecover.library.edits import EditMaker, Fit
 from prunerecover.library.variants import DENSE, LibrarySite, Variant
 from prunerecover.model.paths import get_module
+from prunerecover.plan.edits import Edit
 from prunerecover.session.session import Session
+from prunerecover.store.search_store import SearchStore
 from prunerecover.surgery.saved_cost import RoughClock
 
 Shares = dict[str, dict[str, float]]  # by site, and by name of the variant
@@ -21,10 +23,11 @@ class VariantCosts:
     Args:
         session: Network and samples.
         maker: Makes edits of variants.
+        store: Store of the search; None: no timing is kept.
     """
 
-    def __init__(self, session: Session, maker: EditMaker) -> None:
-        self.session, self.maker = session, maker
+    def __init__(self, session: Session, maker: EditMaker, store: SearchStore | None = None) -> None:
+        self.session, self.maker, self.store = session, maker, store or SearchStore()
         self._known: dict[str, Shares] = {}
         self.timed = 0.0  # passes over all samples that clocks took
 
@@ -78,7 +81,11 @@ class VariantCosts:
             for name, site in self.maker.sites.items()
             for variant in site.variants
         ]
-        shares = latency_shares(variants, clock)
+
+        def measure(edits: Sequence[Edit]) -> float:
+            return self.store.results("rough latency", [[*map(str, edits)]], lambda _: clock(edits))[0]
+
+        shares = latency_shares(variants, measure)
         self.timed += clock.passes(self.session.samples.n_samples)
         found: Shares = {}
         for variant, share in zip(variants, shares, strict=True):

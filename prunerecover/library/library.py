@@ -17,7 +17,6 @@ from prunerecover.depth.graph_fits import fit_places
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import is_supported
-from prunerecover.graph.trace import trace
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.library.edits import FITTED, Chosen, EditMaker, Fit
 from prunerecover.library.head_sizes import smaller_heads
@@ -30,6 +29,7 @@ from prunerecover.model.paths import get_module
 from prunerecover.plan.groups import Group
 from prunerecover.plan.units import Unit
 from prunerecover.session.session import Session
+from prunerecover.store.search_store import SearchStore
 from prunerecover.width.compensation import moments_of, readers_of
 from prunerecover.width.narrowable import NarrowableNetwork
 
@@ -59,6 +59,7 @@ class Library:
         scores: Importance of each unit of a group, by group.
         groups: The groups, their sizes rounded.
         head_sizes: Groups of head dimensions.
+        store: Store of the search; None: nothing is kept.
 
     Attributes:
         sites: Sites by name, in order of execution.
@@ -77,9 +78,10 @@ class Library:
         scores: Scores,
         groups: Sequence[Group],
         head_sizes: Sequence[Group] = (),
+        store: SearchStore | None = None,
     ) -> None:
-        self.session = session
-        traced = trace(session.model, session.example, "batches")
+        self.session, self.store = session, store or SearchStore()
+        traced = session.traced
         kinds = tuple(dict.fromkeys(unit.kind for unit in units))
         removals = Removals(session.model, traced, kinds) if units else None
         self.stand_ins = _stand_ins(removals, session)
@@ -137,16 +139,25 @@ class Library:
         """Fit and score every variant alone."""
         _, moments = self.walks.walk({})
         at = {station.site: station for station in self.stations}
-        total = sum(len(site.variants) - 1 for site in self.sites.values())
-        with progress("scoring variants", total) as advance:
-            for name, site in self.sites.items():
-                own = self.scored[name] = {DENSE: Scored(site.variants[0], Fit(), 0.0)}
-                for variant in site.variants[1:]:
-                    fit = self.fit_of(name, at.get(name), variant, moments.get(name))
-                    divergence = self.scorer.divergence({name: (variant, fit)}) if variant.scored else nan
-                    own[variant.name] = Scored(variant, fit, divergence)
-                    advance()
-                self.scored[name] = between(own)
+        found = {
+            (name, variant.name): Scored(variant, self.fit_of(name, at.get(name), variant, moments.get(name)), nan)
+            for name, site in self.sites.items()
+            for variant in site.variants
+        }
+        asked = [key for key, one in found.items() if one.variant.scored and one.variant.name != DENSE]
+
+        def divergence(number: int) -> float:
+            site, name = asked[number]
+            return self.scorer.divergence({site: (found[site, name].variant, found[site, name].fit)})
+
+        with progress("scoring variants", len(asked)) as advance:
+            scores = dict(zip(asked, self.store.results("variant", asked, divergence, advance), strict=True))
+        for name, site in self.sites.items():
+            own = {
+                v.name: replace(found[name, v.name], divergence=scores.get((name, v.name), nan)) for v in site.variants
+            }
+            own[DENSE] = replace(own[DENSE], divergence=0.0)
+            self.scored[name] = between(own)
 
     def chosen(self, names: Mapping[str, str]) -> Chosen:
         """Return a choice by the names of variants, with what was fitted where each alone changes."""

@@ -74,7 +74,7 @@ class LibrarySite:
     @property
     def modules(self) -> tuple[str, ...]:
         """Paths of the modules that a variant may change."""
-        tensors = {part.tensor.rpartition(".")[0] for group in self.groups for part in group.slices}
+        tensors = [part.tensor.rpartition(".")[0] for group in self.groups for part in group.slices]
         return tuple(dict.fromkeys((*(self.unit.targets if self.unit else ()), *tensors)))
 
 

@@ -13,13 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.display.progress import progress
-from prunerecover.importance.measuring.losses import Loss
+from prunerecover.divergence.registry import chosen_divergence
+from prunerecover.graph.trace import Traced, trace
+from prunerecover.importance.measuring.losses import Loss, check_loss
 from prunerecover.model.batches import (
     Batches,
     CalibrationSet,
     ModelInputs,
     call,
     listed,
+    on_device,
+    predictions_of,
     split_batches,
     with_samples,
     without_labels,
@@ -33,6 +37,7 @@ from prunerecover.plan.edits import Edit
 from prunerecover.recovery.dense_reference import fresh_statistics, give_statistics
 from prunerecover.session.pruned_output import PrunedOutput, judge_of
 from prunerecover.session.standing_in import bound_to
+from prunerecover.store.search_store import SearchStore
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.saved_cost import DenseCost
 
@@ -109,7 +114,7 @@ class Session:
             copied: Copy to plan for, perhaps pruned; not copied again.
         """
         other = copy.copy(self)
-        for name in ("first", "example", "output"):
+        for name in ("first", "example", "traced", "output"):
             vars(other).pop(name, None)
         other.model, other.samples, other._costs = copied, self.samples, {}
         return other
@@ -122,6 +127,24 @@ class Session:
     def evaluating(self) -> AbstractContextManager[None]:
         """Evaluate the network inside a `with` block; see `plain_evaluation`."""
         return plain_evaluation(self.model)
+
+    def begin(self, store: SearchStore, *about: object) -> None:
+        """Tell a store what a search in this session follows from.
+
+        Args:
+            store: Store of the search.
+            about: What it follows from beside the network, the samples and how outputs are compared.
+
+        Raises:
+            ValueError: See `SearchStore.begin`.
+            OSError: See `SearchStore.begin`.
+        """
+        seen = {"output": lambda: predictions_of(call(self.model, self.example))}
+        if (loss := self.loss) is not None:
+            seen["loss"] = lambda: check_loss(loss(self.model, on_device(self.batches[0], self.device)))
+        with self.evaluating():
+            torch.manual_seed(self.seed)  # a loss may draw noise
+            store.begin(self.model, *about, self.batches, chosen_divergence(), seen=seen)
 
     @cached_property
     def first(self) -> ModelInputs:
@@ -140,6 +163,15 @@ class Session:
             sample = self.first.select(torch.tensor([0]))
             check_call(self.model, sample, "batches")
             return sample
+
+    @cached_property
+    def traced(self) -> Traced:
+        """What a pass of the first sample shows.
+
+        Raises:
+            ValueError: If the network does not take it.
+        """
+        return trace(self.model, self.example, "batches")
 
     @cached_property
     def pass_seconds(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -12,6 +13,7 @@ from prunerecover.depth.arguments import DepthConfig
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS, KINDS, RANKED_KINDS, WIDTH_KINDS, kinds_among
+from prunerecover.store.search_store import store_folder
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.experts import find_experts
@@ -33,11 +35,13 @@ class SharedBudgetConfig:
     round_to: RoundTo | None = None
     ignore: Sequence[str] = ()
     seed: int = 0
+    store: str | Path | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments, and take a single kind or pattern for a list of one."""
         if self.kinds is not None:
             object.__setattr__(self, "kinds", kinds_among(self.kinds, KINDS))
+        object.__setattr__(self, "store", store_folder(self.store))
         object.__setattr__(self, "ignore", self.width(FOUND_KINDS, self.ignore).ignore)
 
     def said(self) -> dict[str, Any]:
@@ -74,7 +78,7 @@ class SharedBudgetConfig:
             kinds: Of the units; None: those that are usual.
             ignore: Patterns of those that stay.
         """
-        return DepthConfig(kinds=kinds, ignore=ignore, seed=self.seed)
+        return DepthConfig(kinds=kinds, ignore=ignore, seed=self.seed, store=self.store)
 
     def width(self, kinds: Sequence[str], ignore: Sequence[str]) -> WidthConfig:
         """Return the arguments of planning in width; see `depth`."""

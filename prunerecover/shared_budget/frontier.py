@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from torch import nn
 
@@ -16,7 +17,8 @@ from prunerecover.plan.plan import Plan
 from prunerecover.refusal import Refusal
 from prunerecover.session.session import Session
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
-from prunerecover.shared_budget.plan_pruning import BudgetSearch
+from prunerecover.shared_budget.budget_search import BudgetSearch
+from prunerecover.shared_budget.kept import kept_share
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.width.groups.rounding import RoundTo
 
@@ -36,6 +38,7 @@ def frontier(
     round_to: RoundTo | None = None,
     ignore: Sequence[str] = (),
     seed: int = 0,
+    store: str | Path | None = None,
     divergence: str | Divergence | None = None,
 ) -> Frontier:
     """Return what plans for several shares of a cost would save, and by how much they would change the output.
@@ -54,18 +57,18 @@ def frontier(
         round_to: Multiples of sizes that groups keep.
         ignore: Shell patterns of names that stay.
         seed: Seed.
+        store: Folder of what is found on the way.
         divergence: Divergence of outputs.
 
     Raises:
         ValueError: If nothing may go in depth or in width, outputs cannot be compared, or no share can go.
     """
     config = SharedBudgetConfig(
-        loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed
+        loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed, store=store
     )
     with comparing_by(divergence), progress("planning several budgets"):
         session = Session.with_dense_reference(model, batches, loss=loss, seed=seed)
-        planner = SharedBudgetPlanner(session, cost, config)
-        return frontier_of(planner, shares, divergence)
+        return frontier_of(SharedBudgetPlanner(session, cost, config), shares, divergence)
 
 
 def frontier_of(
@@ -82,6 +85,18 @@ def frontier_of(
         ValueError: See `frontier`.
     """
     costs = planner.budgeted
+    with planner.searching():
+        points = _points(planner, shares)
+
+    def plan_at(share: float) -> Plan:
+        with comparing_by(divergence), planner.searching():
+            return BudgetSearch(planner, budget_of(dict.fromkeys(costs, share))).run()
+
+    return Frontier(points, plan_at, costs[0] if len(costs) == 1 else costs)
+
+
+def _points(planner: SharedBudgetPlanner, shares: Sequence[float]) -> list[FrontierPoint]:
+    """Return the points of those shares that can go."""
     planner.score_width()
     if not planner.has_library:
         raise Refusal(
@@ -92,12 +107,7 @@ def frontier_of(
     points = [point for share in shares if (point := _point(planner, share)) is not None]
     if not points:
         raise Refusal("shares that can go", f"not even {min(shares):.0%} can", "Ask for smaller ones.")
-
-    def plan_at(share: float) -> Plan:
-        with comparing_by(divergence):
-            return BudgetSearch(planner, budget_of(dict.fromkeys(costs, share))).run()
-
-    return Frontier(points, plan_at, costs[0] if len(costs) == 1 else costs)
+    return points
 
 
 def _point(planner: SharedBudgetPlanner, share: float) -> FrontierPoint | None:
@@ -109,5 +119,6 @@ def _point(planner: SharedBudgetPlanner, share: float) -> FrontierPoint | None:
     edits, session = planner.edits(state.chosen), planner.session
     costs = {cost: session.cost(cost).removed_share(edits) for cost in COUNTED}
     if "latency" in planner.budgeted:
-        costs["latency"] = session.cost("latency").on_few.removed_share(edits)
+        clock = session.cost("latency").on_few
+        costs["latency"] = kept_share(planner.store, edits, lambda: clock.removed_share(edits))
     return FrontierPoint(share, state.divergence, costs)

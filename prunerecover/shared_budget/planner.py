@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
 
 from prunerecover.depth.arguments import kinds_of
 from prunerecover.depth.graph_planner import units_that_may_go
 from prunerecover.depth.plan_depth import planner_for
 from prunerecover.depth.planner import DepthPlanner
-from prunerecover.graph.trace import trace
+from prunerecover.display.interrupted import resumable
 from prunerecover.library.costs import VariantCosts
 from prunerecover.library.edits import Chosen, Fit
 from prunerecover.library.library import Library
@@ -20,7 +21,6 @@ from prunerecover.model.arguments import matches
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.plan.edits import Edit
-from prunerecover.plan.evidence import DepthEvidence, WidthEvidence
 from prunerecover.plan.groups import Group
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.units import Unit
@@ -29,9 +29,11 @@ from prunerecover.refusal import Refusal
 from prunerecover.session.session import Session
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
 from prunerecover.shared_budget.ignored import groups_that_stay, patterns_of_depth, possible
+from prunerecover.shared_budget.kept import kept_divergence, kept_share
+from prunerecover.shared_budget.plan_of_choice import plan_of
 from prunerecover.solvers.program import Option, Program
 from prunerecover.solvers.refine import ROUNDS, Refiner, State
-from prunerecover.surgery.provenance import plan_for
+from prunerecover.store.search_store import SearchStore, results_in
 from prunerecover.width.allocation.equal_layers import alike
 from prunerecover.width.groups.discovery import look_for_groups
 from prunerecover.width.groups.rounding import rounded
@@ -63,6 +65,7 @@ class SharedBudgetPlanner:
     def __init__(self, session: Session, costs: str | Sequence[str], config: SharedBudgetConfig) -> None:
         self.budgeted = (costs,) if isinstance(costs, str) else tuple(costs)
         self.session, self.config = session, config
+        self.store, self._begun = SearchStore(config.store, session.device), False
         kinds = config.width_kinds(session.model, self.budgeted)
         ignored = patterns_of_depth(session.model, session.example, config, kinds)
         self.depth_config = config.depth(config.depth_kinds(), ignored)
@@ -76,6 +79,17 @@ class SharedBudgetPlanner:
                 f"there are none. Depth: {self.why_no_depth} Width: {self.why_no_width}".removesuffix("."),
                 "Follow what one of these says, or prune another part of the network.",
             )
+
+    @contextmanager
+    def searching(self) -> Iterator[None]:
+        """Keep what is found, and share it with other ranks that plan the same, inside a `with` block."""
+        said = {name: value for name, value in vars(self.config).items() if name != "store"}
+        with resumable(self.config.store, "result", results_in):
+            if not self._begun:
+                self.session.begin(self.store, type(self).__name__, said, self.width_config.kinds)
+                self._begun = True
+            with self.store.shared():
+                yield
 
     def score_width(self) -> None:
         """Score the units of width, while errors do not mean yet that a budget cannot be met.
@@ -110,7 +124,7 @@ class SharedBudgetPlanner:
         groups = () if width is None else rounded(width.groups, self.config.round_to)
         sizes = self._head_sizes() if any(group.kind == "head" for group in groups) else ()
         network = None if width is None else width.network
-        library = Library(self.session, self._chosen_among(), network, scores, (*groups, *sizes), sizes)
+        library = Library(self.session, self._chosen_among(), network, scores, (*groups, *sizes), sizes, self.store)
         library.score()
         return library
 
@@ -118,15 +132,17 @@ class SharedBudgetPlanner:
         """Return the groups of head dimensions that may be narrowed."""
         if not self.config.smaller_heads:
             return ()
-        session = self.session
-        traced = trace(session.model, session.example, "batches")
-        found = look_for_groups(session.model, traced, ("head", "head_dim")).of_kinds(("head_dim",)).groups
+        found = (
+            look_for_groups(self.session.model, self.session.traced, ("head", "head_dim"))
+            .of_kinds(("head_dim",))
+            .groups
+        )
         return tuple(group for group in found if not matches(group.name, self.config.ignore))
 
     @cached_property
     def costs(self) -> VariantCosts:
         """Costs of the library's variants."""
-        return VariantCosts(self.session, self.library.maker)
+        return VariantCosts(self.session, self.library.maker, self.store)
 
     def program(self, costs: tuple[str, ...]) -> Program:
         """Return the integer program over the library.
@@ -172,7 +188,9 @@ class SharedBudgetPlanner:
             ValueError: If so much cannot go.
         """
         with self.session.evaluating():
-            return Refiner(self.library, self.program(tuple(need)), need, self._counted).run(rounds, start)
+            found = Refiner(self.library, self.program(tuple(need)), need, self._counted).run(rounds, start)
+            assert found.chosen is not None, "fitted here, where the network is in evaluation mode"
+            return found
 
     def _counted(self, names: Mapping[str, str]) -> dict[str, float]:
         """Return the shares of costs that variants of these names really save together; latency is not measured."""
@@ -183,7 +201,11 @@ class SharedBudgetPlanner:
 
     def removed_shares(self, edits: Sequence[Edit]) -> dict[str, float]:
         """Return the share of each cost that goes with edits, once merged; latency is measured."""
-        return {cost: self.session.cost(cost).removed_share(edits) if edits else 0.0 for cost in self.budgeted}
+        return {cost: self._removed_share(cost, edits) if edits else 0.0 for cost in self.budgeted}
+
+    def _removed_share(self, cost: str, edits: Sequence[Edit]) -> float:
+        measure = partial(self.session.cost(cost).removed_share, edits)
+        return kept_share(self.store, edits, measure) if cost == "latency" else measure()
 
     @ordinary_arithmetic()
     def alone(self, depth: bool, cost: str, share: float) -> Plan:
@@ -223,32 +245,8 @@ class SharedBudgetPlanner:
             chosen: Variants with what is fitted.
             divergence: Of the output on held-out samples.
         """
-        library, session = self.library, self.session
-        with session.evaluating():
-            edits, tensors = library.maker.edits(chosen, in_place=False)
-        gone = {name: len(units) for variant, _ in chosen.values() for name, units in variant.removed.items()}
         groups = self._width.groups if self._width is not None else ()
-        width = WidthEvidence(
-            kept={g.name: (g.size - gone.get(g.name, 0), g.size) for g in groups},
-            kinds={g.name: g.kind for g in groups},
-        )
-        units = {site.name: site.unit.kind for site in library.sites.values() if site.unit}
-        removed = [name for name, (variant, _) in chosen.items() if variant.leaves]
-        depth = DepthEvidence(
-            units=units,
-            importance={name: _of_unit(library, name) for name in units},
-            samples=session.samples.n_samples,
-            divergence={removed[-1]: divergence} if removed else {},
-        )
-        return plan_for(
-            session.model,
-            edits,
-            method="joint",
-            seed=self.config.seed,
-            tensors={key: value.detach().cpu() for key, value in tensors.items()},
-            example=session.example,
-            evidence={**depth.to_dict(), **width.to_dict()},
-        )
+        return plan_of(self.library, chosen, divergence, groups, self.config.seed)
 
     def depth_share(self, plan: Plan) -> float:
         """Return the share of a plan's first cost that goes with units of depth; of a latency by the MACs."""
@@ -264,9 +262,14 @@ class SharedBudgetPlanner:
 
         A network with BatchNorm is reconstructed on the other samples if that brings it nearer.
         """
+        return (
+            kept_divergence(self.store, plan, lambda: self._divergence(plan))
+            if self.session.output.comparable
+            else None
+        )
+
+    def _divergence(self, plan: Plan) -> float | None:
         output, fit = self.session.output, self.session.samples.fit
-        if not output.comparable:
-            return None
         network = output.pruned(plan.edits, plan.tensors)
         found = output.divergence_of(network)
         if made_for(network) and reconstructible(plan):
@@ -278,7 +281,7 @@ class SharedBudgetPlanner:
     def _width_planner(self) -> WidthPlanner:
         if not self.width_config.kinds:
             raise ValueError(f"Expected kinds of width, but got kinds={self.config.kinds}.")
-        return WidthPlanner(self.session, self.width_config)
+        return WidthPlanner(self.session, self.width_config, self.store)
 
     def _depth_units(self) -> tuple[Unit, ...]:
         if self.depth_config.kinds == ():
@@ -286,14 +289,8 @@ class SharedBudgetPlanner:
         kinds = kinds_of(self.session.model, None, self.depth_config.kinds)
         self.depth_config.check_ready(kinds)
         with self.session.evaluating():
-            return units_that_may_go(self.session.model, self.session.example, kinds, self.depth_config)[1]
+            return units_that_may_go(self.session.model, self.session.traced, kinds, self.depth_config)[1]
 
     @cached_property
     def _depth_planner(self) -> DepthPlanner:
         return planner_for(self.session, budget_of({self.budgeted[0]: 0.0}), self.depth_config)
-
-
-def _of_unit(library: Library, site: str) -> float:
-    """Return the least divergence where a unit alone goes."""
-    scores = [one.divergence for one in library.scored[site].values() if one.variant.leaves]
-    return min(scores, default=0.0)

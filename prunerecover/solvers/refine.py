@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from prunerecover.display.progress import progress
 from prunerecover.library.edits import Chosen as Fitted
 from prunerecover.library.library import Library
 from prunerecover.library.moments import StationMoments
+from prunerecover.library.stations import Station
 from prunerecover.library.variants import DENSE
 from prunerecover.solvers.program import Chosen, Option, Program
 
@@ -26,21 +28,45 @@ MISSED, OVER = 0.001, 0.01  # of a cost: what a choice may save less, and more
 Measure = Callable[[Mapping[str, str]], Mapping[str, float]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class State:
-    """A choice, fitted in order.
+    """A choice, fitted in order where that is needed.
 
     Attributes:
+        library: Library that is chosen from.
         names: Names of variants, by site.
-        chosen: Variants with what is fitted.
-        moments: Of every station, behind the choice of the stations before.
-        divergence: Of the output on held-out samples.
     """
 
+    library: Library
     names: Mapping[str, str]
-    chosen: Fitted
-    moments: Mapping[str, StationMoments]
-    divergence: float
+
+    @cached_property
+    def _walk(self) -> tuple[Fitted, Mapping[str, StationMoments]]:
+        return self.library.walks.walk(self.library.chosen(self.names))
+
+    @property
+    def chosen(self) -> Fitted:
+        """Variants with what is fitted."""
+        return self._walk[0]
+
+    @property
+    def moments(self) -> Mapping[str, StationMoments]:
+        """Moments of every station, behind the choice of the stations before."""
+        return self._walk[1]
+
+    @cached_property
+    def divergence(self) -> float:
+        """Divergence of the output on held-out samples; every rank fits, and goes on with what is fitted."""
+
+        def judge(_: int) -> float:
+            return self.library.scorer.divergence(self.chosen)
+
+        return self.library.store.results("choice", [self.said], judge, everywhere=True)[0]
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """Sites and names."""
+        return tuple(part for pair in self.names.items() for part in pair)
 
 
 class Refiner:
@@ -70,7 +96,7 @@ class Refiner:
         Raises:
             Refusal: If no choice saves as much.
         """
-        best = fitted(self.library, self._first()) if start is None else self._moved(start)
+        best = State(self.library, self._first()) if start is None else self._moved(start)
         with progress("refining the choice", rounds) as advance:
             for _ in range(rounds):
                 found = self.better(best)
@@ -82,32 +108,32 @@ class Refiner:
 
     def better(self, best: State) -> State | None:
         """Return a choice near another one whose divergence is less; None if none is found."""
-        again, tried = rescored(self.library, self.program, best), [dict(best.names)]
+        again, tried = rescored(self.program, best), [dict(best.names)]
         for changes in CHANGES:
             names = self._near(again, best, changes)
             if names is None or names in tried:
                 continue
             tried.append(names)
-            found = fitted(self.library, names)
+            found = State(self.library, names)
             if found.divergence < best.divergence * (1 - BETTER):
                 return found
         return None
 
     def _moved(self, start: State) -> State:
         """Return the choice of least score near another one that saves enough, or of all if none does."""
-        again = rescored(self.library, self.program, start)
+        again = rescored(self.program, start)
         names = self._near(again, start, CHANGES[0])
-        return fitted(self.library, self._first() if names is None else names)
+        return State(self.library, self._first() if names is None else names)
 
     def _first(self) -> Chosen:
         """Return the choice of least score that really saves enough, asked for again where sites save less together."""
-        found = self.program.solve(self._asked())
+        found = self._solved(self.program)
         nearest = found, self._correct(found)
         for _ in range(TRIES):
             if -MISSED <= nearest[1] <= OVER:
                 break
             try:
-                found = self.program.solve(self._asked())
+                found = self._solved(self.program)
             except ValueError:  # no more can go
                 break
             over = self._correct(found)
@@ -118,13 +144,17 @@ class Refiner:
     def _near(self, again: Program, best: State, changes: int) -> Chosen | None:
         """Return the best choice near another one that really saves enough; None if it does not."""
         for _ in range(2):
-            names = again.solve(self._asked(), (dict(best.names), changes))
+            names = self._solved(again, best, changes)
             if self._correct(names) >= -MISSED:
                 return names
         return None
 
-    def _asked(self) -> dict[str, float]:
-        return {cost: share + self._more[cost] for cost, share in self.need.items()}
+    def _solved(self, program: Program, best: State | None = None, changes: int = 0) -> Chosen:
+        """Return a program's solution, near another choice if there is one: all ranks take that of the first."""
+        asked = {cost: share + self._more[cost] for cost, share in self.need.items()}
+        near = None if best is None else (dict(best.names), changes)
+        names = [repr(asked), *(best.said if best else ()), str(changes)]
+        return self.library.store.results("solution", [names], lambda _: program.solve(asked, near), everywhere=True)[0]
 
     def _correct(self, names: Chosen) -> float:
         """Ask for more, or less, by what a choice really saves; return by how much it exceeds the least met need."""
@@ -134,43 +164,59 @@ class Refiner:
         return min(saved[cost] - share for cost, share in self.need.items())
 
 
-def fitted(library: Library, names: Mapping[str, str]) -> State:
-    """Return a choice once it is fitted in order and judged."""
-    chosen, moments = library.walks.walk(library.chosen(names))
-    return State(dict(names), chosen, moments, library.scorer.divergence(chosen))
-
-
-def rescored(library: Library, program: Program, state: State) -> Program:
+def rescored(program: Program, state: State) -> Program:
     """Return the program with scores on top of a choice; options that are far from it cannot be taken.
 
     Args:
-        library: Scored.
         program: Over the library's scores.
         state: The choice.
     """
-    scorer, options = library.scorer, dict[str, list[Option]]()
-    base = scorer.rebase(state.chosen)
-    at = {station.site: station for station in library.stations}
-    inside = {inner for outer, inner in program.holds if state.names[outer] != DENSE}
-    with progress("scoring variants again", len(program.options)) as advance:
-        for site, own in program.options.items():
-            if site in inside:  # nothing there is computed
-                options[site] = list(own)
-                advance()
-                continue
-            here = [option.name for option in own].index(state.names[site])
-            scores = {here: 0.0}
-            for number in _to_score(own, here):
-                variant = library.sites[site].variant(own[number].name)
-                fit = library.fit_of(site, at.get(site), variant, state.moments.get(site))
-                others = {name: one for name, one in state.chosen.items() if name != site}
-                trial = others if own[number].name == DENSE else {**others, site: (variant, fit)}
-                scores[number] = scorer.divergence(_in_order(library, trial)) - base
-            options[site] = [
-                replace(option, score=_between(scores, number, len(own))) for number, option in enumerate(own)
-            ]
-            advance()
+    library, inside = state.library, {inner for outer, inner in program.holds if state.names[outer] != DENSE}
+    here = {site: [option.name for option in own].index(state.names[site]) for site, own in program.options.items()}
+    open_ = {site: own for site, own in program.options.items() if site not in inside}  # inside nothing is computed
+    asked = [(site, number) for site, own in open_.items() for number in _to_score(own, here[site])]
+    judge = _Judge(state)
+    with progress("scoring variants again", len(asked)) as advance:
+        found = library.store.results(
+            "alternative",
+            [(*state.said, site, program.options[site][number].name) for site, number in asked],
+            lambda n: judge.divergence(asked[n][0], program.options[asked[n][0]][asked[n][1]].name),
+            advance,
+        )
+    options = {site: list(own) for site, own in program.options.items()}
+    for site, own in open_.items():
+        scores = {n: one - state.divergence for (of, n), one in zip(asked, found, strict=True) if of == site}
+        scores[here[site]] = 0.0
+        options[site] = [replace(one, score=_between(scores, n, len(own))) for n, one in enumerate(own)]
     return replace(program, options=options)
+
+
+class _Judge:
+    """Judges choices that differ from another one at a single site.
+
+    Args:
+        state: The other one.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.state, self.library = state, state.library
+
+    @cached_property
+    def _stations(self) -> Mapping[str, Station]:
+        """Stations by site, once the scorer has what the choices share."""
+        self.library.scorer.rebase(self.state.chosen)
+        return {station.site: station for station in self.library.stations}
+
+    def divergence(self, site: str, name: str) -> float:
+        """Return the divergence with another variant at a site."""
+        library, stations = self.library, self._stations
+        others = {other: one for other, one in self.state.chosen.items() if other != site}
+        if name == DENSE:
+            return library.scorer.divergence(others)
+        variant = library.sites[site].variant(name)
+        fit = library.fit_of(site, stations.get(site), variant, self.state.moments.get(site))
+        trial = {**others, site: (variant, fit)}
+        return library.scorer.divergence({own: trial[own] for own in library.sites if own in trial})
 
 
 def _to_score(options: Sequence[Option], here: int) -> list[int]:
@@ -190,7 +236,3 @@ def _between(scores: Mapping[int, float], number: int, count: int) -> float:
         return math.inf
     share = (number - below) / (above - below)
     return (1 - share) * scores[below] + share * scores[above]
-
-
-def _in_order(library: Library, chosen: Fitted) -> Fitted:
-    return {site: chosen[site] for site in library.sites if site in chosen}

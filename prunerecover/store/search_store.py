@@ -2,8 +2,9 @@
 
 A search is a chain of results, of which each follows from the network, the samples, the arguments and all results
 before. So the name of a result's file is a hash of these: the same search, begun again, finds its results in the order
-in which it asks for them, and another one finds none of them. What no weight, sample or argument shows, such as a hook
-or what a loss computes, must be as it was: outputs and losses of the network as it is are kept, too, and compared.
+in which it asks for them, and another one finds none of them. Alternatives, none of which follows from another, are
+asked for at once, and the ranks of torch.distributed share them. What no weight, sample or argument shows, such as a
+hook or what a loss computes, must be as it was: outputs and losses of the network as it is are kept, too, and compared.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from __future__ import annotations
 import hashlib
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from prunerecover.calibration.candidates import Candidate, Choice
 from prunerecover.files.atomic import atomic_file
@@ -25,6 +29,7 @@ from prunerecover.files.in_short import in_short
 from prunerecover.files.refused_writes import naming_the_folder
 from prunerecover.plan.edits import Fold, Remove, Replace
 from prunerecover.plan.units import Unit
+from prunerecover.store.ranks import Ranks, sharing
 from prunerecover.store.written import written
 from prunerecover.version import __version__
 
@@ -49,7 +54,8 @@ class SearchStore:
 
     def __init__(self, folder: str | Path | None = None, device: torch.device | None = None) -> None:
         self.folder, self._device = None if folder is None else Path(folder), device
-        self._key, self._computing = "", False
+        self._key, self._computing, self._ranks = "", False, Ranks()
+        self._begun: Callable[[], str] = str  # of a search that nothing is kept of: its key, which takes a while
 
     def begin(self, network: nn.Module, *parts: object, seen: Mapping[str, Callable[[], Tensor]]) -> None:
         """Tell the search from others.
@@ -63,11 +69,13 @@ class SearchStore:
             ValueError: If the folder is somebody else's, or the network gave something else when the search began.
             OSError: If nothing can be written in the folder.
         """
+        tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        about = __version__, repr(network), repr(getattr(network, "config", None)), tensors, *parts
         if self.folder is None:
+            self._begun = partial(self._after, *about)
             return
         _prepare(self.folder)
-        tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-        self.extend(__version__, repr(network), repr(getattr(network, "config", None)), tensors, *parts)
+        self._key = self._after(*about)
         for name, compute in seen.items():
             now = _some(compute())
             before = self.result(name, (), lambda now=now: now)  # type: ignore[misc]
@@ -78,19 +86,29 @@ class SearchStore:
                     "another folder."
                 )
 
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Share results among the ranks of torch.distributed inside a `with` block, which all of them enter.
+
+        Ranks alone share no search that began otherwise on another one, such as with samples of their own.
+        """
+        with sharing(self._begin_shared) as self._ranks:
+            try:
+                yield
+            finally:
+                self._ranks = Ranks()
+
+    def _begin_shared(self) -> str:
+        self._key = self._key or self._begun()
+        return self._key
+
     def extend(self, *parts: object) -> None:
         """Tell what is searched for next from what else might be."""
-        if self.folder is None:
-            return
-        digest = hashlib.sha256(self._key.encode())
-        for piece in written(parts):
-            digest.update(piece)
-        self._key = digest.hexdigest()
+        if self._key:
+            self._key = self._after(*parts)
 
     def result(self, what: str, names: Iterable[str], compute: Callable[[], T]) -> T:
         """Return what an earlier run found at this point of the search, or find it now, and keep it.
-
-        A damaged file is warned of, and its result found anew.
 
         Args:
             what: Is asked.
@@ -100,14 +118,75 @@ class SearchStore:
         Raises:
             OSError: If the folder is full or read-only.
         """
-        if self.folder is None or self._computing:
-            return compute()
+        names = tuple(names)
+        (found,) = self.results(what, [names], lambda _: compute())
+        if not self._computing:
+            self.extend(what, *names)
+        return found
+
+    def results(
+        self,
+        what: str,
+        asked: Sequence[Sequence[str]],
+        compute: Callable[[int], T],
+        advance: Callable[[], None] = lambda: None,
+        *,
+        everywhere: bool = False,
+    ) -> list[T]:
+        """Return what earlier runs found of alternatives; find the others now, each rank its share, and keep them.
+
+        Args:
+            what: Is asked.
+            asked: What it is asked about, of each. They follow from the results before, and no result from them.
+            compute: Finds that of a number; results inside belong to it.
+            advance: Called once for each.
+            everywhere: Whether every rank computes all that is missing, for what else comes of it; the first one's
+                results count.
+
+        Raises:
+            OSError: If the folder is full or read-only.
+        """
+        if self._computing or (self.folder is None and self._ranks.alone):
+            return [self._moved(advance, partial(compute, number)) for number in range(len(asked))]
         assert self._key, "a search begins before it has results"
-        self.extend(what, *names)
-        path = self.folder / f"{self._key}{ENDING}"
-        if path.is_file():
+        keys = [self._after(what, *names) for names in asked]
+        found = self._ranks.united(self._after(what, keys), self._known(keys))
+        missing = [number for number in range(len(asked)) if number not in found]
+        own, error = dict[int, T](), None
+        try:
+            for number in missing if everywhere else self._ranks.share(missing):
+                own[number] = self._moved(advance, lambda n=number: self._found(keys[n], partial(compute, n)))  # type: ignore[misc]
+        except Exception as raised:
+            error = raised
+        for _ in range(len(asked) - len(own)):
+            advance()
+        if missing:
+            found |= self._ranks.united(self._after(what, keys, "found"), own, error)
+        values = [found[number] for number in range(len(asked))]
+        return values if self._ranks.alone else tree_map_only(Tensor, lambda value: value.to(self._device), values)
+
+    def _after(self, *parts: object) -> str:
+        """Return the key of what follows from parts, too."""
+        digest = hashlib.sha256(self._key.encode())
+        for piece in written(parts):
+            digest.update(piece)
+        return digest.hexdigest()
+
+    @staticmethod
+    def _moved(advance: Callable[[], None], compute: Callable[[], T]) -> T:
+        found = compute()
+        advance()
+        return found
+
+    def _known(self, keys: Sequence[str]) -> dict[int, Any]:
+        """Return what is kept of the results of some keys; a damaged file is warned of."""
+        found = {}
+        for number, key in enumerate(keys if self.folder is not None else ()):
+            path = self._path(key)
+            if not path.is_file():
+                continue
             try:
-                return self._read(path)  # type: ignore[no-any-return]
+                found[number] = self._read(path)
             except (torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:  # whatever a damaged archive makes of itself
@@ -116,19 +195,51 @@ class SearchStore:
                     "takes its place; if other files of the folder were damaged, too, look after the disk.",
                     stacklevel=2,
                 )
+        return found
+
+    def _found(self, key: str, compute: Callable[[], T]) -> T:
+        """Return what is found now, and keep it."""
         self._computing = True
         try:
             found = compute()
         finally:
             self._computing = False
-        with atomic_file(path) as unfinished, unfinished.open("wb") as stream:
-            torch.save(found, stream)
+        if self.folder is not None:
+            with atomic_file(self._path(key)) as unfinished, unfinished.open("wb") as stream:
+                torch.save(found, stream)
         return found
+
+    def _path(self, key: str) -> Path:
+        assert self.folder is not None, "nothing is kept without one"
+        return self.folder / f"{key}{ENDING}"
 
     def _read(self, path: Path) -> Any:
         check_sums(path)
         with torch.serialization.safe_globals(list(CLASSES)):
             return torch.load(path, map_location=self._device, weights_only=True)
+
+
+def store_folder(store: object) -> Path | None:
+    """Return the folder of a store, given the argument of that name; None where nothing is to be kept.
+
+    Args:
+        store: Argument.
+
+    Raises:
+        TypeError: If it is no path.
+        ValueError: If a file has this name.
+    """
+    if store is None:
+        return None
+    if not isinstance(store, str | Path) or not str(store):
+        raise TypeError(f"Expected argument store to be the path of a folder, but got {store!r}.")
+    folder = Path(store).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(
+            f"Expected argument store to be a folder (it is made if missing), but {folder} is a file. Take another "
+            "name."
+        )
+    return folder
 
 
 def _prepare(folder: Path) -> None:

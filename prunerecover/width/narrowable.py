@@ -61,7 +61,8 @@ class NarrowableNetwork:
     def __init__(self, session: Session, config: WidthConfig) -> None:
         self.session, self.model = session, session.model
         check_differentiable(self.model)
-        found = find_groups(self.model, session.example, config.kinds, config.ignore)
+        traced = None if set(config.kinds) == {"expert"} else session.traced
+        found = find_groups(self.model, session.example, config.kinds, config.ignore, traced)
         warn_of_counted(found.counted)
         if not found.groups:
             raise Refusal(

@@ -27,6 +27,7 @@ from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
 from prunerecover.session.asked import planned_as_asked
 from prunerecover.session.session import Session
+from prunerecover.store.search_store import SearchStore
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.saved_cost import DenseCost
 from prunerecover.width.allocation.by_importance import lowest, per_cost
@@ -57,6 +58,7 @@ class WidthPlanner:
     Args:
         session: Network and samples.
         config: All other arguments of `plan_width`.
+        store: Store of the search, for scores; None: nothing is kept.
 
     Attributes:
         session: See above.
@@ -64,8 +66,8 @@ class WidthPlanner:
     """
 
     @ordinary_arithmetic()
-    def __init__(self, session: Session, config: WidthConfig | None = None) -> None:
-        self.session, self.config = session, config or WidthConfig()
+    def __init__(self, session: Session, config: WidthConfig | None = None, store: SearchStore | None = None) -> None:
+        self.session, self.config, self.store = session, config or WidthConfig(), store or SearchStore()
         self.network = NarrowableNetwork(session, self.config)
         self._scores: dict[str | int, tuple[str | Importance, Scores]] = {}
         self._weighed: list[tuple[WidthRule, str, float, KindWeights]] = []  # rule, cost and share
@@ -105,8 +107,11 @@ class WidthPlanner:
                 labels=self.config.labels,
                 seed=self.session.seed,
             )
+            names = [name_of(one) for one in missing.values()]
             with with_free_heads(self.session.model, self.network.attentions):
-                found = compute_importances(context, list(missing.values()))
+                (found,) = self.store.results(
+                    "importance", [names], lambda _: list(compute_importances(context, list(missing.values())))
+                )
             self._scores |= dict(zip(missing, zip(missing.values(), found, strict=True), strict=True))
         return tuple(self._scores[key][1] for key in map(_key, importances))
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, get_type_hints
+from typing import Any, TypedDict, TypeVar, get_type_hints
 
 import lightning.pytorch as pl
 
@@ -25,6 +25,7 @@ from prunerecover.plan.plan import Plan
 from prunerecover.store.search_store import delete_results
 
 CALIBRATION = 192
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -177,11 +178,21 @@ def beside(output: Path, ending: str) -> Path:
 
 
 def search_store(output: Path) -> Path:
-    """Return the folder with the results of a search in depth, kept until the plan is written."""
+    """Return the folder with the results of a search, kept until the plan is written."""
     return beside(output, ".search")
 
 
+def stored(config: T, output: Path) -> T:
+    """Return the arguments of a planning with a store: beside the plan, unless they name one.
+
+    Args:
+        config: Arguments.
+        output: File of the plan.
+    """
+    return dataclasses.replace(config, store=config.store or search_store(output))  # type: ignore[type-var, attr-defined]
+
+
 def save_found(plan: Plan, output: Path) -> None:
-    """Write the plan of a search in depth, and delete the results of the search."""
+    """Write the plan of a search, and delete the results of the search."""
     plan.save(output)
     delete_results(search_store(output))

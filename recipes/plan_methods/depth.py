@@ -7,7 +7,6 @@ removed layers marked.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -28,7 +27,7 @@ from prunerecover.recipes.plan_methods.base import (
     beside,
     parted,
     save_found,
-    search_store,
+    stored,
 )
 
 
@@ -41,8 +40,7 @@ class DepthMethod(PlanningMethod):
 
     def make(self, task: PlanTask) -> Plan:
         """Return the plan of `DepthPrune` at the start of a fit."""
-        store = self.config.store or search_store(task.output)
-        self.planning.config = dataclasses.replace(self.config, store=store)
+        self.planning.config = stored(self.config, task.output)
         return super().make(task)
 
     def write(self, plan: Plan, output: Path) -> None:

@@ -16,10 +16,11 @@ from prunerecover.display.markdown import table
 from prunerecover.files.atomic import write_text
 from prunerecover.frontiers.frontier import Frontier, frontier_table
 from prunerecover.plan.plan import Plan
-from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, beside
+from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, beside, search_store, stored
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
 from prunerecover.shared_budget.frontier import SHARES, frontier_of
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
+from prunerecover.store.search_store import delete_results
 
 
 class FrontierTable(AnyNetworkMethod):
@@ -31,6 +32,7 @@ class FrontierTable(AnyNetworkMethod):
         kinds: Kinds of the removable units; None: all usual kinds.
         ignore: Shell patterns of units and groups that stay.
         seed: Seed of all random draws.
+        store: Folder of the results of the search; None: beside the table, until that is written.
     """
 
     def __init__(
@@ -40,16 +42,18 @@ class FrontierTable(AnyNetworkMethod):
         kinds: list[str] | None = None,
         ignore: list[str] | None = None,
         seed: int = 0,
+        store: str | None = None,
     ) -> None:
         self.cost, self.shares = cost, tuple(shares or SHARES)
-        self.config = SharedBudgetConfig(kinds=kinds, ignore=tuple(ignore or ()), seed=seed)
+        self.config = SharedBudgetConfig(kinds=kinds, ignore=tuple(ignore or ()), seed=seed, store=store)
 
     def make(self, task: PlanTask) -> Plan:
         """Make the library and the frontier; nothing is removed."""
+        config = stored(self.config, task.output)
 
         def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Frontier:
             surgery = Surgery(trainer, module, task.target, task.calibration, self.config.seed)
-            planner = SharedBudgetPlanner(surgery.session(surgery.loss), self.cost, self.config)
+            planner = SharedBudgetPlanner(surgery.session(surgery.loss), self.cost, config)
             return frontier_of(planner, self.shares)
 
         self._found = at_start_of_fit(task.module, task.datamodule, decide, self.config.seed)
@@ -60,6 +64,7 @@ class FrontierTable(AnyNetworkMethod):
         header, rows = frontier_table(self._found.points)
         write_text(beside(output, ".md"), f"# Frontier\n\n{table(header, rows)}\n")
         self._found.plot(beside(output, ".png"))
+        delete_results(search_store(output))
 
     def written(self, plan: Plan, output: Path) -> str:
         """Show the table, and name the files."""

@@ -1,5 +1,6 @@
 """Method `joint` of `prunerecover plan`: removal of units of depth and of width within one budget.
 
+Results of the search lie in `<plan>.search` until the plan is written: an interrupted command goes on behind them.
 Recovered splits (`--method.search recovered`) leave trials beside the plan (`<plan>.trials.jsonl`, from which a killed
 search goes on), and a page with the table of trials (`<plan>.md`).
 """
@@ -20,7 +21,15 @@ from prunerecover.files.atomic import write_text
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import SplitEvidence, TriedSplit
 from prunerecover.plan.plan import Plan
-from prunerecover.recipes.plan_methods.base import PlanningMethod, PlanTask, ShareArguments, beside, parted
+from prunerecover.recipes.plan_methods.base import (
+    PlanningMethod,
+    PlanTask,
+    ShareArguments,
+    beside,
+    parted,
+    save_found,
+    stored,
+)
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
 
 
@@ -44,6 +53,7 @@ class JointMethod(PlanningMethod):
 
     def make(self, task: PlanTask) -> Plan:
         """Return the plan of `Prune` at the start of a fit, or the plan of the split with the best recovery."""
+        self.planning.config = stored(self.config, task.output)
         if self.trials is None:
             return super().make(task)
         store, ranks = beside(task.output, ".trials.jsonl"), all_ranks()
@@ -59,7 +69,7 @@ class JointMethod(PlanningMethod):
 
     def write(self, plan: Plan, output: Path) -> None:
         """Write the plan, and a page if splits were recovered."""
-        plan.save(output)
+        save_found(plan, output)
         if self._runner is not None:
             write_text(beside(output, ".md"), page_of(plan, self._runner))
 
@@ -76,6 +86,7 @@ class JointPlan(JointMethod):
         search: Comparison of splits between depth and width: by the `divergence` of their outputs, or `recovered` for a
             short while each, in this module and on its data.
         trials: Settings of training and evaluation in each short recovery.
+        store: Folder of the results of the search; None: beside the plan, until that is written.
 
     Raises:
         ValueError: If the arguments do not fit together.

@@ -9,7 +9,8 @@ from cases.shared_budget.networks import images, vit
 
 from prunerecover.library.edits import Fit
 from prunerecover.library.library import Scored, between
-from prunerecover.library.variants import DENSE, Variant
+from prunerecover.library.variants import DENSE, LibrarySite, Variant
+from prunerecover.plan.groups import Group, Slice
 from prunerecover.session.session import Session
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
@@ -23,6 +24,15 @@ def test_scores_of_sizes_between_others_lie_between_theirs() -> None:
     }
     found = {name: one.divergence for name, one in between(scored).items()}
     assert found == {"0": 0.0, "2": pytest.approx(0.5), "4": 1.0, "5": pytest.approx(2.0), "8": 5.0}
+
+
+def test_modules_of_a_site_have_one_order_in_every_process() -> None:
+    """What sites share is told by their parameters in order, and results in a store by what sites share."""
+    paths = [f"layer{number}" for number in range(20)]
+    slices = tuple(Slice(tensor=f"{path}.weight", dim=0) for path in paths)
+    group = Group(name="layers", kind="channel", size=4, slices=slices)
+    site = LibrarySite("layers", "channel", None, (group,), (Variant(DENSE),))
+    assert site.modules == tuple(paths)
 
 
 @pytest.mark.slow

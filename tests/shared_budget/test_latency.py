@@ -19,7 +19,7 @@ from prunerecover.plan.edits import Edit
 from prunerecover.plan.evidence import SplitEvidence
 from prunerecover.session.session import Session
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
-from prunerecover.shared_budget.plan_pruning import BudgetSearch
+from prunerecover.shared_budget.budget_search import BudgetSearch
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.surgery import saved_cost
 from prunerecover.surgery.saved_cost import CLOCKS, TIMED

@@ -11,7 +11,8 @@ import pytest
 from prunerecover.library.edits import Fit
 from prunerecover.library.variants import DENSE, LibrarySite, Variant
 from prunerecover.solvers.program import Option, Program
-from prunerecover.solvers.refine import Refiner, fitted
+from prunerecover.solvers.refine import Refiner, State
+from prunerecover.store.search_store import SearchStore
 
 SITES = ("a", "b", "c")
 ALONE = {"a": 1.0, "b": 1.1, "c": 1.2}  # of a site that is gone
@@ -23,7 +24,7 @@ class Interacting:
     stations = ()
 
     def __init__(self, together: float) -> None:
-        self.together, self.judged = together, 0
+        self.together, self.judged, self.store = together, 0, SearchStore()
         variants = (Variant(DENSE), Variant("gone", leaves="zero"))
         self.sites = {name: LibrarySite(name, "mlp", None, (), variants) for name in SITES}
         self.walks = SimpleNamespace(walk=lambda chosen: (dict(chosen), {}))
@@ -54,7 +55,7 @@ def test_the_set_that_is_best_together_is_found(together: float, best: set[str])
     library: Any = Interacting(together)
     found = Refiner(library, program(), {"macs": 0.4}).run()
     assert gone(found.names) == best
-    start = fitted(library, program().solve({"macs": 0.4}))
+    start = State(library, program().solve({"macs": 0.4}))
     assert found.divergence <= start.divergence
     assert found.divergence == library.divergence(library.chosen(found.names))
 

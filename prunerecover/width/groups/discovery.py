@@ -52,7 +52,11 @@ FOUND_KINDS = ("channel", "head", "neuron")
 
 @ordinary_arithmetic()
 def find_groups(
-    model: nn.Module, example_inputs: Any, kinds: Sequence[str] = FOUND_KINDS, ignore: str | Sequence[str] = ()
+    model: nn.Module,
+    example_inputs: Any,
+    kinds: Sequence[str] = FOUND_KINDS,
+    ignore: str | Sequence[str] = (),
+    traced: Traced | None = None,
 ) -> FoundGroups:
     """Find the groups of a model, as `look_for_groups` does.
 
@@ -61,14 +65,15 @@ def find_groups(
         example_inputs: Batch in any form of calibration batches; labels are not read.
         kinds: Kinds among "channel", "head", "head_dim", "neuron", "expert" and "hidden".
         ignore: Shell patterns of names of groups to keep, such as "layer4.*".
+        traced: Trace of a pass of the example; None: the pass is run where it is needed.
 
     Raises:
         ValueError: If a kind is unknown, the model cannot run the example, there is no group of the kinds, or a pattern
             matches no group.
     """
     kinds, ignore = kinds_among(kinds, WIDTH_KINDS), patterns_of(ignore)
-    model, traced = unwrap(model), None
-    if set(kinds) != {"expert"}:
+    model = unwrap(model)
+    if traced is None and set(kinds) != {"expert"}:
         traced = trace(model, inputs_of(example_inputs, model))
     found = look_for_groups(model, traced, kinds).of_kinds(kinds)
     if not found.groups and not found.linked:

@@ -14,14 +14,19 @@ from prunerecover.cost.statistics import Interval
 from prunerecover.surgery import saved_cost
 
 
-def counts_parameters(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
-    """Have latency follow the parameters; returns samples, and the share that was left, of all that is timed."""
+def counts_parameters(monkeypatch: pytest.MonkeyPatch, slower: float = 1.0) -> list[tuple[int, float]]:
+    """Have latency follow the parameters; returns samples, and the share that was left, of all that is timed.
+
+    Args:
+        monkeypatch: Undoes it.
+        slower: So many times as long as the parameters say takes what is pruned.
+    """
     timed: list[tuple[int, float]] = []
 
     def clock(dense: nn.Module, pruned: nn.Module, example: Any, **_: Any) -> Any:
-        left = _parameters(pruned) / _parameters(dense)
+        left = min(1.0, slower * _parameters(pruned) / _parameters(dense))
         timed.append((example.n_samples, left))
-        return SimpleNamespace(ratio=Interval(left, left, left, 0.95))
+        return SimpleNamespace(ratio=Interval(left, left, left, 0.95), pairs=4, batch_size=example.n_samples)
 
     monkeypatch.setattr(saved_cost, "latency_ratio", clock)
     return timed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,20 +20,17 @@ class Interrupts:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.begin()
-        patch.setattr(SearchStore, "result", self._watched(SearchStore.result))
+        patch.setattr(SearchStore, "_found", self._watched(SearchStore._found))
 
     def begin(self, until: int | None = None) -> None:
         """Count from none again."""
         self.computed, self.until = 0, until
 
-    def _watched(self, result: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(store: SearchStore, what: str, names: Iterable[str], compute: Callable[[], Any]) -> Any:
-            def counted() -> Any:
-                if self.computed == self.until:
-                    raise KeyboardInterrupt
-                self.computed += 1
-                return compute()
-
-            return result(store, what, names, compute if store._computing else counted)
+    def _watched(self, found: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(store: SearchStore, key: str, compute: Callable[[], Any]) -> Any:
+            if self.computed == self.until:
+                raise KeyboardInterrupt
+            self.computed += 1
+            return found(store, key, compute)
 
         return watched

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from prunerecover import Plan
 from prunerecover.library.variants import DENSE
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
-from prunerecover.solvers.refine import State, fitted
+from prunerecover.solvers.refine import State
 
 
 def together(planner: SharedBudgetPlanner, share: float) -> Plan:
@@ -18,7 +18,7 @@ def together(planner: SharedBudgetPlanner, share: float) -> Plan:
 def chosen(planner: SharedBudgetPlanner, names: Mapping[str, str]) -> State:
     """Return a choice of variants by site, fitted in order; other sites stay as they are."""
     with planner.session.evaluating():
-        return fitted(planner.library, {**dict.fromkeys(planner.library.sites, DENSE), **names})
+        return State(planner.library, {**dict.fromkeys(planner.library.sites, DENSE), **names})
 
 
 def plan_with(planner: SharedBudgetPlanner, names: Mapping[str, str]) -> Plan:

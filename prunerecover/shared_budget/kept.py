@@ -1,0 +1,73 @@
+"""Plans and measurements in the store of a joint search: what was finished before an interruption is not made again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from prunerecover.cost.met_share import BudgetMissed
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.edits import Edit
+from prunerecover.plan.plan import Plan
+from prunerecover.shared_budget.arguments import budget_of
+from prunerecover.store.search_store import SearchStore
+
+
+def kept_plan(store: SearchStore, names: Sequence[str], make: Callable[[], Plan]) -> Plan:
+    """Return a plan, made only where the store has none of these names; what its making warns of is said either way.
+
+    Args:
+        store: Store of the search.
+        names: What the plan follows from, beside the search.
+        make: Makes the plan.
+    """
+
+    def made() -> Any:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            plan = make()
+        said = [(str(one.message), issubclass(one.category, BudgetMissed)) for one in caught]
+        return plan.to_dict(), dict(plan.tensors), said
+
+    ((data, tensors, said),) = store.results("plan", [names], lambda _: made())
+    for text, missed in said:
+        warnings.warn(text, BudgetMissed if missed else UserWarning, stacklevel=3)
+    return Plan.from_dict(data, {name: value.cpu() for name, value in tensors.items()})
+
+
+def kept_budget(store: SearchStore, asked: Budget, shares: Budget) -> Budget:
+    """Return the shares that an amount was found to be when the search began, by a clock perhaps.
+
+    Args:
+        store: Store of the search.
+        asked: Budget, as it was asked for.
+        shares: Its shares, as they are found now.
+    """
+    if not asked.amounts:
+        return shares
+    (found,) = store.results("budget", [[str(asked.to_dict())]], lambda _: dict(shares.shares))
+    return budget_of(found)
+
+
+def kept_share(store: SearchStore, edits: Sequence[Edit], measure: Callable[[], float]) -> float:
+    """Return the share of the latency that edits save, measured only where the store has none.
+
+    Args:
+        store: Store of the search.
+        edits: Edits.
+        measure: Clock.
+    """
+    return store.results("latency", [[str(edit) for edit in edits]], lambda _: measure())[0]
+
+
+def kept_divergence(store: SearchStore, plan: Plan, measure: Callable[[], float | None]) -> float | None:
+    """Return the divergence of a plan, measured only where the store has none.
+
+    Args:
+        store: Store of the search.
+        plan: Plan.
+        measure: Returns the divergence; None: there is none.
+    """
+    names = [plan.made_by.method, *(str(edit) for edit in plan.edits)]
+    return store.results("divergence", [names], lambda _: measure())[0]

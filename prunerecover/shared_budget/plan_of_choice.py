@@ -1,0 +1,55 @@
+"""The plan of a choice out of a library, with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prunerecover.library.edits import Chosen
+from prunerecover.library.library import Library
+from prunerecover.plan.evidence import DepthEvidence, WidthEvidence
+from prunerecover.plan.groups import Group
+from prunerecover.plan.plan import Plan
+from prunerecover.surgery.provenance import plan_for
+
+
+def plan_of(library: Library, chosen: Chosen, divergence: float, groups: Sequence[Group], seed: int) -> Plan:
+    """Return the plan of a choice.
+
+    Args:
+        library: Scored.
+        chosen: Variants with what is fitted.
+        divergence: Divergence of the output on held-out samples.
+        groups: Groups of the network.
+        seed: Seed of planning.
+    """
+    session = library.session
+    with session.evaluating():
+        edits, tensors = library.maker.edits(chosen, in_place=False)
+    gone = {name: len(units) for variant, _ in chosen.values() for name, units in variant.removed.items()}
+    width = WidthEvidence(
+        kept={g.name: (g.size - gone.get(g.name, 0), g.size) for g in groups},
+        kinds={g.name: g.kind for g in groups},
+    )
+    units = {site.name: site.unit.kind for site in library.sites.values() if site.unit}
+    removed = [name for name, (variant, _) in chosen.items() if variant.leaves]
+    depth = DepthEvidence(
+        units=units,
+        importance={name: _of_unit(library, name) for name in units},
+        samples=session.samples.n_samples,
+        divergence={removed[-1]: divergence} if removed else {},
+    )
+    return plan_for(
+        session.model,
+        edits,
+        method="joint",
+        seed=seed,
+        tensors={key: value.detach().cpu() for key, value in tensors.items()},
+        example=session.example,
+        evidence={**depth.to_dict(), **width.to_dict()},
+    )
+
+
+def _of_unit(library: Library, site: str) -> float:
+    """Return the least divergence where a unit alone goes."""
+    scores = [one.divergence for one in library.scored[site].values() if one.variant.leaves]
+    return min(scores, default=0.0)

@@ -1,0 +1,157 @@
+"""Planning on two CPU ranks, each a process: planning_ranks.py RESULT.json FOLDER SCENARIO ..."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+import torch.distributed as dist
+from cases.depth.clock import counts_parameters
+from cases.fits.ranks import run_scenarios
+from cases.shared_budget.networks import Residual, images, vit
+from torch import nn
+
+from prunerecover import Budget, frontier, plan_pruning
+from prunerecover.callbacks.trials.nested import alone
+from prunerecover.library.scoring import Scorer
+from prunerecover.library.walk import Walks
+from prunerecover.store.search_store import SearchStore
+
+torch.set_num_threads(1)
+warnings.simplefilter("ignore")
+DIVERGENCE = Scorer.divergence
+
+
+def small() -> nn.Module:
+    return vit(depth=2)
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    body = (nn.Conv2d(3, 8, 3, padding=1), Residual(8), Residual(8), Residual(8), nn.AdaptiveAvgPool2d(1))
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(8, 4)).eval()
+
+
+def digest(plan) -> str:
+    found = hashlib.sha256(json.dumps(plan.to_dict(), sort_keys=True).encode())
+    for name in sorted(plan.tensors):
+        found.update(plan.tensors[name].numpy().tobytes())
+    return found.hexdigest()
+
+
+def everyone(value) -> list:
+    found = [None, None]
+    dist.all_gather_object(found, value)
+    return found
+
+
+def planned(build, *, batches=None, budget=None, **how):
+    """The plan and the number of choices that were judged on this rank; the plan of one process."""
+    judged = []
+    Scorer.divergence = lambda *own: judged.append(1) or DIVERGENCE(*own)
+    try:
+        batches, budget = batches or images(3), budget or Budget(macs=0.5)
+        plan = plan_pruning(build(), budget, batches=batches, **how)
+        shared, whole = len(judged), digest(plan)
+        judged.clear()
+        with alone():
+            one = plan_pruning(build(), budget, batches=batches, loss=how.get("loss"))
+        return everyone({"plan": whole, "one": digest(one), "judged": shared, "alone": len(judged)})
+    finally:
+        Scorer.divergence = DIVERGENCE
+
+
+def shared(folder):
+    return {"vit": planned(vit), "normed": planned(normed)}
+
+
+def stored(folder):
+    """In one folder, where the second rank is interrupted, and begun again."""
+
+    def interrupted(*own):
+        raise KeyboardInterrupt
+
+    Scorer.divergence = interrupted if dist.get_rank() else DIVERGENCE
+    said = ""
+    try:
+        plan_pruning(small(), Budget(macs=0.5), batches=images(3), store=folder / "store")
+    except BaseException as error:
+        said = f"{type(error).__name__}: {error}"
+    finally:
+        Scorer.divergence = DIVERGENCE
+    return {"said": everyone(said), "again": planned(small, store=folder / "store")}
+
+
+def clocked(folder):
+    """Each rank's clock says something else."""
+    import pytest
+
+    with pytest.MonkeyPatch.context() as patch:
+        counts_parameters(patch, slower=1 + dist.get_rank() / 2)
+        plan = plan_pruning(small(), Budget(latency=0.3), batches=images(3))
+    return everyone(digest(plan))
+
+
+def own_data(folder):
+    """Each rank has samples of its own."""
+    batches = [(1 + dist.get_rank()) * one for one, _ in images(3)]
+    return planned(small, batches=batches, loss=lambda net, x: net(x).sum())
+
+
+def tables(folder):
+    found = frontier(small(), batches=images(3), shares=(0.2, 0.5))
+    with alone():
+        one = frontier(small(), batches=images(3), shares=(0.2, 0.5))
+    return everyone({"points": [p.divergence for p in found.points], "one": [p.divergence for p in one.points]})
+
+
+def failing(folder):
+    """The second rank fails, at a score and between scores, or asks for other scores."""
+    said = {}
+    for owner, name in ((Scorer, "divergence"), (Scorer, "rebase"), (Walks, "walk")):
+        method = getattr(owner, name)
+
+        def fail(*own, method=method):
+            if dist.get_rank() == 1:
+                raise torch.OutOfMemoryError("no memory is left")
+            return method(*own)
+
+        setattr(owner, name, fail)
+        started = time.monotonic()
+        try:
+            plan_pruning(small(), Budget(macs=0.5), batches=images(3))
+            told = ""
+        except RuntimeError as error:
+            told = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        finally:
+            setattr(owner, name, method)
+        said[name] = everyone((told, time.monotonic() - started))
+    store = SearchStore()
+    store.begin(nn.Identity(), seen={})
+    told = ""
+    try:
+        with store.shared():
+            store.results("scores", [[str(dist.get_rank())]], lambda _: 0.0)
+    except RuntimeError as error:
+        told = f"{type(error).__name__}: {error}"
+    return {**said, "lost": everyone(told)}
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[2]).absolute() / "meeting"
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    if rank == 0:
+        second = subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "LOCAL_RANK": "1"})
+    dist.init_process_group("gloo", init_method=f"file://{where}", rank=rank, world_size=2)
+    run_scenarios(globals())
+    if rank == 0:
+        sys.exit(second.wait())
