@@ -105,7 +105,7 @@ class PruneCallback(LedgerCallback):
         return self.planning.decide(surgery, budget)
 
     def next_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> int | None:
-        """Return the epoch of the next surgery; None: all are done.
+        """Return the epoch of the next surgery, or its step, whichever the schedule counts; None: all are done.
 
         Args:
             trainer: Trainer in a fit.
@@ -151,7 +151,7 @@ class PruneCallback(LedgerCallback):
             rank_zero_warn(f"{me} will remove nothing: {self.budget} is less than one unit.")
         network = unwrap(get_module(pl_module, find_network(pl_module, self.target)))
         if not is_dry_run(trainer):
-            self.schedule.check_fits([epoch for epoch, _ in left], trainer.max_epochs)
+            self.schedule.check_fits([moment for moment, _ in left], self.schedule.end(trainer))
             if left and left[0][0] == 0 and ledger.from_checkpoint is None:
                 warn_of_untrained(network, me)
         if not ledger.made_by(me):
@@ -166,8 +166,8 @@ class PruneCallback(LedgerCallback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Do the surgeries that are due."""
         super().on_train_epoch_start(trainer, pl_module)
-        for epoch, budget in self._due_surgeries(trainer, pl_module):
-            if epoch <= trainer.current_epoch or is_dry_run(trainer):  # a trial run tries the surgery, too
+        for moment, budget in self._due_surgeries(trainer, pl_module):
+            if moment <= self.schedule.now(trainer) or is_dry_run(trainer):  # a trial run tries the surgery, too
                 self._operate(trainer, pl_module, budget)
         removed = float(Ledger.of(pl_module).removed_units)
         # The same on all ranks: with both arguments Lightning neither warns that it is of one, nor has ranks wait.
@@ -191,8 +191,9 @@ class PruneCallback(LedgerCallback):
         left = self._due_surgeries(trainer, pl_module)
         if left and not is_dry_run(trainer):
             rank_zero_warn(
-                f"The fit ended before {len(left)} surgeries of {self._key(trainer)}, the first at the start of epoch "
-                f"{left[0][0]}: the model is less pruned than asked for. Train longer or start earlier."
+                f"The fit ended before {len(left)} surgeries of {self._key(trainer)}, the first at the start of "
+                f"{self.schedule.by} {left[0][0]}: the model is less pruned than asked for. Train longer or start "
+                "earlier."
             )
         if siblings(trainer)[0] is self:
             warn_of_launcher(trainer, Ledger.of(pl_module))
@@ -262,7 +263,7 @@ class PruneCallback(LedgerCallback):
             return
         left = self._due_surgeries(trainer, pl_module)
         target = find_network(pl_module, self.target)
-        if not left or left[-1][0] <= trainer.current_epoch or target in ledger.adapters:
+        if not left or left[-1][0] <= self.schedule.now(trainer) or target in ledger.adapters:
             return
         others = [c for c in siblings(trainer) if c is not self and find_network(pl_module, c.target) == target]
         theirs = [epoch for other in others for epoch, _ in other._due_surgeries(trainer, pl_module)]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args
+
+import lightning.pytorch as pl
 
 from prunerecover.display.summary import call_text, changed_fields
 from prunerecover.plan.budget import Budget
+
+Unit = Literal["epoch", "step"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class PruneSchedule:
         step: Units *per kind* that each surgery removes, for budgets in units; 1 if only `every` is given.
         alternate: Take the kinds in turn, one kind per surgery.
         times: Surgeries among which a budget in a share of cost is divided evenly; needed with `every` for those.
+        by: What `start` and `every` count: "epoch", or "step" for optimizer steps, in a Trainer of transformers.
 
     Raises:
         ValueError: If a number is out of range or `step` and `every` do not come together.
@@ -34,6 +39,7 @@ class PruneSchedule:
     step: int | None = None
     alternate: bool = False
     times: int | None = None
+    by: Unit = "epoch"
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -41,6 +47,8 @@ class PruneSchedule:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int if name == "start" else int | None):
                 raise TypeError(f"Expected argument {name} of a schedule to be a whole number, but got {value!r}.")
+        if self.by not in get_args(Unit):
+            raise ValueError(f"Expected argument by of a schedule to be 'epoch' or 'step', but got {self.by!r}.")
         if self.start < 0:
             raise ValueError(f"Expected argument start to be an epoch >= 0, but got {self.start}.")
         for name in ("every", "step", "times"):
@@ -103,12 +111,29 @@ class PruneSchedule:
                 "of cost: among how many surgeries it is divided. Or give a budget in units (remove= or ratio=)."
             )
 
-    def check_fits(self, epochs: Sequence[int], max_epochs: int | None) -> None:
-        """Raise ValueError if a surgery would come at or after `max_epochs`."""
-        if epochs and max_epochs is not None and max_epochs >= 0 and epochs[-1] >= max_epochs:
+    def now(self, trainer: pl.Trainer) -> int:
+        """Return the epoch, or the optimizer step, whichever is counted."""
+        return trainer.current_epoch if self.by == "epoch" else trainer.global_step
+
+    def end(self, trainer: pl.Trainer) -> int | None:
+        """Return the number of epochs, or of optimizer steps, whichever is counted.
+
+        Raises:
+            ValueError: If steps are counted in a Trainer of Lightning.
+        """
+        if self.by == "step" and isinstance(trainer, pl.Trainer):
             raise ValueError(
-                f"Expected all surgeries before max_epochs={max_epochs}, but the last of {len(epochs)} comes at the "
-                f"start of epoch {epochs[-1]} (counted from 0). Start earlier (schedule), "
+                f"Expected a schedule by epochs in a Trainer of Lightning, but got {self}. Leave by='step' out, and "
+                "set limit_train_batches for shorter epochs."
+            )
+        return trainer.max_epochs if self.by == "epoch" else trainer.max_steps
+
+    def check_fits(self, moments: Sequence[int], end: int | None) -> None:
+        """Raise ValueError if a surgery would come at or after the end of the fit."""
+        if moments and end is not None and end >= 0 and moments[-1] >= end:
+            raise ValueError(
+                f"Expected all surgeries before max_{self.by}s={end}, but the last of {len(moments)} comes at the "
+                f"start of {self.by} {moments[-1]} (counted from 0). Start earlier (schedule), "
                 "remove more per step, or train longer."
             )
 

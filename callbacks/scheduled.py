@@ -121,7 +121,7 @@ class ScheduledSurgeries:
         self._has_begun = True
 
     def due(self, ledger: Ledger, me: str) -> list[tuple[int, Budget | None]]:
-        """Return the surgeries that are not done: epoch, and what is to have gone in all; None: no budget.
+        """Return the surgeries that are not done: epoch or step, and what is to have gone in all; None: no budget.
 
         Args:
             ledger: Ledger of the module, in which the schedule has begun.
@@ -154,4 +154,7 @@ class ScheduledSurgeries:
         """
         budget = None if self.budget is None else self.budget.to_dict()
         tensors = None if plan is None else plan.result.tensors
-        return {"budget": budget, "plan": tensors, "schedule": dict(vars(self.schedule)), "planning": dict(planning)}
+        schedule = dict(vars(self.schedule))
+        if schedule["by"] == "epoch":  # runs of before there was a choice go on
+            del schedule["by"]
+        return {"budget": budget, "plan": tensors, "schedule": schedule, "planning": dict(planning)}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from prunerecover.callbacks import RecoverySchedule as RecoverySchedule
     from prunerecover.callbacks import RoutedLoRARecover as RoutedLoRARecover
     from prunerecover.callbacks import WidthPrune as WidthPrune
+    from prunerecover.callbacks.trainers.attach import attach as attach
     from prunerecover.checkpoint.export import export as export
     from prunerecover.checkpoint.pruned_folder import load_pruned as load_pruned
     from prunerecover.checkpoint.pruned_folder import save_pruned as save_pruned
@@ -93,6 +94,7 @@ _HOME = {
     "Unit": "prunerecover.plan.units",
     "WidthPrune": "prunerecover.callbacks",
     "apply_plan": "prunerecover.apply",
+    "attach": "prunerecover.callbacks.trainers.attach",
     "compare": "prunerecover.report.compare",
     "export": "prunerecover.checkpoint.export",
     "find_groups": "prunerecover.sites.find",

@@ -73,9 +73,10 @@ class LedgerCallback(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Have a resumed fit go on from any file as the fit that wrote it did; see `resumed_progress`."""
-        begin_next_epoch(trainer)
-        load_loader_states(trainer)
-        pass_over_validation(trainer)
+        if isinstance(trainer, pl.Trainer):
+            begin_next_epoch(trainer)
+            load_loader_states(trainer)
+            pass_over_validation(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Go on with the random numbers of training, whatever was drawn since its last step."""

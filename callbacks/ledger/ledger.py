@@ -139,6 +139,11 @@ class Ledger:
         return network
 
     @property
+    def structure(self) -> tuple[dict[str, tuple[Edit, ...]], dict[str, Adapters]]:
+        """What the networks are made of, by path: all edits, and adapters."""
+        return _edits(self.plans), dict(self.adapters)
+
+    @property
     def removed_units(self) -> int:
         """How many units were removed so far, in all networks."""
         return sum(len(event.units) for event in self.events)
@@ -150,18 +155,22 @@ class Ledger:
 
     def record(self, module: pl.LightningModule) -> LedgerRecord:
         """Return everything that a checkpoint must hold."""
+        states = random_state.collect(self.training_random_state)
+        return self.present(module).model_copy(update={"random_states": states})
+
+    def present(self, module: pl.LightningModule) -> LedgerRecord:
+        """Return everything but the random states, which all ranks have to collect together."""
         trainer = module._trainer
         return LedgerRecord(
             run=self.run,
-            plans=self.plans,
+            plans=dict(self.plans),
             events=tuple(self.events),
-            begun=self.begun,
-            teachers=self.teachers,
-            adapters=self.adapters,
-            places=self.places,
+            begun=dict(self.begun),
+            teachers=dict(self.teachers),
+            adapters=dict(self.adapters),
+            places=dict(self.places),
             use={target: use_of(unwrap(get_module(module, target))) for target in self.plans | self.adapters},
             optimizers=optimizers.group_names(trainer.optimizers, module) if trainer is not None else [],
-            random_states=random_state.collect(self.training_random_state),
         )
 
     def restore(self, module: pl.LightningModule, record: LedgerRecord | None) -> None:
@@ -176,7 +185,7 @@ class Ledger:
         """
         self.from_checkpoint = record is not None
         record = record or LedgerRecord()
-        if _edits(self.plans) != _edits(record.plans) or self.adapters != record.adapters:
+        if self.structure != (_edits(record.plans), record.adapters):
             for target in list(self.adapters):
                 self.merge(module, target, structure_only=True)
             if _edits(self.plans) != _edits(record.plans):

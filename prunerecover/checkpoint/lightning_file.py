@@ -1,8 +1,8 @@
 """Reading of a Lightning checkpoint without Lightning: the ledger of the callbacks, and the networks' weights.
 
-A checkpoint is a file, or the folder of a strategy that shards the model (`distributed_folder`). Of the ledger
-(`ledger_record`), only the plans and the adapters count here; all further entries serve the callbacks. Nothing in a
-file is executed.
+A checkpoint is a file, the folder of a strategy that shards the model (`distributed_folder`), or the folder of a
+transformers Trainer (`trainer_folder`). Of the ledger (`ledger_record`), only the plans and the adapters count here;
+all further entries serve the callbacks. Nothing in a file is executed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from prunerecover.checkpoint.distributed_folder import META, is_distributed, read_weights_of
 from prunerecover.checkpoint.ledger_record import KEY, LedgerRecord
 from prunerecover.checkpoint.plain_data import foreign_class, read_without_executing
+from prunerecover.checkpoint.trainer_folder import is_of_trainer, read_trainer_folder
 from prunerecover.checkpoint.weights_file import Weights
 from prunerecover.files.checksums import check_sums
 from prunerecover.model.settings import Use
@@ -100,14 +101,20 @@ class LightningFile:
         return mine == theirs
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether this is a file, or a folder that a Trainer wrote."""
+    return path.is_file() or is_distributed(path) or is_of_trainer(path)
+
+
 def read_checkpoint(path: Path) -> LightningFile:
-    """Read a file saved by a Trainer, or the folder of a distributed checkpoint.
+    """Read a file saved by a Trainer, or the folder of a distributed checkpoint or of a transformers Trainer.
 
     Raises:
         ValueError: If the path cannot be read, is no Lightning checkpoint, or has no ledger or a ledger of a newer
             schema.
     """
-    checkpoint = _load_folder(path) if is_distributed(path) else _load(path)
+    read = _load_folder if is_distributed(path) else read_trainer_folder if is_of_trainer(path) else _load
+    checkpoint = read(path)
     if not isinstance(checkpoint, Mapping) or not isinstance(checkpoint.get("state_dict"), Mapping):
         raise ValueError(
             f"Expected a Lightning checkpoint or a folder of save_pruned, but {path} holds no 'state_dict'. "

@@ -18,8 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from prunerecover.checkpoint.distributed_folder import is_distributed
-from prunerecover.checkpoint.lightning_file import LightningFile, read_checkpoint
+from prunerecover.checkpoint.lightning_file import LightningFile, is_checkpoint, read_checkpoint
 from prunerecover.checkpoint.lightning_module import load_class, load_instance
 from prunerecover.checkpoint.replay import dense_of, end_of, prune_and_fill
 from prunerecover.checkpoint.weights_file import Weights, read_weights, save_weights
@@ -98,7 +97,7 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
 
     Args:
         path: Folder of `save_pruned`, or checkpoint of a Trainer with a callback of this package: a file, or the folder
-            of a distributed checkpoint (FSDPStrategy, ModelParallelStrategy).
+            of a distributed checkpoint (FSDPStrategy, ModelParallelStrategy) or of a transformers Trainer.
         model: None: the dense model is rebuilt from the plan (timm, transformers, torchvision, ultralytics); a warning
             names weights of the checkpoint beside the network, such as a decoder's. A dense network: pruned in place
             and filled with the weights, on its device; where the folder holds more than the network, pass the whole
@@ -125,7 +124,7 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
     if isinstance(model, type):
         _check_class(model, path)
         return load_class(model, read_checkpoint(path))
-    if path.is_dir() and not is_distributed(path):
+    if not is_checkpoint(path):
         return _open_folder(path, model)
     file = read_checkpoint(path)
     if _is_whole_module(model, file):
@@ -253,7 +252,7 @@ def standard_class(folder: Path) -> str | None:
 def _check_class(cls: type, path: Path) -> None:
     if not hasattr(cls, "load_from_checkpoint"):
         raise TypeError(f"Expected a LightningModule class, a network or None, but got the class {cls.__name__}.")
-    if path.is_dir() and not is_distributed(path):
+    if not is_checkpoint(path):
         raise TypeError(
             f"Expected a Lightning checkpoint for the class {cls.__name__}, but {path} is a folder, which holds only "
             "the network. Call load_pruned(path), and put what it returns into your LightningModule."

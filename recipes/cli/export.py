@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from prunerecover.checkpoint.distributed_folder import is_distributed
 from prunerecover.checkpoint.export import FORMATS
 from prunerecover.checkpoint.export import export as write_network
-from prunerecover.checkpoint.lightning_file import LightningFile, canonical, read_checkpoint
+from prunerecover.checkpoint.lightning_file import LightningFile, canonical, is_checkpoint, read_checkpoint
 from prunerecover.checkpoint.pruned_folder import PLAN, load_network, load_pruned, save_pruned
 from prunerecover.files.plan_file import read_data, read_saved
 from prunerecover.model.paths import get_module, is_within, unwrap
@@ -113,7 +112,7 @@ def open_for_export(path: Path, model: str | None = None, target: str | None = N
         ValueError: If a class is needed but not given, or does not exist.
     """
     cls = None if model is None else named_class(model)
-    if not path.is_file() and not is_distributed(path):
+    if not is_checkpoint(path):
         network = load_pruned(path, None if cls is None else built(cls))
         plan, held = Plan.load(path / PLAN), read_saved(read_data(path / PLAN)).target
         pruned = get_module(network, held)

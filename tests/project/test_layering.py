@@ -67,6 +67,7 @@ ORDER = (
     "prunerecover.callbacks.distillation",
     "prunerecover.callbacks.logs",
     "prunerecover.callbacks",
+    "prunerecover.callbacks.trainers",
     "prunerecover.callbacks.trials",
     "prunerecover.recipes.networks",
     "prunerecover.recipes.networks.detectors",

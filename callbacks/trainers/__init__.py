@@ -1,0 +1,1 @@
+"""Trainers of other libraries, in which the same callbacks prune and recover."""

@@ -1,0 +1,195 @@
+"""A fit of a transformers Trainer, by the names under which callbacks of Lightning read one.
+
+Callbacks, planning, surgery and ledger are the same in both Trainers. What they read off a Trainer of Lightning is said
+here: a test compares the names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch.distributed as dist
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
+from torch.optim import Optimizer
+
+from prunerecover.callbacks.ledger.callback import LedgerCallback
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.pruning import PruneCallback
+from prunerecover.callbacks.trainers.data import plain_loader
+from prunerecover.callbacks.trainers.follow import follow, forget_best
+from prunerecover.callbacks.trainers.module import TrainedModel
+
+
+class Fit:
+    """What callbacks read off a Trainer, and the calls of their hooks.
+
+    Args:
+        trainer: Trainer of transformers.
+        callbacks: Callbacks that are attached to it.
+
+    Attributes:
+        module: Holds the model, as its child "model".
+        current_epoch: Epoch, counted from 0.
+        ckpt_path: Folder that is resumed from.
+    """
+
+    fast_dev_run = False
+    gradient_clip_algorithm = "norm"
+    should_stop = sanity_checking = False
+
+    def __init__(self, trainer: Any, callbacks: Sequence[LedgerCallback]) -> None:
+        self.trainer, self.module = trainer, TrainedModel(trainer)
+        self.module._trainer = self  # type: ignore[assignment]
+        # At one moment surgery comes first: what recovers looks after the network that is there then.
+        self.callbacks = sorted(callbacks, key=lambda callback: not callback.prunes)
+        self.strategy = _Strategy(trainer)
+        self.precision_plugin = self.strategy.precision_plugin
+        self.state = SimpleNamespace(fn="fit")
+        self.current_epoch = 0
+        self.ckpt_path: str | None = None
+        self.loggers = [self]
+
+    def call(self, hook: str, *arguments: Any, callbacks: Iterable[LedgerCallback] | None = None) -> None:
+        """Call a hook of callbacks; wrappers and the search for the best checkpoint follow what they did.
+
+        Args:
+            hook: Name of the hook.
+            arguments: What it is called with besides the fit and the module.
+            callbacks: Callbacks; None: all.
+        """
+        ledger = Ledger.of(self.module)
+        before, surgeries = ledger.structure, len(ledger.events)
+        for callback in self.callbacks if callbacks is None else callbacks:
+            getattr(callback, hook)(self, self.module, *arguments)
+        if ledger.structure != before:
+            follow(self.trainer)
+        if len(ledger.events) > surgeries:
+            forget_best(self.trainer)
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        """Log as a logger of Lightning does."""
+        self.trainer.log(dict(metrics))
+
+    @property
+    def by_step(self) -> list[PruneCallback]:
+        """Callbacks whose schedule counts steps."""
+        return [c for c in self.callbacks if isinstance(c, PruneCallback) and c.schedule.by == "step"]
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizer, without what accelerate wraps around it."""
+        optimizer = self.trainer.optimizer
+        return [] if optimizer is None else [getattr(optimizer, "optimizer", optimizer)]
+
+    @property
+    def lr_scheduler_configs(self) -> list[Any]:
+        """The scheduler."""
+        scheduler = self.trainer.lr_scheduler
+        return [] if scheduler is None else [SimpleNamespace(scheduler=getattr(scheduler, "scheduler", scheduler))]
+
+    @property
+    def checkpoint_callback(self) -> ModelCheckpoint | None:
+        """Says where checkpoints are written; None: nowhere."""
+        args = self.trainer.args
+        return None if str(args.save_strategy.value) == "no" else ModelCheckpoint(dirpath=args.output_dir)
+
+    @property
+    def fit_loop(self) -> Any:
+        """Holds the training data."""
+        loader = self.trainer.callback_handler.train_dataloader
+        combined = None if loader is None else CombinedLoader(plain_loader(loader, self.trainer), "max_size_cycle")
+        return SimpleNamespace(_combined_loader=combined)
+
+    @property
+    def progress_bar_callback(self) -> Any:
+        """Whether there is a progress bar."""
+        return None if self.trainer.args.disable_tqdm else self.trainer
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps so far."""
+        return int(self.trainer.state.global_step)
+
+    @property
+    def max_epochs(self) -> int:
+        """Epochs in all."""
+        return int(self.trainer.state.num_train_epochs)
+
+    @property
+    def max_steps(self) -> int:
+        """Optimizer steps in all."""
+        return int(self.trainer.state.max_steps)
+
+    @property
+    def accumulate_grad_batches(self) -> int:
+        """Batches of one optimizer step."""
+        return int(self.trainer.args.gradient_accumulation_steps)
+
+    @property
+    def num_training_batches(self) -> float:
+        """Batches of an epoch; infinite where the data have no length."""
+        try:
+            return len(self.trainer.callback_handler.train_dataloader)
+        except TypeError:
+            return math.inf
+
+    @property
+    def batch_index(self) -> int:
+        """Number of the next batch in the epoch."""
+        if math.isinf(self.num_training_batches):
+            return 0
+        steps = math.ceil(self.num_training_batches / self.accumulate_grad_batches)
+        return (self.global_step - self.current_epoch * steps) * self.accumulate_grad_batches
+
+    @property
+    def gradient_clip_val(self) -> float | None:
+        """Norm that gradients are clipped to."""
+        return self.trainer.args.max_grad_norm or None
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return int(self.trainer.args.world_size)
+
+    @property
+    def global_rank(self) -> int:
+        """Number of this process."""
+        return int(self.trainer.args.process_index)
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is the first process."""
+        return self.global_rank == 0
+
+
+class _Strategy:
+    """Devices, precision and processes of a Trainer, by Lightning's names."""
+
+    launcher = None
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.precision_plugin = SimpleNamespace(
+            train_step_context=self._step_context, convert_input=lambda inputs: inputs
+        )
+
+    def broadcast(self, value: Any, src: int = 0) -> Any:
+        """Return what one process has."""
+        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src)
+        return values[0]
+
+    def batch_to_device(self, batch: Any, dataloader_idx: int = 0) -> Any:
+        """Return a batch as the training step gets it."""
+        return self.trainer._prepare_inputs(batch)
+
+    def _step_context(self) -> contextlib.AbstractContextManager[Any]:
+        context: contextlib.AbstractContextManager[Any] = self.trainer.compute_loss_context_manager()
+        return context

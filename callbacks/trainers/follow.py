@@ -1,0 +1,58 @@
+"""What a transformers Trainer holds about its model, after the model has changed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from transformers import EarlyStoppingCallback
+
+
+def follow(trainer: Any) -> None:
+    """Give DDP a reducer for the parameters that are there now; what was compiled for others is forgotten.
+
+    The Trainer's loop holds the wrapper itself, so it stays the same object.
+
+    Args:
+        trainer: Trainer between steps.
+    """
+    wrapped = trainer.model_wrapped
+    while hasattr(wrapped, "_orig_mod"):
+        wrapped = wrapped._orig_mod
+    if isinstance(wrapped, DistributedDataParallel):
+        _make_anew(wrapped, getattr(trainer.accelerator, "ddp_handler", None))
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+
+
+def _make_anew(wrapped: Any, handler: Any) -> None:
+    kept = (
+        "device_ids",
+        "output_device",
+        "dim",
+        "broadcast_buffers",
+        "process_group",
+        "find_unused_parameters",
+        "gradient_as_bucket_view",
+        "static_graph",
+        "mixed_precision",
+    )
+    settings = {name: getattr(wrapped, name) for name in kept}
+    del wrapped.reducer  # whose hooks wait for gradients of what is gone
+    wrapped.__init__(wrapped.module, **settings)
+    if handler is not None:
+        handler.register_comm_hook(wrapped)
+
+
+def forget_best(trainer: Any) -> None:
+    """Scores from before a surgery are of another model: "best" starts anew, and patience with it.
+
+    Args:
+        trainer: Trainer between steps.
+    """
+    trainer.state.best_metric = trainer.state.best_model_checkpoint = trainer.state.best_global_step = None
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, EarlyStoppingCallback):
+            callback.early_stopping_patience_counter = 0
