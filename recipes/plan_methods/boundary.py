@@ -38,7 +38,7 @@ from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
 
 
 class BoundaryPlan(PlanMethod):
-    """Find the number of attentions and activations to remove by short recoveries, and the units (`plan_boundary`).
+    """Find how many attentions and activations to remove by short recoveries: BoundaryDPT (`plan_boundary`).
 
     Args:
         n_remove: Number of attentions and activations to remove, both together. Give exactly one budget.
@@ -144,7 +144,7 @@ class BoundaryPlan(PlanMethod):
 
 
 class PublishedBoundaryPlan(BoundaryPlan):
-    """Run the published search: 22 runs, a polynomial surface, gate gradients within each type, identity replacements.
+    """Run BoundaryDPT as published: 22 runs, a polynomial surface, gate gradients per type, identity replacements.
 
     Args:
         n_remove: Number of attentions and activations to remove, both together; or give `n_keep`.

@@ -61,9 +61,10 @@ class _Found:
 
 
 class PuddingPlan(PlanMethod):
-    """Search a set of blocks per task and loss, train a router over the sets, and compare with the best static set.
+    """Search a set of blocks per task and loss, and train a router over the sets: PuDDing (arXiv 2502.04348).
 
-    The language model is the module's (`--model.model`), with its tokenizer.
+    The router is compared with the best static set. The language model is the
+    module's (`--model.model`), with its tokenizer.
 
     Args:
         tasks: Questions by the name of the task: a hub id or local file, as in `ChoiceData`; the training split is
