@@ -1,4 +1,4 @@
-"""Costs of variants: the share of a network's MACs, parameters or latency that each saves where it alone changes."""
+"""Costs of variants: the share of a cost of the network that each saves where it alone changes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class VariantCosts:
         """Return the share that each variant saves.
 
         Args:
-            cost: "macs", "params" or "latency".
+            cost: Name of the cost.
         """
         if cost not in self._known:
             self._known[cost] = self._timed() if cost == "latency" else self._counted(cost)
@@ -46,7 +46,8 @@ class VariantCosts:
         found: Shares = {}
         with progress("counting what variants cost", len(self.maker.sites)) as advance:
             for name, site in self.maker.sites.items():
-                key = class_of(self.session, site)
+                # caches of layers of one shape may keep windows of other lengths
+                key = name if cost == "memory" else class_of(self.session, site)
                 for variant in site.variants:
                     if (key, variant.name) not in alike:
                         alike[key, variant.name] = self._saved(site, variant, cost)
@@ -60,6 +61,7 @@ class VariantCosts:
             return 0.0
         network = self.maker.network
         closed = network is not None and all(name in network.costs.sizes for name in variant.removed)
+        closed = closed and cost in ("macs", "params")
         if network is not None and closed and not variant.leaves and len(variant.removed) == 1:
             sizes = network.costs.sizes
             left = network.costs.total({name: sizes[name] - len(gone) for name, gone in variant.removed.items()})

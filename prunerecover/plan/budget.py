@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prunerecover.cost.units.amounts import amount
-from prunerecover.cost.units.cost_names import COSTS
+from prunerecover.cost.units.cost_names import ALONE, COSTS
+from prunerecover.cost.units.serving import Serving
 from prunerecover.display.summary import call_text, changed_fields
 from prunerecover.plan.kinds import KINDS
 
@@ -29,6 +30,13 @@ class Budget:
         params: Share of the parameters; or what may be left of them, in K, M, G (or B) or T.
         latency: Share of the latency, measured on the target device; or what may be left of it for the first batch, in
             us, ms or s. A plan may miss the share by 0.01, as clocks do.
+        memory: Share of the memory of a language model in service, its weights and the key-value cache of `batch`
+            sequences of `tokens` tokens; or what may be left of it, in KB, MB, GB, TB or KiB, MiB, GiB, TiB.
+        checkpoint: Share of the bytes of the weights file; or what may be left of them, as of the memory.
+        active_params: Share of the parameters that compute a token, of routed experts those that are picked; or what
+            may be left of them, as of the parameters.
+        batch: Sequences at once, for `memory`.
+        tokens: Tokens of each of them.
         steps: Surgeries among which what is to go until an amount is left is divided evenly; schedules say it.
 
     Raises:
@@ -48,16 +56,22 @@ class Budget:
     macs: float | str | None = None
     params: float | str | None = None
     latency: float | str | None = None
+    memory: float | str | None = None
+    checkpoint: float | str | None = None
+    active_params: float | str | None = None
+    batch: int | None = None
+    tokens: int | None = None
     steps: int = 1
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        given = self._given
+        given = {name: value for name, value in self._given.items() if name not in ("batch", "tokens")}
         if not given or (len(given) > 1 and self.in_units):
             raise ValueError(
-                "Expected exactly one of remove and ratio, or one or more of macs, params and latency, but got "
+                f"Expected exactly one of remove and ratio, or one or more of {', '.join(COSTS)}, but got "
                 f'{sorted(given) or "none"}. For example Budget(remove={{"attention": 3}}), or Budget(macs=0.3).'
             )
+        self._check_load()
         for name in ("remove", "ratio"):
             if not isinstance(given.get(name, {}), Mapping):
                 raise TypeError(
@@ -94,6 +108,22 @@ class Budget:
     @property
     def _given(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "steps" and value is not None}
+
+    def _check_load(self) -> None:
+        load = {name: value for name, value in self._given.items() if name in ("batch", "tokens")}
+        if (self.memory is None) != (not load) or len(load) == 1:
+            raise ValueError(
+                f"Expected batch and tokens with memory, and without it neither, but got {self}. For example "
+                "Budget(memory=0.3, batch=8, tokens=4096)."
+            )
+        for name, value in load.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"Expected argument {name} to be a whole number of at least 1, but got {value!r}.")
+
+    @property
+    def serving(self) -> Serving | None:
+        """Load at which memory is counted; None: it is not asked for."""
+        return Serving(self.batch, self.tokens) if self.batch is not None and self.tokens is not None else None
 
     @property
     def in_units(self) -> bool:
@@ -145,15 +175,20 @@ class Budget:
         >>> Budget(macs=0.3, params="100M").each()
         [Budget(macs=0.3), Budget(params='100M')]
         """
-        given: list[dict[str, Any]] = [{name: value} for name, value in self.costs.items()]
-        return [Budget(**one, steps=self.steps) for one in given]
+        return [self._of({name: value}) for name, value in self.costs.items()]
+
+    def _of(self, costs: Mapping[str, float | str]) -> Budget:
+        """Return the budget of these costs, at the same load."""
+        load = {"batch": self.batch, "tokens": self.tokens} if "memory" in costs else {}
+        given: dict[str, Any] = {**costs, **load}
+        return Budget(**given, steps=self.steps)
 
     def check_one_cost(self) -> None:
-        """Raise ValueError if several costs are given, for planning that takes one."""
-        if len(self.costs) > 1:
+        """Raise ValueError if several costs are given, or others than `ALONE`, for planning that takes one of these."""
+        if len(self.costs) > 1 or not set(self.costs) <= set(ALONE):
             raise ValueError(
-                f"Expected a budget in one cost, but got {self}. Meet several with plan_pruning or Prune, whose kinds "
-                "may be those of depth or of width alone; or plan for the cost that matters most."
+                f"Expected a budget in one cost among {', '.join(ALONE)}, but got {self}. Meet others, and "
+                "several, with plan_pruning or Prune, whose kinds may be those of depth or of width alone."
             )
 
     def kinds(self, available: Sequence[str]) -> tuple[str, ...]:
@@ -207,8 +242,9 @@ class Budget:
         steps = list(taken)
         left = {name: math.prod(1 - step.get(name, 0.0) for step in steps) for name in self.shares}
         missing = {name: (total - (1 - left[name])) / left[name] for name, total in self.shares.items()}
-        shares: dict[str, Any] = {name: share if share > ROUNDING else None for name, share in missing.items()}
-        return replace(self, **shares) if self.amounts or any(shares.values()) else None
+        asked = {name: missing.get(name, value) for name, value in self.costs.items()}
+        found = {name: value for name, value in asked.items() if isinstance(value, str) or value > ROUNDING}
+        return self._of(found) if found else None
 
     def counts(self, available: Mapping[str, int]) -> dict[str, int]:
         """Return how many units of each kind go, given how many there are.

@@ -22,6 +22,7 @@ def planned_as_asked(session: Session, budget: Budget, plan: Callable[[Budget], 
         budget: Budget, in shares, amounts or units.
         plan: Plans a budget in shares or units.
     """
+    shares = session.in_shares(budget)
     if not budget.amounts:
         return plan(budget)
     for cost, left in budget.amounts.items():
@@ -32,7 +33,6 @@ def planned_as_asked(session: Session, budget: Budget, plan: Callable[[Budget], 
                 f"{shown(cost, left)}: nothing has to go for it. Ask for less, or for a share ({cost}=0.3).",
                 stacklevel=4,
             )
-    shares = session.in_shares(budget)
     if not any(shares.shares.values()):
         return Plan()
     found = plan(shares)

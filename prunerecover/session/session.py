@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunerecover.cost.units.serving import Serving
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import chosen_divergence
 from prunerecover.graph.trace import Traced, trace
@@ -75,6 +76,7 @@ class Session:
         self.loss = None if loss is None else bound_to(network, loss)
         self.model = hooked_copy(network)
         self._costs: dict[str, DenseCost] = {}
+        self._serving: Serving | None = None
 
     @classmethod
     def with_dense_reference(
@@ -211,17 +213,19 @@ class Session:
         return inputs_of(batch, self.model)
 
     def in_shares(self, budget: Budget) -> Budget:
-        """Return a budget with shares in the place of amounts; see `Budget.in_shares`."""
+        """Return a budget with shares in the place of amounts; memory is counted at the load of the last budget."""
+        if budget.serving != self._serving:
+            self._serving = budget.serving
+            self._costs.pop("memory", None)
         return budget.in_shares(lambda cost: self.cost(cost).dense)
 
     def cost(self, name: str) -> DenseCost:
         """Return a cost of the network.
 
         Args:
-            name: Name of the cost: "latency", measured on the first batch, or "macs" or "params", counted on the first
-                sample.
+            name: Name of the cost: "latency", measured on the first batch, or one that is counted on the first sample.
         """
         if name not in self._costs:
             example = self.first if name == "latency" else self.example
-            self._costs[name] = DenseCost(self.model, name, example, self.seed)
+            self._costs[name] = DenseCost(self.model, name, example, self.seed, self._serving)
         return self._costs[name]

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from prunerecover.cost.units.cost_names import ALONE
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.plan.budget import Budget
@@ -60,11 +61,15 @@ class SharedBudgetConfig:
 
         Args:
             model: Unwrapped.
-            costs: Costs of the budget; experts save parameters alone.
+            costs: Costs of the budget; experts save parameters and what these take.
         """
         if self.kinds is not None:
             return tuple(kind for kind in self.kinds if kind in WIDTH_KINDS and kind in RANKED_KINDS)
-        return (*FOUND_KINDS, "expert") if "params" in costs and find_experts(model) else FOUND_KINDS
+        return (
+            (*FOUND_KINDS, "expert")
+            if {"params", "memory", "checkpoint"} & {*costs} and find_experts(model)
+            else FOUND_KINDS
+        )
 
     @property
     def smaller_heads(self) -> bool:
@@ -105,7 +110,7 @@ def check_costs(budget: object) -> Budget:
         )
     if budget.in_units:
         raise ValueError(
-            f"Expected a share of the MACs, parameters or latency for depth and width together, but got "
+            f"Expected a share of a cost, such as the MACs, for depth and width together, but got "
             f"{budget.to_dict()}: units of different kinds have no number in common. Remove units of depth with "
             "plan_depth or DepthPrune, and experts with plan_width or WidthPrune."
         )
@@ -120,3 +125,21 @@ def budget_of(shares: Mapping[str, float]) -> Budget:
     """
     given: dict[str, Any] = dict(shares)
     return Budget(**given)
+
+
+def budget_alone(cost: str, share: float) -> Budget:
+    """Return the budget for planning in depth or in width alone.
+
+    Args:
+        cost: Name of the cost.
+        share: Share of it that goes.
+
+    Raises:
+        ValueError: If only the library plans for it.
+    """
+    if cost not in ALONE:
+        raise ValueError(
+            f"Expected a cost among {', '.join(ALONE)} for a network whose outputs cannot be compared, but got {cost}. "
+            "Say divergence, which compares them, or plan for one of these."
+        )
+    return budget_of({cost: share})

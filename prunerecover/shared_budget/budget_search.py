@@ -10,6 +10,7 @@ from functools import partial
 
 from prunerecover.boundary.search import Evaluate, Trial, accuracies_of
 from prunerecover.cost.met_share import Wanted, met_share
+from prunerecover.cost.units.cost_names import ALONE
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import DepthEvidence, Saved, SplitEvidence, TriedSplit
@@ -76,8 +77,9 @@ class BudgetSearch:
         if planner.has_library:
             self._try(self._together, refusals=(Refusal, NotRemovable))
         if not self.candidates or (not self.is_lonely and (self.evaluate is not None or planner.is_reconstructed)):
+            others = bool(self.tried) and not set(self.wanted) <= set(ALONE)  # than what can go alone: that says why
             for share, reason in ((WIDTH, planner.why_no_width), (DEPTH, planner.why_no_depth)):
-                if not reason:
+                if not reason and not others:
                     self._try(partial(self._alone, depth=share == DEPTH), share)
         if not self.is_lonely:
             self._recover()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+from prunerecover.cost.units.cost_names import ALONE
 from prunerecover.depth.feasible import check_feasible as check_depth
 from prunerecover.plan.budget import Budget
 from prunerecover.session.session import Session
@@ -45,6 +46,8 @@ def check_feasible(session: Session, budget: Budget, config: SharedBudgetConfig)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for one in budget.each():
+            if not set(one.costs) <= set(ALONE):
+                continue
             if planner.why_no_depth:
                 check_width(session, one, planner.width_config)
             elif planner.why_no_width:

@@ -117,7 +117,8 @@ def _point(planner: SharedBudgetPlanner, share: float) -> FrontierPoint | None:
     except ValueError:
         return None
     edits, session = planner.edits(state.chosen), planner.session
-    costs = {cost: session.cost(cost).removed_share(edits) for cost in COUNTED}
+    counted = [cost for cost in dict.fromkeys((*COUNTED, *planner.budgeted)) if cost != "latency"]
+    costs = {cost: session.cost(cost).removed_share(edits) for cost in counted}
     if "latency" in planner.budgeted:
         clock = session.cost("latency").on_few
         costs["latency"] = kept_share(planner.store, edits, lambda: clock.removed_share(edits))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from prunerecover.cost.met_share import BudgetMissed
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.plan import Plan
-from prunerecover.shared_budget.arguments import budget_of
 from prunerecover.store.search_store import SearchStore
 
 
@@ -46,8 +46,9 @@ def kept_budget(store: SearchStore, asked: Budget, shares: Budget) -> Budget:
     """
     if not asked.amounts:
         return shares
+    found: dict[str, Any]
     (found,) = store.results("budget", [[str(asked.to_dict())]], lambda _: dict(shares.shares))
-    return budget_of(found)
+    return replace(shares, **found)
 
 
 def kept_share(store: SearchStore, edits: Sequence[Edit], measure: Callable[[], float]) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 
+from prunerecover.cost.units.cost_names import ALONE
 from prunerecover.depth.arguments import kinds_of
 from prunerecover.depth.graph_planner import units_that_may_go
 from prunerecover.depth.plan_depth import planner_for
@@ -27,7 +28,7 @@ from prunerecover.plan.units import Unit
 from prunerecover.recovery.reconstruction import fit_layers, made_for, reconstructible
 from prunerecover.refusal import Refusal
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
+from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_alone, budget_of
 from prunerecover.shared_budget.ignored import groups_that_stay, patterns_of_depth, possible
 from prunerecover.shared_budget.kept import kept_divergence, kept_share
 from prunerecover.shared_budget.plan_of_choice import plan_of
@@ -102,8 +103,8 @@ class SharedBudgetPlanner:
 
     @property
     def has_library(self) -> bool:
-        """Whether units and groups are chosen among by a comparable output; for several costs one of both is enough."""
-        enough = any if len(self.budgeted) > 1 else all  # planners of depth or of width alone take one cost
+        """Whether units and groups are chosen among by a comparable output; one of both is enough for other budgets."""
+        enough = all if self.budgeted in [(cost,) for cost in ALONE] else any  # than those of planners of one alone
         return enough((self._width, self._chosen_among())) and self.session.output.comparable
 
     def _chosen_among(self) -> tuple[Unit, ...]:
@@ -219,7 +220,7 @@ class SharedBudgetPlanner:
         Raises:
             ValueError: If the network cannot be pruned so.
         """
-        budget = budget_of({cost: share})
+        budget = budget_alone(cost, share)
         if depth:
             return self._depth_planner.plan(budget)
         if self._width is None:
@@ -293,4 +294,4 @@ class SharedBudgetPlanner:
 
     @cached_property
     def _depth_planner(self) -> DepthPlanner:
-        return planner_for(self.session, budget_of({self.budgeted[0]: 0.0}), self.depth_config)
+        return planner_for(self.session, budget_of({"macs": 0.0}), self.depth_config)

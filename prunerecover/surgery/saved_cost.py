@@ -10,8 +10,9 @@ from functools import cached_property
 import torch
 from torch import nn
 
+from prunerecover.cost.counted import COUNTED
 from prunerecover.cost.latency import LatencyRatio, latency_ratio, median_latency
-from prunerecover.cost.macs import count_macs
+from prunerecover.cost.units.serving import Serving
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import meta_copy, share_copy
 from prunerecover.model.evaluation import device_of
@@ -33,16 +34,18 @@ class DenseCost:
 
     Attributes:
         model: Network without wrappers; not changed.
-        cost: "macs", "params" or "latency"; latency is measured on the model's device, as the median of interleaved
-            pairs.
+        cost: Name of a cost in `cost.counted`, or "latency", measured on the model's device, as the median of
+            interleaved pairs.
         example: Batch.
         seed: Seed of the latency's bootstrap.
+        serving: Load at which memory is counted; None: memory is not asked for.
     """
 
     model: nn.Module
     cost: str
     example: ModelInputs
     seed: int = 0
+    serving: Serving | None = None
 
     @cached_property
     def on_few(self) -> DenseCost:
@@ -56,7 +59,7 @@ class DenseCost:
 
     @cached_property
     def dense(self) -> float:
-        """What the model costs once merged: MACs a sample, parameters, or seconds for the example."""
+        """Cost of the merged model: MACs a sample, seconds for the example, or what else is counted."""
         if self.cost == "latency":
             return median_latency(self._merged, self.example) / 1e3
         return self._total / (self.example.n_samples if self.cost == "macs" else 1)
@@ -111,20 +114,24 @@ class DenseCost:
     def _twin(self) -> nn.Module:
         """Copy for edits, restored after each measurement."""
         # GPT-2's forward pass reads its input: not on meta.
-        return meta_copy(self.model) if self.cost == "params" else share_copy(self.model)
+        return self._copied()
 
     @cached_property
     def _merged(self) -> nn.Module:
-        copied = meta_copy(self.model) if self.cost == "params" else share_copy(self.model)
+        copied = self._copied()
         apply_edits(copied, merge_edits(copied))
         return copied
 
+    def _copied(self) -> nn.Module:
+        """Return a copy to edit; without values where nothing runs it."""
+        return share_copy(self.model) if self.cost == "latency" or COUNTED[self.cost].runs else meta_copy(self.model)
+
     @cached_property
-    def _total(self) -> int:
+    def _total(self) -> float:
         return self._counted(self._merged)
 
-    def _counted(self, model: nn.Module) -> int:
-        return count_macs(model, self.example) if self.cost == "macs" else sum(p.numel() for p in model.parameters())
+    def _counted(self, model: nn.Module) -> float:
+        return COUNTED[self.cost].count(model, self.example, self.serving)
 
 
 class RoughClock:
@@ -172,4 +179,5 @@ def budget_used(
     if not plan.edits:
         return {}
     batch = example()
-    return {cost: DenseCost(model, cost, batch, seed).removed_share(plan.edits) for cost in budget.shares}
+    costs = {cost: DenseCost(model, cost, batch, seed, budget.serving) for cost in budget.shares}
+    return {cost: dense.removed_share(plan.edits) for cost, dense in costs.items()}

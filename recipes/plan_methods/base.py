@@ -98,6 +98,11 @@ class ShareArguments(TypedDict, total=False):
     macs: float | str | None
     params: float | str | None
     latency: float | str | None
+    memory: float | str | None
+    checkpoint: float | str | None
+    active_params: float | str | None
+    batch: int | None
+    tokens: int | None
 
 
 class BudgetArguments(ShareArguments, total=False):

@@ -10,7 +10,7 @@ AMOUNT = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
 
 
 def amount(cost: str, text: str) -> float:
-    """Return an amount as a number: of operations, of parameters, or of seconds.
+    """Return an amount as a number: of operations, of parameters, of seconds or of bytes.
 
     >>> amount("macs", "0.8G"), amount("latency", "5 ms")
     (800000000.0, 0.005)
@@ -37,6 +37,7 @@ def shown(cost: str, number: float) -> str:
     >>> shown("params", 5_700_000), shown("latency", 0.0031)
     ('5.7M', '3.1ms')
     """
-    units = {size: unit for unit, size in reversed(list(COSTS[cost].units.items()))}  # of two of one size the first
+    words = COSTS[cost].units.items()
+    units = {size: unit for unit, size in reversed([*words]) if "i" not in unit}  # of two of one size the first
     size = max((size for size in units if size <= number), default=min(units))
     return f"{number / size:.3g}{units[size]}"

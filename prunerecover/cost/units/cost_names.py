@@ -6,8 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-CostName = Literal["macs", "params", "latency"]
+CostName = Literal["macs", "params", "latency", "memory", "checkpoint", "active_params"]
+ALONE = ("macs", "params", "latency")  # costs that planners of depth or of width alone take
 COUNTS: Mapping[str, float] = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+PARAMETERS = {**COUNTS, "B": 1e9}
+BYTES = {
+    **{f"{unit}B": size for unit, size in COUNTS.items()},
+    **{f"{unit}iB": 2.0 ** (10 * power) for power, unit in enumerate(COUNTS, 1)},
+}
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,11 @@ class CostWords:
 
 COSTS: Mapping[str, CostWords] = {
     "macs": CostWords("MACs", COUNTS, "0.8G", " a sample"),
-    "params": CostWords("parameters", {**COUNTS, "B": 1e9}, "100M"),
+    "params": CostWords("parameters", PARAMETERS, "100M"),
     "latency": CostWords("latency", {"us": 1e-6, "ms": 1e-3, "s": 1.0}, "5ms", " for the first batch"),
+    "memory": CostWords("memory", BYTES, "6GB"),
+    "checkpoint": CostWords("checkpoint", BYTES, "500MB"),
+    "active_params": CostWords("active parameters", PARAMETERS, "3B"),
 }
 
 

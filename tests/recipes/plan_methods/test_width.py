@@ -156,7 +156,7 @@ def test_the_plan_is_fitted_with(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--method=per_cost"], r"Expected a budget, such as Budget\(macs=0.3\)"),
-        (["--method=per_cost", "--method.macs=0.3", "--method.params=0.3"], "Expected a budget in one cost, but got"),
+        (["--method=per_cost", "--method.macs=0.3", "--method.params=0.3"], "Expected a budget in one cost among"),
         (["--method=fair"], "Expected a budget or a tolerance, and not both"),
         (["--method=fair", "--method.macs=0.3", "--method.tolerance=0.1"], "Expected a budget or a tolerance"),
         (["--method=fair", "--method.tolerance=1.2"], "Expected a tolerance between 0 and 1, but got 1.2"),
