@@ -4,10 +4,9 @@ The ties of a forward pass do not show fixed sizes in the code (`x.view(n, 12, 6
 narrowed, or dimensions come out in other proportions; the groups involved are left out. Groups with a size as a factor
 or divisor are left out, too: a narrowed network must compute the result of the dense network with the same units at
 zero, and the number would change the result (`numbers` separates sizes from numbers of the data). The copy must also
-run in training mode if the model does, as auxiliary heads are called there alone. In training mode the copy is asked
-for a cache, the default of decoders, as cached states may have the sizes of a config. Tensors must be cut apart at the
-same units (`equal_parts`): code that cuts a tensor in halves runs on halves with unequal losses, but computes another
-result.
+run in training mode if the model does, for auxiliary heads, and with a cache, the default of decoders, as cached states
+may have the sizes of a config. Tensors must be cut apart at the same units (`equal_parts`): code that cuts a tensor in
+halves runs on unequal halves, but computes another result.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ class _Trials:
         """Return the groups narrowable alone; attentions of a class share code: a single attention decides.
 
         Most groups are tried together. A group may compensate for another, or fit by chance through its number of lost
-        units; trials with other numbers for all groups show both cases, and each group is then tried alone.
+        units: trials with other numbers show both, and each group is then tried alone.
         """
         if family[0].kind == "head" and not self._that_survive(family[:1]):
             for why in (self.counted, self.failed):
@@ -183,10 +182,7 @@ class _Trials:
         return kept
 
     def _that_survive(self, groups: Sequence[Group]) -> tuple[Group, ...] | None:
-        """Narrow all groups and trace again: None if the copy fails, else the groups with unchanged units.
-
-        A copy fails if the code raises, or if numbers in the arithmetic change.
-        """
+        """Return the groups with intact units in a narrowed copy; None if code fails or numbers change."""
         tried = tuple(groups)
         if tried not in self.found:
             self.found[tried] = self._try(tried)
