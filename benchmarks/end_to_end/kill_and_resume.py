@@ -2,12 +2,12 @@
 
     python -m benchmarks.end_to_end.kill_and_resume
 
-A run is `fit` with DepthPrune (three surgeries), WidthPrune, LoRARecover, DistillRecover and PruneReport, a checkpoint
-after every step and every epoch, with shuffling, augmentation and DropPath on. Kills are SIGKILL at a seeded step:
-after a batch, once its checkpoint is written, with half of a checkpoint written where the whole one belongs (Lightning
-moves it there from a temporary folder: no single operation if that is on another file system), while the next surgery
-is planned, or in the middle of it. The next process takes the newest checkpoint that can be read, and goes on with the
-planning of depth where the store ends. In the end all weights must be the same, bit for bit.
+A run is `fit` with Prune, DepthPrune (three surgeries), WidthPrune, LoRARecover, DistillRecover and PruneReport, a
+checkpoint after every step and every epoch, with shuffling, augmentation and DropPath on. Kills are SIGKILL at a seeded
+step: after a batch, once its checkpoint is written, with half of a checkpoint written where the whole one belongs
+(Lightning moves it there from a temporary folder: no single operation if that is on another file system), while the
+next surgery is planned, or in the middle of it. The next process takes the newest checkpoint that can be read, and goes
+on with the planning, joint or of depth, where the store ends. In the end all weights must be the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ MOMENTS = {
     "planning": "while a surgery is planned",
     "surgery": "in the middle of a surgery",
 }
-PLANNED = 2  # results of a planning that a process finds at most before it is killed
-SURGERIES = (2, 4, 5, 6)  # epochs
+PLANNED, PLANNED_JOINT = 2, 24  # results of a planning that a process finds at most before it is killed
+JOINT = 1  # epoch of the joint surgery
+SURGERIES = (JOINT, 2, 4, 5, 6)  # epochs
 NEAR_A_SURGERY = ("planning", "planning", "surgery", "saved")  # in turn
 
 
@@ -92,11 +93,12 @@ def all_callbacks(store: Path) -> list[Any]:
     Args:
         store: Folder of what planning has found.
     """
-    from prunerecover import Budget, DepthPrune, DistillRecover, LoRARecover, PruneReport, WidthPrune
+    from prunerecover import Budget, DepthPrune, DistillRecover, LoRARecover, Prune, PruneReport, WidthPrune
 
     gradual = {"start": 2, "every": 2, "step": 1, "alternate": True}
     return [
         LoRARecover(rank=4, dropout=0.1, start=3),
+        Prune(Budget(macs=0.1), kinds=("mlp", "neuron"), schedule=JOINT, calibration=64, store=store),
         DepthPrune(remove={"attention": 1, "activation": 2}, schedule=gradual, calibration=64, store=store),
         WidthPrune(Budget(macs=0.2), schedule={"start": 5}, calibration=64),
         DistillRecover(features=True),
@@ -141,18 +143,15 @@ def diaries(folder: Path, kill_after: int | None, moment: str, planned: int) -> 
         apply(*args)
         die()
 
-    def find_and_die(store: SearchStore, what: str, names: Any, compute: Callable[[], Any]) -> Any:
-        def counted() -> Any:
-            found.append(what)
-            return die() if len(found) > planned else compute()
+    def find_and_die(store: SearchStore, key: str, compute: Callable[[], Any]) -> Any:
+        keys.append(key)
+        return die() if len(keys) > planned else find(store, key, compute)
 
-        return result(store, what, names, compute if store._computing else counted)
-
-    apply, result, found = pruning.apply_in_trainer, SearchStore.result, list[str]()
+    apply, find, keys = pruning.apply_in_trainer, SearchStore._found, list[str]()
     if moment == "surgery":
         pruning.apply_in_trainer = apply_and_die
     if moment == "planning":
-        SearchStore.result, WidthPlanner.scores = find_and_die, die
+        SearchStore._found, WidthPlanner.plan = find_and_die, die
     return [Diary()]
 
 
@@ -196,11 +195,12 @@ def kill_until(folder: Path, kills: int, epochs: int, seed: int) -> list[dict[st
         begun = last_step(folder)
         left = epochs * STEPS_PER_EPOCH - begun
         longest = min(LONGEST, left - (kills - len(record)))  # a step is left for each kill to come
-        near = any(0 <= epoch * STEPS_PER_EPOCH - begun < longest for epoch in SURGERIES)
-        lived = longest if near else draw.randint(1, max(1, longest))
-        moment = next(in_turn) if near else draw.choice(("batch", "saved", "saving"))
+        near = next((epoch for epoch in SURGERIES if 0 <= epoch * STEPS_PER_EPOCH - begun < longest), None)
+        lived = draw.randint(1, max(1, longest)) if near is None else longest
+        moment = draw.choice(("batch", "saved", "saving")) if near is None else next(in_turn)
+        planned = draw.randint(1, PLANNED_JOINT if near == JOINT else PLANNED)
         found = results_in(folder / "store")
-        if start(folder, epochs, lived, moment, draw.randint(1, PLANNED)) == 0:
+        if start(folder, epochs, lived, moment, planned) == 0:
             raise RuntimeError("Expected a process that is killed before its end, but it ended.")
         died, kept, found = last_diary(folder, begun), last_step(folder), results_in(folder / "store") - found
         steps = {"resumed_at": begun, "killed_at": died, "kept": kept, "lost": died - kept}
