@@ -29,7 +29,7 @@ from prunerecover.families.libraries.transformers_constructor import (
     transformers_candidates,
 )
 from prunerecover.families.libraries.ultralytics_constructor import ultralytics_call, ultralytics_candidates
-from prunerecover.families.outline import Outline
+from prunerecover.families.outline import Outline, text_of
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.replacements import Replacement, SlopeBias
 
@@ -154,7 +154,7 @@ def is_described_by_config(model: Any) -> bool:
         built = on_meta(lambda: type(model)(config_from(type(model.config), config_data(model.config))))
     except Exception:  # a user's class may need more than a config
         return False
-    return repr(built) == repr(model) and tensors_hash(built) == tensors_hash(model)
+    return text_of(built) == text_of(model) and tensors_hash(built) == tensors_hash(model)
 
 
 def _check_counts(data: Any, name: str = "") -> None:

@@ -2,11 +2,13 @@
 
 The comparison covers the text (`repr`), names and shapes of tensors, plain attributes of modules (heads, scales,
 pooling), and buffers outside the state dict. Attributes written by a forward pass are left out, as a used network
-differs from a new network there.
+differs from a new network there. So is the index of the token that pads, unless a forward computes with it: a Trainer
+of transformers writes the tokenizer's into the config of a model that was built without.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -15,13 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunerecover.model.settings import as_tuples, is_plain, written_by_forward
+from prunerecover.model.settings import as_tuples, is_plain, named_by_forward, written_by_forward
 
 # Attributes without effect on the output of a model in evaluation mode.
 BYSTANDERS = frozenset(
     {"training", "init_values", "fused_attn", "grad_checkpointing", "gradient_checkpointing", "distilled_training"}
     | {"weight_init_mode", "fix_init", "name_or_path", "loss_type"}
 )
+PADDING = "padding_idx"  # of an embedding: its row gets no gradient, and is looked up as any other
+IN_TEXT = re.compile(rf"(\bEmbedding\([^)]*), {PADDING}=\d+")
 SHOWN = 80  # characters of a text or a value
 Entries = dict[str, Any]
 
@@ -53,8 +57,8 @@ class Outline:
         state = model.state_dict()
         shapes = {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
         tables = {name: buffer for name, buffer in model.named_buffers() if name not in state}
-        ignored = BYSTANDERS | bystanders | written_by_forward(model)
-        return cls([type(model).__name__, *repr(model).splitlines()], shapes, _attributes(model, ignored), tables)
+        ignored = BYSTANDERS | bystanders | written_by_forward(model) | ({PADDING} - named_by_forward(model))
+        return cls([type(model).__name__, *text_of(model).splitlines()], shapes, _attributes(model, ignored), tables)
 
     def differences(self, built: Outline) -> Iterator[str]:
         """Yield the differences of a rebuilt network from the outlined network, as text."""
@@ -68,6 +72,11 @@ class Outline:
         for name, table in self.tables.items():
             if not _same_table(built.tables.get(name), table):
                 yield f"its buffer {name}, which no file holds, has other values than as built"
+
+
+def text_of(model: nn.Module) -> str:
+    """Return the `repr` of a network, without the index of the token that pads in embeddings."""
+    return IN_TEXT.sub(r"\1", repr(model))
 
 
 def _attributes(model: nn.Module, ignored: frozenset[str]) -> Entries:

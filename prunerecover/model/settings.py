@@ -128,7 +128,12 @@ def written_by_forward(model: nn.Module) -> frozenset[str]:
     >>> sorted(written_by_forward(nn.Sequential(Counts())))
     ['seen']
     """
-    return _written_in(frozenset(base for module in model.modules() for base in type(module).__mro__))
+    return _found_in(_classes_of(model))[0]
+
+
+def named_by_forward(model: nn.Module) -> frozenset[str]:
+    """Return all names in a network's forward, and in code called by forward, without the code of embeddings."""
+    return _found_in(_classes_of(model) - {nn.Embedding})[1]
 
 
 def use_of(model: nn.Module) -> Use:
@@ -185,8 +190,13 @@ def _summary(values: Mapping[str, str]) -> str:
     return f"{DIFFERENT} ({data_hash(dict(values))[:12]})"
 
 
+def _classes_of(model: nn.Module) -> frozenset[type]:
+    return frozenset(base for module in model.modules() for base in type(module).__mro__)
+
+
 @lru_cache(maxsize=128)
-def _written_in(classes: frozenset[type]) -> frozenset[str]:
+def _found_in(classes: frozenset[type]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the attributes assigned in forward, and in code called by forward, and all names there."""
     own = [cls for cls in classes if cls not in (nn.Module, object)]
     written, seen, names = set[str](), set[str](), {"forward"}
     while names:
@@ -195,7 +205,7 @@ def _written_in(classes: frozenset[type]) -> frozenset[str]:
         for code in codes:
             written |= {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
         names = {name for code in codes for name in code.co_names} - seen
-    return frozenset(written - {MODE})
+    return frozenset(written - {MODE}), frozenset(seen)
 
 
 def _codes(member: Any) -> Iterator[CodeType]:

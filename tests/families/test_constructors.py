@@ -21,13 +21,13 @@ from cases.models.tiny import (
     tiny_timm,
 )
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, RobertaConfig, RobertaForMaskedLM
 
 from benchmarks.zoo.networks.network import outputs
 from benchmarks.zoo.networks.transformers_rebuilt import networks
 from prunerecover import Plan, apply_plan, load_pruned, plan_depth, save_pruned
 from prunerecover.checkpoint.pruned_folder import standard_class
-from prunerecover.families.constructors import build, constructor_of
+from prunerecover.families.constructors import build, constructor_of, is_described_by_config
 from prunerecover.model.batches import logits_of
 from prunerecover.model.hashing import tensors_hash
 
@@ -212,6 +212,22 @@ def test_tied_parameters_are_one() -> None:
     assert constructor is not None
     model = build(constructor)
     assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_a_token_that_pads_may_be_named_later() -> None:
+    """As by a Trainer with a tokenizer. RoBERTa counts positions from it, and would compute something else."""
+    model = tiny_llama()
+    model.config.pad_token_id = 3
+    new = rebuilt(model)
+    assert new.config.pad_token_id == 3
+    assert is_described_by_config(model)
+    tokens = torch.tensor([[3, 5, 3]])
+    assert torch.equal(model(tokens).logits, new(tokens).logits)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40}
+    roberta = RobertaForMaskedLM(RobertaConfig(**sizes, intermediate_size=32, pad_token_id=1))
+    assert constructor_of(roberta) is not None
+    roberta.config.pad_token_id = 3
+    assert constructor_of(roberta) is None
 
 
 def test_other_dtype_device_and_use_do_not_matter() -> None:

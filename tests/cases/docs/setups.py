@@ -64,13 +64,26 @@ TAIL = {
     "README.md": "trainer.fit(type(your_module)(), your_data)",
     "docs/lightning_module.md": "assert all(map(os.path.exists, ['report/report.md', 'checkpoints/plan.json']))",
 }
-SLOW = {"docs/language_models.md", "docs/methods/pudding.md", "docs/methods/width.md", "docs/lightning_module.md"}
-SLOW |= {"README.md", "docs/getting_started.md", "docs/after_pruning.md", "docs/detection.md"}
+SLOW = {
+    "docs/transformers_trainer.md",
+    "docs/language_models.md",
+    "docs/methods/pudding.md",
+    "docs/methods/width.md",
+    "docs/lightning_module.md",
+}
+SLOW |= {
+    "docs/transformers_trainer.md",
+    "README.md",
+    "docs/getting_started.md",
+    "docs/after_pruning.md",
+    "docs/detection.md",
+}
 # Headings whose code needs more than is installed with the tests.
-NEEDS = {"With lm-evaluation-harness": "lm_eval", "Quantise": "torchao"}
+NEEDS = {"With lm-evaluation-harness": "lm_eval", "Quantise": "torchao", "With TRL's SFTTrainer": "trl"}
 LLAMA = {"HuggingFaceTB/SmolLM2-135M": "llama"}
 HUB: dict[str, dict[str, str]] = {
     "docs/methods/pudding.md": LLAMA,
+    "docs/transformers_trainer.md": {**LLAMA, '"out", ': '"out", use_cpu=True, ', '"sft", ': '"sft", use_cpu=True, '},
     "docs/hugging_face.md": {**LLAMA, "google-bert/bert-base-uncased": "bert"},
     "docs/segmentation.md": {
         '"camvid"': '"scenes"',
