@@ -48,7 +48,8 @@ def cache_bytes(network: nn.Module, example: ModelInputs, serving: Serving) -> i
     output = None
     with evaluating(network), uncompiled(), suppress(TypeError):  # other networks do not take the argument
         output = call(network, replace(example, kwargs={**example.kwargs, "use_cache": True}))
-    layers = list(_layers(getattr(output, "past_key_values", None)))
+    names = ("cache", "past_key_values")  # the second is what transformers said before
+    layers = list(_layers(next((found for name in names if (found := getattr(output, name, None)) is not None), None)))
     if not layers:
         raise ValueError(
             f"Expected a language model with a key-value cache for a budget in memory, but {type(network).__name__} "

@@ -23,7 +23,7 @@ class Frontier(Summarised):
     Args:
         points: Plans, as the shares that they are for, in rising order.
         plan_at: Function that returns the plan for a share; None: the frontier is read from a file.
-        cost: Cost that the shares are of: "macs", "params" or "latency"; or several, of each of which as much goes.
+        cost: Cost that the shares are of, such as "macs" or "latency"; or several, of each of which as much goes.
 
     >>> print(Frontier([FrontierPoint(0.1, 0.02, {"macs": 0.11}), FrontierPoint(0.2, 0.14, {"macs": 0.2})]))
     Frontier over shares of the MACs

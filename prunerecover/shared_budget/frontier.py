@@ -48,7 +48,8 @@ def frontier(
 
     Args:
         model: Network, wrapped or not; bit-identical afterwards.
-        cost: Cost that the shares are of: "macs", "params" or "latency"; or several, of each of which as much goes.
+        cost: Cost that the shares are of: "macs", "params", "latency", "checkpoint" or "active_params"; or several, of
+            each of which as much goes.
         batches: Calibration batches; see `plan_pruning`, as of all others.
         shares: Shares that would go, in rising order; those that cannot go are left out.
         loss: Loss.
@@ -97,6 +98,12 @@ def frontier_of(
 
 def _points(planner: SharedBudgetPlanner, shares: Sequence[float]) -> list[FrontierPoint]:
     """Return the points of those shares that can go."""
+    if "memory" in planner.budgeted:
+        raise Refusal(
+            "costs that no load decides",
+            "memory, which is that of a batch and a length",
+            "Plan single budgets, such as plan_pruning(model, Budget(memory=0.3, batch=8, tokens=4096), ...).",
+        )
     planner.score_width()
     if not planner.has_library:
         raise Refusal(

@@ -46,9 +46,9 @@ def kept_budget(store: SearchStore, asked: Budget, shares: Budget) -> Budget:
     """
     if not asked.amounts:
         return shares
-    found: dict[str, Any]
     (found,) = store.results("budget", [[str(asked.to_dict())]], lambda _: dict(shares.shares))
-    return replace(shares, **found)
+    given: dict[str, Any] = {**found}
+    return replace(shares, **given)
 
 
 def kept_share(store: SearchStore, edits: Sequence[Edit], measure: Callable[[], float]) -> float:

@@ -48,7 +48,7 @@ class SharedBudgetPlanner:
 
     Args:
         session: Network and samples.
-        costs: Names of the costs of the budgets: "macs", "params" or "latency", or several of them.
+        costs: Name of the cost of the budgets, or names of several.
         config: All other arguments of `plan_pruning`.
 
     Attributes:

@@ -12,7 +12,7 @@ from cases.shared_budget.networks import images, vit
 from cases.width.experts import text
 from torch import nn
 
-from prunerecover import Budget, Plan, Prune, apply_plan, plan_depth, plan_pruning, plan_width
+from prunerecover import Budget, Plan, Prune, apply_plan, frontier, plan_depth, plan_pruning, plan_width
 from prunerecover.cost.active_parameters import active_parameters
 from prunerecover.cost.checkpoint_size import checkpoint_bytes
 from prunerecover.cost.served_memory import served_memory
@@ -92,6 +92,11 @@ def test_planners_of_one_alone_name_what_plans_for_it(make: Any) -> None:
 def test_a_load_that_does_not_go_with_the_budget(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Prune(Budget(**arguments))
+
+
+def test_a_frontier_has_no_load() -> None:
+    with pytest.raises(ValueError, match=r"costs that no load decides, but .*memory.* Budget\(memory=0.3, batch=8"):
+        frontier(tiny_llama(), ("params", "memory"), batches=text(1))
 
 
 def test_steps_keep_the_load() -> None:
