@@ -40,8 +40,8 @@ def attach(trainer: Any, *callbacks: LedgerCallback) -> None:
     _check_callbacks(callbacks)
     own = type(trainer)
     trainer.__class__ = type(own.__name__, (AttachedTrainer, own), {"__module__": own.__module__})
-    trainer.fit = Fit(trainer, callbacks)
-    trainer.add_callback(Events(trainer.fit))
+    trainer.pruning = Fit(trainer, callbacks)
+    trainer.add_callback(Events(trainer.pruning))
 
 
 def _check_trainer(trainer: Any) -> None:

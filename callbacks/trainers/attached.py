@@ -29,19 +29,19 @@ class AttachedTrainer(Trainer):  # type: ignore[misc]
     """Comes before the Trainer's own class.
 
     Attributes:
-        fit: What callbacks read.
+        pruning: What callbacks read.
     """
 
-    fit: Fit
+    pruning: Fit
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train; callbacks let go of the model when an error passes."""
-        self.fit.ckpt_path = None
-        self.fit.call("setup", "fit")
+        self.pruning.ckpt_path = None
+        self.pruning.call("setup", "fit")
         try:
             return super().train(*args, **kwargs)
         except BaseException as error:
-            self.fit.call("on_exception", error)
+            self.pruning.call("on_exception", error)
             raise
 
     def compute_loss(
@@ -51,7 +51,7 @@ class AttachedTrainer(Trainer):  # type: ignore[misc]
         if return_outputs or not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch, **more)
         parts = self.current_gradient_accumulation_steps if self._is_scaled(num_items_in_batch) else 1
-        loss = self.fit.module.training_step(MicroBatch(inputs, model, num_items_in_batch, parts))
+        loss = self.pruning.module.training_step(MicroBatch(inputs, model, num_items_in_batch, parts))
         return loss / parts if parts > 1 else loss
 
     def own_loss(self, model: nn.Module, inputs: Any, items: Any) -> Tensor:
@@ -67,13 +67,13 @@ class AttachedTrainer(Trainer):  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log; what callbacks have noted stands beside the loss."""
-        super().log({**logs, **self.fit.module.take_noted()} if "loss" in logs else logs, *args, **kwargs)
+        super().log({**logs, **self.pruning.module.take_noted()} if "loss" in logs else logs, *args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, with what was done to it beside."""
         if self.args.should_save:
-            held: dict[str, Any] = {KEY: Ledger.of(self.fit.module).present(self.fit.module).to_dict()}
-            held[CALLBACKS] = {callback.state_key: callback.state_dict() for callback in self.fit.callbacks}
+            held: dict[str, Any] = {KEY: Ledger.of(self.pruning.module).present(self.pruning.module).to_dict()}
+            held[CALLBACKS] = {callback.state_key: callback.state_dict() for callback in self.pruning.callbacks}
             write_beside(Path(output_dir or self.args.output_dir), self.model, held)
         with warnings.catch_warnings(), _names_as_they_are(self.model):
             if _internal_call:  # a checkpoint is for this Trainer and for load_pruned, which read what is beside it
@@ -82,16 +82,16 @@ class AttachedTrainer(Trainer):  # type: ignore[misc]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         held = self._give_structure_of(resume_from_checkpoint)
-        self.fit.ckpt_path = resume_from_checkpoint
+        self.pruning.ckpt_path = resume_from_checkpoint
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        for callback in self.fit.callbacks:
+        for callback in self.pruning.callbacks:
             state = held.get(CALLBACKS, {}).get(callback.state_key)
             if state:
                 callback.load_state_dict(state)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            Ledger.of(self.fit.module).resume(self.fit, self.fit.module)  # type: ignore[arg-type]
+            Ledger.of(self.pruning.module).resume(self.pruning, self.pruning.module)  # type: ignore[arg-type]
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_best_model(self) -> None:
@@ -101,7 +101,7 @@ class AttachedTrainer(Trainer):  # type: ignore[misc]
     def _give_structure_of(self, folder: str) -> dict[str, Any]:
         """Make of the model what it was when a folder was written, and return what was written beside its weights."""
         held = read_beside(Path(folder))
-        self.fit.module.on_load_checkpoint(held)
+        self.pruning.module.on_load_checkpoint(held)
         return held
 
     def _is_scaled(self, items: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
 import torch
@@ -40,8 +41,12 @@ def _make_anew(wrapped: Any, handler: Any) -> None:
         "mixed_precision",
     )
     settings = {name: getattr(wrapped, name) for name in kept}
+    if not getattr(wrapped, "bucket_bytes_cap_default", True):
+        settings["bucket_cap_mb"] = wrapped.bucket_bytes_cap / 2**20
     del wrapped.reducer  # whose hooks wait for gradients of what is gone
-    wrapped.__init__(wrapped.module, **settings)
+    with warnings.catch_warnings():  # of names that torch has newer ones for
+        warnings.simplefilter("ignore", FutureWarning)
+        wrapped.__init__(wrapped.module, **settings)
     if handler is not None:
         handler.register_comm_hook(wrapped)
 

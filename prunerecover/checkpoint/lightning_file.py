@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from prunerecover.checkpoint.distributed_folder import META, is_distributed, read_weights_of
 from prunerecover.checkpoint.ledger_record import KEY, LedgerRecord
 from prunerecover.checkpoint.plain_data import foreign_class, read_without_executing
-from prunerecover.checkpoint.trainer_folder import is_of_trainer, read_trainer_folder
+from prunerecover.checkpoint.trainer_folder import is_of_trainer, read_trainer_folder, within_model
 from prunerecover.checkpoint.weights_file import Weights
 from prunerecover.files.checksums import check_sums
 from prunerecover.model.settings import Use
@@ -132,7 +132,10 @@ def read_checkpoint(path: Path) -> LightningFile:
         )
     record = LedgerRecord.from_dict(checkpoint[KEY], path)
     weights = {canonical(name): value for name, value in checkpoint["state_dict"].items()}
-    return LightningFile(path, record.plans, weights, record.adapters, record.use, checkpoint)
+    plans, adapters, use = record.plans, record.adapters, record.use
+    if is_of_trainer(path):
+        plans, adapters, use = within_model(plans), within_model(adapters), within_model(use)
+    return LightningFile(path, plans, weights, adapters, use, checkpoint)
 
 
 def canonical(name: str) -> str:

@@ -21,6 +21,7 @@ from torch import nn
 from prunerecover.checkpoint.lightning_file import LightningFile, is_checkpoint, read_checkpoint
 from prunerecover.checkpoint.lightning_module import load_class, load_instance
 from prunerecover.checkpoint.replay import dense_of, end_of, prune_and_fill
+from prunerecover.checkpoint.trainer_folder import is_of_trainer
 from prunerecover.checkpoint.weights_file import Weights, read_weights, save_weights
 from prunerecover.families.constructors import build, constructor_of
 from prunerecover.families.transformers_layers import is_transformers_model
@@ -179,11 +180,11 @@ def _warn_of_others(file: LightningFile) -> None:
     (target,) = file.networks
     beside = file.beside(target)
     if beside:
-        cls = (file.class_path or "YourModule").rpartition(".")[2]
+        whole = "YourModel(...)" if is_of_trainer(file.path) else (file.class_path or "YourModule").rpartition(".")[2]
         warnings.warn(
             f"load_pruned(path) returns the network at '{target}' alone, but {file.path} also holds "
-            f"{', '.join(beside[:3])}{' and others' if len(beside) > 3 else ''}. If the LightningModule's outputs need "
-            f"them, load_pruned(path, {cls}) returns all of it.",
+            f"{', '.join(beside[:3])}{' and others' if len(beside) > 3 else ''}. If outputs need them, "
+            f"load_pruned(path, {whole}) returns all of it.",
             stacklevel=3,
         )
 
@@ -260,8 +261,8 @@ def _check_class(cls: type, path: Path) -> None:
 
 
 def _is_whole_module(model: object, file: LightningFile) -> bool:
-    """Whether a model is the LightningModule around the networks, not a network that is a LightningModule itself."""
-    if not isinstance(model, nn.Module) or not hasattr(model, "load_from_checkpoint"):
+    """Whether a model is what the Trainer trained around the networks, not a network alone."""
+    if not isinstance(model, nn.Module) or not (hasattr(model, "load_from_checkpoint") or is_of_trainer(file.path)):
         return False
     (plan, *others) = file.networks.values() or [None]
     return bool(others) or plan is None or tensors_hash(unwrap(model)) != plan.source.tensors

@@ -1,13 +1,14 @@
 """Checkpoint folders of transformers' Trainer: what was pruned lies beside the weights, in a file of its own.
 
-The file holds what a checkpoint of Lightning holds besides its weights, under the same keys. Weights are those of the
-model that the Trainer trains; in the ledger it is the child "model".
+The file holds what a checkpoint of Lightning holds besides its weights, under the same keys. Weights have the names of
+the model that the Trainer trains, which is the child "model" in the ledger.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from prunerecover.files.atomic import atomic_file
 
 BESIDE = "prunerecover.pt"
-MODEL = "model."
+MODEL = "model"
 TIED = "tied"
+Value = TypeVar("Value")
 
 
 def is_of_trainer(path: Path) -> bool:
@@ -80,4 +82,13 @@ def read_trainer_folder(folder: Path) -> dict[str, Any]:
     for alike in held.get(TIED, ()):
         there = [name for name in alike if name in weights]
         weights |= {name: weights[there[0]] for name in alike if there}
-    return {**held, "state_dict": {f"{MODEL}{name}": value for name, value in weights.items()}}
+    return {**held, "state_dict": weights}
+
+
+def within_model(by_target: Mapping[str, Value]) -> dict[str, Value]:
+    """Return entries by the paths of networks in the Trainer's model, from those by the paths in the ledger.
+
+    >>> within_model({"model": 1, "model.backbone": 2})
+    {'': 1, 'backbone': 2}
+    """
+    return {target.removeprefix(MODEL).removeprefix("."): value for target, value in by_target.items()}

@@ -38,7 +38,7 @@ def names_read() -> set[str]:
 def test_a_fit_has_all_that_callbacks_read_of_a_trainer(tmp_path: Path) -> None:
     trainer, read = fit(tmp_path, depth()), names_read()
     assert {"strategy", "optimizers", "current_epoch"} <= read
-    assert [name for name in sorted(read) if not hasattr(trainer.fit, name)] == []
+    assert [name for name in sorted(read) if not hasattr(trainer.pruning, name)] == []
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_an_error_lets_go_of_the_model(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, depth(), DistillRecover(), compute_loss_func=broken)
     with pytest.raises(RuntimeError, match="broken"):
         trainer.train()
-    assert "training_step" not in vars(trainer.fit.module)
+    assert "training_step" not in vars(trainer.pruning.module)
     assert not trainer.model._forward_hooks
 
 
@@ -131,12 +131,14 @@ def test_ddp_stays_one_object_with_a_reducer_of_what_is_there(tmp_path: Path) ->
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-        wrapped = torch.nn.parallel.DistributedDataParallel(net, find_unused_parameters=True, broadcast_buffers=False)
+        settings = {"find_unused_parameters": True, "broadcast_buffers": False, "bucket_cap_mb": 3}
+        wrapped = torch.nn.parallel.DistributedDataParallel(net, **settings)
         net[0] = torch.nn.Linear(2, 2)
         follow(SimpleNamespace(model_wrapped=wrapped, accelerator=SimpleNamespace()))
         wrapped(torch.ones(1, 2)).sum().backward()
         assert wrapped.module is net
         assert wrapped.find_unused_parameters
+        assert wrapped.bucket_bytes_cap == 3 * 2**20
         assert not wrapped.broadcast_buffers
         assert all(p.grad is not None for p in net.parameters())
     finally:
@@ -158,4 +160,4 @@ def test_training_data_of_any_form_is_calibrated_on(tmp_path: Path) -> None:
         data=lambda n=0: texts(n) if n else Stream(),
         max_steps=2 * STEPS,
     )
-    assert trainer.fit.module.model.num_parameters() < llama().num_parameters()  # type: ignore[operator]
+    assert trainer.pruning.module.model.num_parameters() < llama().num_parameters()  # type: ignore[operator]

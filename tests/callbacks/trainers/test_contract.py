@@ -87,13 +87,13 @@ def test_resumed_equals_uninterrupted(name: str, tmp_path: Path) -> None:
     case = {**CASES, **SLOW_CASES}[name]
     run = partial(fit, model=case.model, data=case.data, **case.settings)
     whole = run(tmp_path / "whole", *case.callbacks())
-    ledger = Ledger.of(whole.fit.module)
+    ledger = Ledger.of(whole.pruning.module)
     assert ledger.events
     for step in case.steps:
         again = run(tmp_path / str(step), *case.callbacks(), resume=tmp_path / "whole" / f"checkpoint-{step}")
         assert_same(whole.model, again.model)
         assert_same_states(whole, again)
-        assert [event.units for event in Ledger.of(again.fit.module).events] == [e.units for e in ledger.events]
+        assert [event.units for event in Ledger.of(again.pruning.module).events] == [e.units for e in ledger.events]
 
 
 def assert_same_states(left: Any, right: Any) -> None:

@@ -78,11 +78,36 @@ def test_names_of_older_formats_do_not_get_lost(tmp_path: Path) -> None:
     assert_same(load_pruned(tmp_path / f"checkpoint-{3 * STEPS}"), trainer.model.eval())
 
 
+class Around(torch.nn.Module):
+    """A model of the user's own, with a network inside and a head beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = vit()
+        self.head = torch.nn.Linear(4, 4)
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = self.head(self.backbone(pixel_values).logits)
+        return {"loss": torch.nn.functional.cross_entropy(found, labels), "logits": found}
+
+
+@pytest.mark.parametrize("recovery", [DistillRecover, LoRARecover])
+def test_a_model_around_the_network_opens_as_a_whole(recovery: Any, tmp_path: Path) -> None:
+    trainer = fit(tmp_path, depth(target="model.backbone"), recovery(), model=Around, data=images)
+    folder = tmp_path / f"checkpoint-{3 * STEPS}"
+    batch = {name: torch.stack([torch.as_tensor(row[name]) for row in images(8)]) for name in images(1)[0]}
+    with torch.no_grad():
+        answers = load_pruned(folder, Around())(**batch)["logits"]
+        torch.testing.assert_close(answers, trainer.model.eval()(**batch)["logits"])
+    with pytest.warns(UserWarning, match=r"at 'backbone' alone, but .* head.weight\. .*load_pruned\(path, YourModel"):
+        assert not hasattr(load_pruned(folder), "head")
+
+
 def test_a_dense_checkpoint_of_a_plain_trainer_begins_a_pruned_fit(tmp_path: Path) -> None:
     """It holds no ledger; the surgery that is due comes."""
     fit(tmp_path / "plain")
     again = fit(tmp_path / "again", depth(), resume=tmp_path / "plain" / f"checkpoint-{STEPS}")
-    assert [event.epoch for event in Ledger.of(again.fit.module).events] == [1, 2]
+    assert [event.epoch for event in Ledger.of(again.pruning.module).events] == [1, 2]
 
 
 def test_a_checkpoint_is_of_what_the_live_model_is_not(tmp_path: Path) -> None:
@@ -95,9 +120,9 @@ def test_a_checkpoint_is_of_what_the_live_model_is_not(tmp_path: Path) -> None:
 
 def test_a_second_fit_goes_on_with_the_pruned_model(tmp_path: Path) -> None:
     trainer = fit(tmp_path, depth())
-    units = Ledger.of(trainer.fit.module).removed_units
+    units = Ledger.of(trainer.pruning.module).removed_units
     trainer.train()
-    assert Ledger.of(trainer.fit.module).removed_units == units == 3
+    assert Ledger.of(trainer.pruning.module).removed_units == units == 3
 
 
 def worse_and_worse(**settings: Any) -> dict[str, Any]:
@@ -111,7 +136,7 @@ def test_the_best_is_of_the_pruned_model(tmp_path: Path) -> None:
     """Scores from before the surgery do not count, and what is loaded has the structure of its file."""
     trainer = fit(tmp_path, depth(schedule=1), LoRARecover(rank=2, start=2), **worse_and_worse())
     assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{2 * STEPS}")
-    assert Ledger.of(trainer.fit.module).adapters == {}
+    assert Ledger.of(trainer.pruning.module).adapters == {}
     assert_same(load_pruned(trainer.state.best_model_checkpoint), trainer.model.eval())
 
 
@@ -179,7 +204,7 @@ def test_other_arguments_than_those_of_the_run_are_refused(tmp_path: Path) -> No
 
 def test_a_plan_from_elsewhere_is_applied(tmp_path: Path) -> None:
     first = fit(tmp_path / "a", Prune(Budget(params=0.2), kinds=("block",), calibration=16, schedule=1))
-    plan = Ledger.of(first.fit.module).plans["model"]
+    plan = Ledger.of(first.pruning.module).plans["model"]
     again = trainer_of(tmp_path / "b", DepthPrune(plan=plan))
     again.train()
     assert again.model.state_dict().keys() == first.model.state_dict().keys()

@@ -57,7 +57,7 @@ RECOVERIES: dict[str, Any] = {
 def test_resumed_equals_uninterrupted(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     whole = fit(tmp_path / "whole", *RECOVERIES[name](), **settings)
     step = whole.state.max_steps // 3
-    assert Ledger.of(whole.fit.module).events
+    assert Ledger.of(whole.pruning.module).events
     again = fit(tmp_path / "again", *RECOVERIES[name](), resume=tmp_path / f"whole/checkpoint-{2 * step}", **settings)
     assert_same(whole.model, again.model)
 
