@@ -10,6 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import yaml
+from cases.depth.interrupted import Interrupts
 from cases.width.command_line import QUIET, command, run
 
 from prunerecover import Budget
@@ -56,6 +57,32 @@ def test_prune_decides_alike(tmp_path: Path) -> None:
     pl.Trainer(callbacks=[prune], default_root_dir=tmp_path, **settings).fit(module, datamodule=DigitsData())
     (decided,) = Ledger.of(module).plans.values()
     assert decided.edits == plan.edits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "written"), [(OPTIONS, "plan.json"), (("--method=frontier", "--method.shares=[0.3]"), "plan.md")]
+)
+def test_an_interrupted_search_goes_on(
+    options: tuple[str, ...],
+    written: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    interrupts = Interrupts(monkeypatch)
+    interrupts.begin(9)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        command(tmp_path, *options, recipe=RECIPE)
+    assert f"interrupted, with 9 results in {tmp_path / 'plan.search'}. Run this again to go on" in caplog.text
+    interrupts.begin()
+    assert command(tmp_path, *options, recipe=RECIPE) == 0
+    rest = interrupts.computed
+    assert (tmp_path / written).exists()
+    assert not (tmp_path / "plan.search").exists()
+    interrupts.begin()
+    assert command(tmp_path, *options, recipe=RECIPE) == 0
+    assert interrupts.computed == rest + 9
 
 
 @pytest.mark.slow
