@@ -7,7 +7,7 @@ from prunerecover.callbacks.prune import Prune
 from prunerecover.callbacks.prune_report import PruneReport
 from prunerecover.callbacks.recovery_schedule import RecoverySchedule
 from prunerecover.callbacks.routed_lora_recover import RoutedLoRARecover
-from prunerecover.callbacks.schedule import PruneSchedule
+from prunerecover.callbacks.schedules.schedule import PruneSchedule
 from prunerecover.callbacks.width_prune import WidthPrune
 
 __all__ = [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
-from prunerecover.callbacks.schedule import PruneSchedule
+from prunerecover.callbacks.schedules.schedule import PruneSchedule
+from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 
 Merge = Literal["copy", "at_surgery", "never"]
@@ -17,6 +18,10 @@ class SurgeryArguments(TypedDict, total=False):
     """Types of the arguments that all pruning callbacks take.
 
     Args:
+        step: What goes each time until a metric falls, with Quality(...) in the place of a budget: a share of the MACs
+            of the network before the first step, or a budget, such as Budget(latency=0.1) or
+            Budget(remove={"block": 1}). None: 0.1. Each step is recovered from in as many epochs as the schedule's
+            `every` says, 1 by default.
         plan: A plan, or the path of one, which is read when a loop is set up, instead of deciding here. Also applied
             before test, validate and predict when no checkpoint says otherwise. In a fit, its fitted tensors are fitted
             anew if the weights have changed since.
@@ -32,6 +37,7 @@ class SurgeryArguments(TypedDict, total=False):
             normalise by BatchNorm, which gain by it (a vision transformer lost). Not before sharding.
     """
 
+    step: float | Budget | None
     plan: str | Path | Plan | None
     target: str | None
     schedule: Schedule | None
@@ -71,6 +77,12 @@ def check_distillation(weight: float, temperature: float, name: str) -> None:
         raise ValueError(f"Expected argument {name} to be between 0 and 1, but got {weight}.")
     if temperature <= 0:
         raise ValueError(f"Expected argument temperature to be positive, but got {temperature}.")
+
+
+def check_merge(merge: str) -> None:
+    """Raise ValueError unless this says when a pruned network is merged."""
+    if merge not in get_args(Merge):
+        raise ValueError(f"Expected argument merge to be 'copy', 'at_surgery' or 'never', but got '{merge}'.")
 
 
 def check_whole(name: str, value: int, least: int) -> None:

@@ -11,6 +11,7 @@ from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.depth.arguments import DepthArguments, DepthConfig
 from prunerecover.display.spelled_out import spelled_out
 from prunerecover.plan.budget import Budget
+from prunerecover.quality import Quality
 
 
 class DepthPruneArguments(SurgeryArguments, DepthArguments, total=False):
@@ -26,7 +27,8 @@ class DepthPrune(PruneCallback):
     compose. In a second fit the same object goes on where it was; a new one starts its schedule anew.
 
     Args:
-        budget: How much goes; exactly one of `budget`, `remove` and `plan`.
+        budget: How much goes, or Quality(...), a metric of validation until whose fall the network is pruned in steps
+            (see `step`); exactly one of `budget`, `remove` and `plan`.
         remove: Units per kind, such as {"attention": 2, "activation": 6}.
         store: Folder of what planning has found: a fit that is killed while it plans, and begun again, goes on there;
             see `plan_depth`, also for when to take another one. It is not deleted.
@@ -38,7 +40,7 @@ class DepthPrune(PruneCallback):
 
     def __init__(
         self,
-        budget: Budget | None = None,
+        budget: Budget | Quality | None = None,
         *,
         remove: Mapping[str, int] | None = None,
         calibration: int = 192,

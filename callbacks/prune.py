@@ -9,6 +9,7 @@ from prunerecover.callbacks.planning.joint import JointPlanning, SharedBudgetArg
 from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.display.spelled_out import spelled_out
 from prunerecover.plan.budget import Budget
+from prunerecover.quality import Quality
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
 
 
@@ -26,7 +27,8 @@ class Prune(PruneCallback):
     reconstructed.
 
     Args:
-        budget: A share of the MACs, the parameters or the measured latency.
+        budget: A share of the MACs, the parameters or the measured latency; or Quality(...), a metric of validation
+            until whose fall the network is pruned in steps (see `step`).
 
     Raises:
         ValueError: If the arguments do not fit together.
@@ -34,7 +36,11 @@ class Prune(PruneCallback):
     """
 
     def __init__(
-        self, budget: Budget | None = None, *, calibration: int = 256, **arguments: Unpack[JointPruneArguments]
+        self,
+        budget: Budget | Quality | None = None,
+        *,
+        calibration: int = 256,
+        **arguments: Unpack[JointPruneArguments],
     ) -> None:
         check_one({"budget": budget, "plan": arguments.get("plan")}, "Prune(Budget(latency=0.3))")
         super().__init__(JointPlanning, budget, calibration, **arguments)

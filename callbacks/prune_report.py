@@ -17,7 +17,7 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.logs.history import LoggedHistory, logged_in_training, logged_now
 from prunerecover.callbacks.logs.report import log_report
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
-from prunerecover.checkpoint.ledger_record import SurgeryEvent
+from prunerecover.checkpoint.ledger_record import QualityTrail, SurgeryEvent
 from prunerecover.frontiers.frontier import Frontier
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.evidence import PlanningCost, SearchEvidence
@@ -131,7 +131,7 @@ class PruneReport(LedgerCallback):
         shown = {name: self._logged.points[name] for name in self._shown()}
         logged = logged_metrics(shown, len(events), self._logged.dense)
         report = compare(dense, pruned, inputs, plan=plan, search=search, pairs=self.pairs, details=details)
-        report = report.model_copy(update={"logged": logged})
+        report = report.model_copy(update={"logged": logged, "quality": _trail(ledger, target)})
         figures = self._figures(plan, events[self._logged.begun :], logged)
         report.save(folder, figures=figures)
         plan.save(folder / "plan.json")
@@ -176,6 +176,12 @@ class PruneReport(LedgerCallback):
 def _surgeries(module: pl.LightningModule, target: str) -> list[SurgeryEvent]:
     """Return what has removed something from the network at `target`, in order."""
     return [event for event in Ledger.of(module).events if event.target == target and event.units]
+
+
+def _trail(ledger: Ledger, target: str) -> QualityTrail | None:
+    """Return the steps of the last callback that pruned the network at `target` until a metric fell, if any did."""
+    own = [trail for trail in ledger.quality.values() if trail.target == target]
+    return own[-1] if own else None
 
 
 def _names(metrics: str | Collection[str]) -> list[str]:

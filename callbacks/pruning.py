@@ -7,6 +7,7 @@ It is made of parts: `planning` decides what goes, `surgeries` says when, `recov
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
-from prunerecover.callbacks.arguments import Merge, Schedule, check_whole
+from prunerecover.callbacks.arguments import Merge, Schedule, check_merge, check_whole
 from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
@@ -22,18 +23,22 @@ from prunerecover.callbacks.ledger.random_state import isolated, seed_all
 from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.planning.base import Planning
 from prunerecover.callbacks.planning_progress import planning_progress
-from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
-from prunerecover.callbacks.scheduled import GivenPlan, ScheduledSurgeries
+from prunerecover.callbacks.schedules.quality import surgeries_of
+from prunerecover.callbacks.schedules.schedule import PruneSchedule, schedule_of
+from prunerecover.callbacks.schedules.scheduled import GivenPlan
+from prunerecover.callbacks.schedules.steps import first_of
 from prunerecover.callbacks.surgery import sharding
 from prunerecover.callbacks.surgery.adapters import merge_adapters_in_trainer
 from prunerecover.callbacks.surgery.announce import announce, warn_of_launcher, warn_of_missing, warn_of_untrained
 from prunerecover.callbacks.surgery.apply_in_trainer import apply_in_trainer, merge_in_trainer
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
 from prunerecover.callbacks.surgery.reconstruction import Reconstruction
-from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
+from prunerecover.quality import Quality
+
+File = dict[str, Any]  # a checkpoint
 
 
 class PruneCallback(LedgerCallback):
@@ -41,7 +46,7 @@ class PruneCallback(LedgerCallback):
 
     Args:
         planning: Kind of planning, made of the arguments that are left.
-        budget: How much goes; None: a plan or a tolerance says it.
+        budget: How much goes, or the quality to keep in steps; None: a plan or a tolerance says it.
         calibration: Number of training samples to decide, reconstruct and recalibrate BatchNorm on.
         arguments: Arguments of the planning.
 
@@ -55,9 +60,10 @@ class PruneCallback(LedgerCallback):
     def __init__(
         self,
         planning: type[Planning],
-        budget: Budget | None,
+        budget: Budget | Quality | None,
         calibration: int,
         *,
+        step: float | Budget | None = None,
         plan: str | Path | Plan | None = None,
         target: str | None = None,
         schedule: Schedule | None = None,
@@ -69,16 +75,15 @@ class PruneCallback(LedgerCallback):
             planning.check_alone(arguments)
         self.planning = planning(**arguments)
         if plan is None:
-            self.planning.check_budget(budget)
+            self.planning.check_budget(first_of(budget, step))
+        self.schedule, self.budget, self.step, self.target = schedule_of(schedule), budget, step, target
+        self.surgeries = surgeries_of(budget, step, self.schedule, lambda module: find_network(module, self.target))
         self.seed: int = self.planning.config.seed
         self.recovery = Reconstruction(reconstruct, self.seed)
         self.given = GivenPlan(plan)
-        if merge not in ("copy", "at_surgery", "never"):
-            raise ValueError(f"Expected argument merge to be 'copy', 'at_surgery' or 'never', but got '{merge}'.")
+        check_merge(merge)
         check_whole("calibration", calibration, 1)
-        self.budget, self.calibration, self.merge, self.target = budget, calibration, merge, target
-        self.schedule = schedule_of(schedule)
-        self.surgeries = ScheduledSurgeries(budget, self.schedule)
+        self.calibration, self.merge = calibration, merge
         self._early = sharding.EarlySurgery()
 
     @property
@@ -96,21 +101,11 @@ class PruneCallback(LedgerCallback):
         return super()._arguments(plan=self.given.said, **usual, **more)
 
     def decide(self, surgery: Surgery, budget: Budget | None) -> Plan:
-        """Return the plan for the network as it is now; called on every rank, random state isolated.
-
-        Args:
-            surgery: Network and captured inputs.
-            budget: How much of the network, as it is now, goes; None: what the tolerance says.
-        """
+        """Return the plan for the network as it is now; see `Planning.decide`."""
         return self.planning.decide(surgery, budget)
 
     def next_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> int | None:
-        """Return the epoch of the next surgery, or its step, whichever the schedule counts; None: all are done.
-
-        Args:
-            trainer: Trainer in a fit.
-            pl_module: Its LightningModule.
-        """
+        """Return the epoch of the next surgery, or its step, whichever the schedule counts; None: all are done."""
         return next((epoch for epoch, _ in self._due_surgeries(trainer, pl_module)), None)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -122,6 +117,7 @@ class PruneCallback(LedgerCallback):
         """
         if stage == "fit":
             self.recovery.check_strategy(trainer)
+            self.surgeries.begin_fit()
         super().setup(trainer, pl_module, stage)
         self.given.read()
         if isinstance(trainer.strategy, sharding.SHARDED):
@@ -141,17 +137,14 @@ class PruneCallback(LedgerCallback):
         """
         super().on_fit_start(trainer, pl_module)
         ledger, me = Ledger.of(pl_module), self._key(trainer)
-        if self.budget is None and ledger.from_checkpoint and ledger.made_by(me):
-            self.given.say_it_is_not_needed()
-        else:
-            self.given.check_was_read()
+        self.given.check_was_read(unless=bool(self.budget is None and ledger.from_checkpoint and ledger.made_by(me)))
         self._begin(trainer, pl_module)
         left = self._due_surgeries(trainer, pl_module)
         if not left and not ledger.made_by(me):
             rank_zero_warn(f"{me} will remove nothing: {self.budget} is less than one unit.")
-        network = unwrap(get_module(pl_module, find_network(pl_module, self.target)))
+        network = self._network(pl_module)
         if not is_dry_run(trainer):
-            self.schedule.check_fits([moment for moment, _ in left], self.schedule.end(trainer))
+            self.surgeries.check_fit(trainer, pl_module, me)
             if left and left[0][0] == 0 and ledger.from_checkpoint is None:
                 warn_of_untrained(network, me)
         if not ledger.made_by(me):
@@ -166,12 +159,31 @@ class PruneCallback(LedgerCallback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Do the surgeries that are due."""
         super().on_train_epoch_start(trainer, pl_module)
+        self.surgeries.judge(trainer, pl_module, self._key(trainer))
         for moment, budget in self._due_surgeries(trainer, pl_module):
             if moment <= self.schedule.now(trainer) or is_dry_run(trainer):  # a trial run tries the surgery, too
-                self._operate(trainer, pl_module, budget)
+                operate = partial(self._operate, trainer, pl_module, budget)
+                self.surgeries.operate(trainer, pl_module, self._key(trainer), operate)
         removed = float(Ledger.of(pl_module).removed_units)
         # The same on all ranks: with both arguments Lightning neither warns that it is of one, nor has ranks wait.
         pl_module.log("removed_units", removed, prog_bar=True, batch_size=1, sync_dist=True, rank_zero_only=True)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Go on with the random numbers of training; note the metric that a budget is about."""
+        super().on_validation_end(trainer, pl_module)
+        self.surgeries.note(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """See that the network is what was asked for, before files and reports are made of it."""
+        self.surgeries.settle(trainer, pl_module, self._key(trainer))
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: File) -> None:
+        """Keep what a step may be taken back to."""
+        self.surgeries.save(checkpoint, self._key(trainer))
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: File) -> None:
+        """Read what a step may be taken back to."""
+        self.surgeries.load(checkpoint, self._key(trainer))
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Apply a given plan when no checkpoint says otherwise."""
@@ -188,17 +200,10 @@ class PruneCallback(LedgerCallback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save a merged copy beside the checkpoints; warn of surgeries that never came."""
-        left = self._due_surgeries(trainer, pl_module)
-        if left and not is_dry_run(trainer):
-            rank_zero_warn(
-                f"The fit ended before {len(left)} surgeries of {self._key(trainer)}, the first at the start of "
-                f"{self.schedule.by} {left[0][0]}: the model is less pruned than asked for. Train longer or start "
-                "earlier."
-            )
+        self.surgeries.end_fit(trainer, pl_module, self._key(trainer))
         if siblings(trainer)[0] is self:
             warn_of_launcher(trainer, Ledger.of(pl_module))
-        copying = [sibling for sibling in siblings(trainer) if sibling.merge == "copy"]
-        if copying[:1] == [self]:
+        if next((sibling for sibling in siblings(trainer) if sibling.merge == "copy"), None) is self:
             sharding.save_copy(trainer, pl_module)
 
     def _operate(self, trainer: pl.Trainer, pl_module: pl.LightningModule, budget: Budget | None) -> None:
@@ -207,9 +212,12 @@ class PruneCallback(LedgerCallback):
         with isolated(), planning_progress(trainer, f"{self._name}: planning"):
             seed_all(self.seed)  # a training step that scores may draw noise, and a resumed run has drawn less by now
             merge_adapters_in_trainer(trainer, pl_module, target)
-            plan = self._decide(surgery, budget)
+            decide = partial(self._decide, surgery, budget)
+            plan = self.surgeries.decided(decide, Ledger.of(pl_module), self._key(trainer))
             seconds = time.perf_counter() - started if self.plan is None else None
             plan = trainer.strategy.broadcast(plan)  # decided once: ranks must not differ by a rounding error
+            if not plan.edits and isinstance(self.budget, Quality):  # no other step comes
+                return
             taken = trainer.strategy.broadcast(self.surgeries.taken(surgery, plan))
             before = self.recovery.keep(surgery.dense, plan)
             kept = self._apply(surgery, plan, before)
@@ -233,28 +241,17 @@ class PruneCallback(LedgerCallback):
         return self.decide(surgery, budget) if self.plan is None else self.given.fitted(surgery)
 
     def _prune_for_evaluation(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._early.finish(Ledger.of(pl_module))
         ledger = Ledger.of(pl_module)
-        if ledger.from_checkpoint:
-            self.given.say_it_is_not_needed()
-            return
-        self.given.check_was_read()
-        if self.plan is None:
-            if ledger.is_dense:
-                rank_zero_warn(
-                    f"{self._name} with a budget decides during a fit: without a checkpoint of a pruned model nothing "
-                    f"is pruned now. Pass ckpt_path=..., or {self._name}(plan=...)."
-                )
+        self._early.finish(ledger)
+        plan = self.given.before_evaluation(ledger, lambda: self._network(pl_module), self._name)
+        if plan is None:
             return
         target = find_network(pl_module, self.target)
-        found = tensors_hash(unwrap(get_module(pl_module, target)))
-        if not ledger.is_dense and found != self.plan.source.tensors:  # pruned before: by this plan, or by a fit
-            return
         self._begin(trainer, pl_module)
         merge_adapters_in_trainer(trainer, pl_module, target)
-        self._apply(Surgery(trainer, pl_module, target, self.calibration), self.plan, None)
-        sharding.warn_of_statistics(unwrap(get_module(pl_module, target)))
-        announce(trainer, ledger, self._key(trainer), target, self.plan)
+        self._apply(Surgery(trainer, pl_module, target, self.calibration), plan, None)
+        sharding.warn_of_statistics(self._network(pl_module))
+        announce(trainer, ledger, self._key(trainer), target, plan)
 
     def _check_ahead(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Have the planning look at all that is to go before another callback prunes, if a surgery is to come."""
@@ -270,7 +267,7 @@ class PruneCallback(LedgerCallback):
         alone = [budget for epoch, budget in left if epoch < min(theirs, default=epoch + 1)]
         with isolated(), planning_progress(trainer, f"{self._name}: checking"):
             surgery = Surgery(trainer, pl_module, target, self.calibration, self.seed, most=1)
-            self.planning.check_feasible(surgery, alone[-1] if alone else None, self.budget)
+            self.planning.check_feasible(surgery, alone[-1] if alone else None, self.surgeries.budget)
 
     def _begin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note what there was before the first surgery, unless this schedule is already under way."""
@@ -280,11 +277,14 @@ class PruneCallback(LedgerCallback):
         asked = self.surgeries.asked(self.plan, self.planning.signature)
         if self.given.unread is not None and me in ledger.begun:
             asked["plan"] = ledger.begun[me].asked.get("plan")
-        network = unwrap(get_module(pl_module, find_network(pl_module, self.target)))
-        self.surgeries.begin(ledger, me, asked, lambda: self.planning.units(network, self.budget))
+        network = self._network(pl_module)
+        self.surgeries.begin(ledger, me, asked, lambda: self.planning.units(network, self.surgeries.budget))
 
     def _due_surgeries(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> list[tuple[int, Budget | None]]:
         return self.surgeries.due(Ledger.of(pl_module), self._key(trainer))
+
+    def _network(self, pl_module: pl.LightningModule) -> nn.Module:
+        return unwrap(get_module(pl_module, find_network(pl_module, self.target)))
 
     @property
     def _name(self) -> str:

@@ -9,6 +9,7 @@ from prunerecover.callbacks.planning.width import WidthPlanning
 from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.display.spelled_out import spelled_out
 from prunerecover.plan.budget import Budget
+from prunerecover.quality import Quality
 from prunerecover.width.arguments import WidthArguments, WidthConfig
 
 
@@ -25,7 +26,8 @@ class WidthPrune(PruneCallback):
     with BatchNorm are reconstructed, and their statistics are estimated anew. Composes with `DepthPrune` on one module.
 
     Args:
-        budget: A share of the MACs, the parameters or the measured latency, or a number or ratio of experts.
+        budget: A share of the MACs, the parameters or the measured latency, or a number or ratio of experts; or
+            Quality(...), a metric of validation until whose fall the network is pruned in steps (see `step`).
         labels: `labels(batch) -> (N,)` integer classes of what the training step was given, for "u_score"; None: the
             second element of a tuple, or `labels` of a mapping.
 
@@ -35,13 +37,18 @@ class WidthPrune(PruneCallback):
     """
 
     def __init__(
-        self, budget: Budget | None = None, *, calibration: int = 256, **arguments: Unpack[WidthPruneArguments]
+        self,
+        budget: Budget | Quality | None = None,
+        *,
+        calibration: int = 256,
+        **arguments: Unpack[WidthPruneArguments],
     ) -> None:
         given = {"budget": budget, "tolerance": arguments.get("tolerance"), "plan": arguments.get("plan")}
         check_one(given, "WidthPrune(Budget(macs=0.3))")
-        if isinstance(budget, Budget) and budget.in_units and budget.kinds(()) != ("expert",):
+        asked = arguments.get("step") if isinstance(budget, Quality) else budget
+        if isinstance(asked, Budget) and asked.in_units and asked.kinds(()) != ("expert",):
             raise ValueError(
-                f"Expected WidthPrune's budget in a share of cost or in experts, but got {budget.to_dict()}. For "
+                f"Expected WidthPrune's budget in a share of cost or in experts, but got {asked.to_dict()}. For "
                 "example Budget(macs=0.3); blocks, attentions, MLPs and activations go with DepthPrune. For other "
                 "units, make a plan with plan_width and pass WidthPrune(plan=...)."
             )

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from prunerecover.plan.plan import Plan as Plan
     from prunerecover.plan.units import Site as Site
     from prunerecover.plan.units import Unit as Unit
+    from prunerecover.quality import Quality as Quality
     from prunerecover.recovery.batchnorm import recalibrate_batchnorm as recalibrate_batchnorm
     from prunerecover.recovery.reconstruction import reconstruct as reconstruct
     from prunerecover.recovery.schedule import recovery_schedule as recovery_schedule
@@ -84,6 +85,7 @@ _HOME = {
     "Prune": "prunerecover.callbacks",
     "PruneReport": "prunerecover.callbacks",
     "PruneSchedule": "prunerecover.callbacks",
+    "Quality": "prunerecover.quality",
     "RecoverySchedule": "prunerecover.callbacks",
     "Report": "prunerecover.report.report",
     "RoutedCausalLM": "prunerecover.routing.routed_causal_lm",

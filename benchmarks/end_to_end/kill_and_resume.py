@@ -1,6 +1,7 @@
 """Kill a run of all callbacks at random moments, resume it until it is done, and compare it with one left alone.
 
     python -m benchmarks.end_to_end.kill_and_resume
+    python -m benchmarks.end_to_end.kill_and_resume --run quality --kills 20
 
 A run is `fit` with Prune, DepthPrune (three surgeries), WidthPrune, LoRARecover, DistillRecover and PruneReport, a
 checkpoint after every step and every epoch, with shuffling, augmentation and DropPath on. Kills are SIGKILL at a seeded
@@ -8,6 +9,8 @@ step: after a batch, once its checkpoint is written, with half of a checkpoint w
 (Lightning moves it there from a temporary folder: no single operation if that is on another file system), while the
 next surgery is planned, or in the middle of it. The next process takes the newest checkpoint that can be read, and goes
 on with the planning, joint or of depth, where the store ends. In the end all weights must be the same, bit for bit.
+With `--run quality` the network is pruned in width, in steps until the validation loss rises, and kills come in the
+middle of taking a step back, too.
 """
 
 from __future__ import annotations
@@ -16,152 +19,42 @@ import argparse
 import itertools
 import json
 import multiprocessing
-import os
 import random
-import shutil
 import signal
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-EPOCHS, STEPS_PER_EPOCH = 28, 7
-LONGEST = 6  # steps that a process lives at most before it is killed
-MOMENTS = {
-    "batch": "after a batch",
-    "saved": "after its checkpoint",
-    "saving": "half of a checkpoint written",
-    "planning": "while a surgery is planned",
-    "surgery": "in the middle of a surgery",
-}
-PLANNED, PLANNED_JOINT = 2, 24  # results of a planning that a process finds at most before it is killed
-JOINT = 1  # epoch of the joint surgery
-SURGERIES = (JOINT, 2, 4, 5, 6)  # epochs
-NEAR_A_SURGERY = ("planning", "planning", "surgery", "saved")  # in turn
-
-
-def newest(folder: Path) -> Path | None:
-    """Return the newest checkpoint that can be read; one that a kill cut off is passed over."""
-    from prunerecover.checkpoint.lightning_file import read_checkpoint
-
-    for path in sorted(folder.glob("*.ckpt"), key=lambda p: p.stat().st_mtime_ns, reverse=True):
-        try:
-            read_checkpoint(path)
-        except ValueError:
-            continue
-        return path
-    return None
-
-
-def train(
-    folder: Path, epochs: int, kill_after: int | None = None, moment: str = "batch", planned: int = PLANNED
-) -> None:
-    """Run or resume the fit in this process; `kill_after` that many steps, or at the next surgery, it is no more."""
-    import lightning.pytorch as pl
-    import torch
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
-    from benchmarks.end_to_end.resumable import ResumableLoader
-    from prunerecover.recipes.data.digits import DigitsData
-    from prunerecover.recipes.tasks.digits_classifier import vit_kwargs
-    from prunerecover.recipes.tasks.image_classifier import ImageClassifier
-
-    torch.set_num_threads(1)
-    pl.seed_everything(0, verbose=False)
-    data = DigitsData(batch_size=64, shift=1)
-    data.setup()
-    model_kwargs = {**vit_kwargs(depth=4, embed_dim=32, num_heads=4), "drop_path_rate": 0.1}
-    module = ImageClassifier("vit_tiny_patch16_224", num_classes=10, model_kwargs=model_kwargs)
-    steps = ModelCheckpoint(folder, filename="{epoch}-{step}", save_top_k=-1, every_n_train_steps=1)
-    each = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(
-        max_epochs=epochs,
-        limit_train_batches=STEPS_PER_EPOCH,
-        accelerator="cpu",
-        default_root_dir=folder,
-        callbacks=[*all_callbacks(folder / "store"), *diaries(folder, kill_after, moment, planned), steps, each],
-        **quiet,
-    )
-    train_loader = ResumableLoader(torch.utils.data.Subset(data.datasets["train"], range(64 * STEPS_PER_EPOCH)), 64)
-    trainer.fit(module, train_loader, data.val_dataloader(), ckpt_path=newest(folder))
-
-
-def all_callbacks(store: Path) -> list[Any]:
-    """Return the callbacks of the package, in an order in which each has to wait for another.
-
-    Args:
-        store: Folder of what planning has found.
-    """
-    from prunerecover import Budget, DepthPrune, DistillRecover, LoRARecover, Prune, PruneReport, WidthPrune
-
-    gradual = {"start": 2, "every": 2, "step": 1, "alternate": True}
-    return [
-        LoRARecover(rank=4, dropout=0.1, start=3),
-        Prune(Budget(macs=0.1), kinds=("mlp", "neuron"), schedule=JOINT, calibration=64, store=store),
-        DepthPrune(remove={"attention": 1, "activation": 2}, schedule=gradual, calibration=64, store=store),
-        WidthPrune(Budget(macs=0.2), schedule={"start": 5}, calibration=64),
-        DistillRecover(features=True),
-        PruneReport(pairs=3),
-    ]
-
-
-def diaries(folder: Path, kill_after: int | None, moment: str, planned: int) -> list[Any]:
-    """Return the callbacks that write down each step, and end the process at its moment."""
-    import lightning.pytorch as pl
-
-    from prunerecover.callbacks import pruning
-    from prunerecover.store.search_store import SearchStore
-    from prunerecover.width.planner import WidthPlanner
-
-    def die(*args: Any, at: str = moment, **kwargs: Any) -> None:
-        (folder / "died.txt").write_text(at)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def half_a_move(source: str, target: str, *args: Any) -> None:
-        content = Path(source).read_bytes()
-        Path(target).write_bytes(content[: len(content) // 2])
-        die()
-
-    class Diary(pl.Callback):
-        lived = 0
-
-        def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
-            if self.lived == kill_after:
-                die(at="saved")
-
-        def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-            with (folder / "steps.txt").open("a") as diary:
-                diary.write(f"{os.getpid()} {trainer.global_step}\n")
-            self.lived += 1
-            if self.lived == kill_after and moment == "batch":
-                die()
-            if self.lived == kill_after and moment == "saving":
-                shutil.move = half_a_move
-
-    def apply_and_die(*args: Any) -> None:
-        apply(*args)
-        die()
-
-    def find_and_die(store: SearchStore, key: str, compute: Callable[[], Any]) -> Any:
-        keys.append(key)
-        return die() if len(keys) > planned else find(store, key, compute)
-
-    apply, find, keys = pruning.apply_in_trainer, SearchStore._found, list[str]()
-    if moment == "surgery":
-        pruning.apply_in_trainer = apply_and_die
-    if moment == "planning":
-        SearchStore._found, WidthPlanner.plan = find_and_die, die
-    return [Diary()]
+from benchmarks.end_to_end.killed_runs import (
+    EPOCHS,
+    JOINT,
+    LONGEST,
+    MOMENTS,
+    NEAR_A_SURGERY,
+    PAGES,
+    PLANNED,
+    PLANNED_JOINT,
+    RUNS,
+    STEPS_PER_EPOCH,
+    SURGERIES,
+    UNDISTURBED,
+    newest,
+    train,
+)
 
 
 def start(
-    folder: Path, epochs: int, kill_after: int | None = None, moment: str = "batch", planned: int = PLANNED
+    folder: Path,
+    run: str,
+    epochs: int,
+    kill_after: int | None = None,
+    moment: str = "batch",
+    planned: int = PLANNED,
 ) -> int:
     """Run `train` in a new process and return how it ended."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lightning.pytorch", "timm", "prunerecover.callbacks", "sklearn.datasets"])
-    process = context.Process(target=train, args=(folder, epochs, kill_after, moment, planned))
+    process = context.Process(target=train, args=(folder, run, epochs, kill_after, moment, planned))
     process.start()
     process.join()
     if process.exitcode not in (0, -signal.SIGKILL):
@@ -185,27 +78,29 @@ def last_diary(folder: Path, begun: int) -> int:
     return max(steps, default=begun)
 
 
-def kill_until(folder: Path, kills: int, epochs: int, seed: int) -> list[dict[str, Any]]:
+def kill_until(folder: Path, run: str, kills: int, epochs: int, seed: int) -> list[dict[str, Any]]:
     """Start, kill and resume until `kills` kills are done, then let it finish; return what each kill cost."""
     from prunerecover.store.search_store import results_in
 
-    draw, in_turn = random.Random(seed), itertools.cycle(NEAR_A_SURGERY)
+    draw, in_turn = random.Random(seed), itertools.cycle(NEAR_A_SURGERY[run])
     record: list[dict[str, Any]] = []
     while len(record) < kills:
         begun = last_step(folder)
         left = epochs * STEPS_PER_EPOCH - begun
         longest = min(LONGEST, left - (kills - len(record)))  # a step is left for each kill to come
-        near = next((epoch for epoch in SURGERIES if 0 <= epoch * STEPS_PER_EPOCH - begun < longest), None)
+        near = next((epoch for epoch in SURGERIES[run] if 0 <= epoch * STEPS_PER_EPOCH - begun < longest), None)
         lived = draw.randint(1, max(1, longest)) if near is None else longest
+        if not begun:
+            lived = max(lived, UNDISTURBED[run])
         moment = draw.choice(("batch", "saved", "saving")) if near is None else next(in_turn)
         planned = draw.randint(1, PLANNED_JOINT if near == JOINT else PLANNED)
         found = results_in(folder / "store")
-        if start(folder, epochs, lived, moment, planned) == 0:
+        if start(folder, run, epochs, lived, moment, planned) == 0:
             raise RuntimeError("Expected a process that is killed before its end, but it ended.")
         died, kept, found = last_diary(folder, begun), last_step(folder), results_in(folder / "store") - found
         steps = {"resumed_at": begun, "killed_at": died, "kept": kept, "lost": died - kept}
         record.append({**steps, "moment": (folder / "died.txt").read_text(), "found": found})
-    start(folder, epochs)
+    start(folder, run, epochs)
     return record
 
 
@@ -225,17 +120,26 @@ def compare(killed: Path, whole: Path, epochs: int) -> dict[str, Any]:
         [{name: value for name, value in event.items() if name != "seconds"} for event in checkpoint[KEY]["events"]]
         for checkpoint in (first, second)
     ]
-    return {"bitwise_equal": same, "tensors": len(a), "same_surgeries": events[0] == events[1], "events": events[1]}
+    trails = [checkpoint[KEY].get("quality", {}) for checkpoint in (first, second)]
+    (trail,) = trails[1].values() or ({},)
+    return {
+        "bitwise_equal": same,
+        "tensors": len(a),
+        "same_surgeries": events[0] == events[1] and trails[0] == trails[1],
+        "events": events[1],
+        "steps": trail.get("steps", []),
+    }
 
 
-def experiment(folder: Path, kills: int, epochs: int, seed: int) -> dict[str, Any]:
+def experiment(folder: Path, run: str, kills: int, epochs: int, seed: int) -> dict[str, Any]:
     """Run both and compare them."""
     killed, whole = folder / "killed", folder / "whole"
     for each in (killed, whole):
         each.mkdir(parents=True)
-    start(whole, epochs)
-    record = kill_until(killed, kills, epochs, seed)
+    start(whole, run, epochs)
+    record = kill_until(killed, run, kills, epochs, seed)
     return {
+        "run": run,
         "seed": seed,
         "epochs": epochs,
         "steps_per_epoch": STEPS_PER_EPOCH,
@@ -247,6 +151,9 @@ def experiment(folder: Path, kills: int, epochs: int, seed: int) -> dict[str, An
 def markdown(result: dict[str, Any]) -> str:
     """Render the result."""
     surgeries = "; ".join(f"epoch {event['epoch']}: {len(event['units'])} units" for event in result["events"])
+    judged = [f"epoch {step['epoch']} {'kept' if step['kept'] else 'taken back'}" for step in result.get("steps", ())]
+    steps = f" Steps: {', '.join(judged)}." if judged else ""
+    option = "" if result.get("run", "budgets") == "budgets" else f" --run {result['run']}"
     verdict = "are bit for bit those" if result["bitwise_equal"] and result["same_surgeries"] else "DIFFER from those"
     from prunerecover.display.markdown import table
 
@@ -260,11 +167,11 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [
         f"# {len(result['kills'])} kills of one pruning run",
         "",
-        "`python -m benchmarks.end_to_end.kill_and_resume`",
+        f"`python -m benchmarks.end_to_end.kill_and_resume{option}`",
         "",
         f"Digits, {result['epochs']} epochs of {result['steps_per_epoch']} steps, a checkpoint after each step. "
-        f"Surgeries: {surgeries}. After the last resume all {result['tensors']} tensors {verdict} of a run that was "
-        "left alone.",
+        f"Surgeries: {surgeries}.{steps} After the last resume all {result['tensors']} tensors {verdict} of a run that "
+        "was left alone.",
         "",
         table(columns, kills),
     ]
@@ -274,6 +181,7 @@ def markdown(result: dict[str, Any]) -> str:
 def main() -> None:
     """Train, or run the experiment and write its result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", choices=list(RUNS), default="budgets")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--seed", type=int, default=0)
@@ -281,13 +189,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the runs go; default: a temporary folder")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        result = experiment(given.folder or Path(temporary), given.kills, given.epochs, given.seed)
+        result = experiment(given.folder or Path(temporary), given.run, given.kills, given.epochs, given.seed)
     if given.result:
         given.result.write_text(json.dumps(result))
         return
     from benchmarks.data.real import write
 
-    write("kill_and_resume", result, markdown(result))
+    write(PAGES[given.run], result, markdown(result))
 
 
 if __name__ == "__main__":

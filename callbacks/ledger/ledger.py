@@ -24,6 +24,7 @@ from prunerecover.checkpoint.ledger_record import (
     KEY,
     GroupPositions,
     LedgerRecord,
+    QualityTrail,
     ScheduleStart,
     SurgeryEvent,
     TeacherFile,
@@ -51,6 +52,7 @@ class Ledger:
         journals: How to take them back, by the same paths.
         events: Surgeries in order.
         begun: What each callback found when its schedule began.
+        quality: Steps of the callbacks that prune until a metric falls.
         teachers: Where the dense teacher of each network is, once it was saved.
         adapters: What is injected on each network after all its edits; merged before the next edit.
         places: Where optimizers held what those adapters froze, by network and name.
@@ -65,6 +67,7 @@ class Ledger:
     journals: dict[str, Journal] = field(default_factory=dict)
     events: list[SurgeryEvent] = field(default_factory=list)
     begun: dict[str, ScheduleStart] = field(default_factory=dict)
+    quality: dict[str, QualityTrail] = field(default_factory=dict)
     teachers: dict[str, TeacherFile] = field(default_factory=dict)
     adapters: dict[str, Adapters] = field(default_factory=dict)
     places: dict[str, GroupPositions] = field(default_factory=dict)
@@ -166,6 +169,7 @@ class Ledger:
             plans=dict(self.plans),
             events=tuple(self.events),
             begun=dict(self.begun),
+            quality=dict(self.quality),
             teachers=dict(self.teachers),
             adapters=dict(self.adapters),
             places=dict(self.places),
@@ -185,6 +189,18 @@ class Ledger:
         """
         self.from_checkpoint = record is not None
         record = record or LedgerRecord()
+        self.go_back(module, record)
+        self.begun, self.quality, self.teachers = dict(record.begun), dict(record.quality), dict(record.teachers)
+        self.run = record.run or self.run
+        self.pending = record
+
+    def go_back(self, module: pl.LightningModule, record: LedgerRecord) -> None:
+        """Give the module the structure, and this ledger the surgeries, of a record; weights are loaded afterwards.
+
+        Args:
+            module: The module this ledger belongs to.
+            record: As of `present`, of this module or of one that had the same dense networks.
+        """
         if self.structure != (_edits(record.plans), record.adapters):
             for target in list(self.adapters):
                 self.merge(module, target, structure_only=True)
@@ -195,9 +211,6 @@ class Ledger:
         for target, use in record.use.items():
             restore_use(unwrap(get_module(module, target)), use)
         self.plans, self.places, self.events = dict(record.plans), dict(record.places), list(record.events)
-        self.begun, self.teachers = dict(record.begun), dict(record.teachers)
-        self.run = record.run or self.run
-        self.pending = record
 
     def _replay(self, module: pl.LightningModule, plans: dict[str, Plan]) -> None:
         for target, journal in self.journals.items():

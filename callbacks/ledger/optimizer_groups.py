@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -32,18 +32,22 @@ def group_names(optimizers: Sequence[Optimizer], module: nn.Module) -> GroupName
     return [[[names.get(p, "") for p in group["params"]] for group in o.param_groups] for o in optimizers]
 
 
-def rebind(optimizers: Sequence[Optimizer], module: nn.Module, saved: GroupNames) -> None:
-    """Put parameters into the groups and the order that a checkpoint's optimizer state was saved with.
+def rebind(
+    optimizers: Sequence[Optimizer], module: nn.Module, saved: GroupNames, gone: Collection[Parameter] = ()
+) -> None:
+    """Put parameters into the groups and the order that an optimizer's state was saved with.
 
     Args:
-        optimizers: As `configure_optimizers` made them.
+        optimizers: As `configure_optimizers` made them, or as they are in a fit.
         module: Holds the parameters.
         saved: Names of parameters, by optimizer and group.
+        gone: Parameters that the module held before, and groups may still hold.
 
     Raises:
         RuntimeError: If the optimizers are not those of the checkpoint.
     """
     by_name = dict(module.named_parameters())
+    inside = set(by_name.values())
     found = [len(o.param_groups) for o in optimizers]
     if found != [len(groups) for groups in saved]:
         raise RuntimeError(
@@ -58,8 +62,10 @@ def rebind(optimizers: Sequence[Optimizer], module: nn.Module, saved: GroupNames
                     f"Expected parameter '{missing[0]}' of the checkpoint's optimizer in {type(module).__name__}, but "
                     "it has none of this name. Resume with the LightningModule that the checkpoint was saved from."
                 )
-            if all(names):
-                group["params"][:] = [by_name[name] for name in names]
+            others = [p for p in group["params"] if p not in gone and p not in inside]
+            if all(names) or (gone and names.count("") == len(others)):
+                elsewhere = iter(others)
+                group["params"][:] = [by_name[name] if name else next(elsewhere) for name in names]
                 if "param_names" in group:
                     group["param_names"] = list(names)
 

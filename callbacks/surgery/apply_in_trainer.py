@@ -56,7 +56,7 @@ def apply_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: st
         for average in averaged_copies(module):
             Ledger.of(average).apply(average, target, plan)
     rewrap(trainer)
-    _forget_best(trainer)
+    forget_best(trainer)
 
 
 def merge_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: str) -> None:
@@ -82,8 +82,8 @@ def rewrap(trainer: pl.Trainer) -> None:
         torch._dynamo.reset()
 
 
-def _forget_best(trainer: pl.Trainer) -> None:
-    """Scores from before the surgery are of another model: "best" starts anew, and patience with it."""
+def forget_best(trainer: pl.Trainer) -> None:
+    """Have "best" start anew, and patience with it: scores from before a surgery are of another model."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, ModelCheckpoint) and callback.monitor is not None:
             _forget_best_checkpoint(callback)

@@ -46,12 +46,31 @@ def save_plan(folder: Path, ledger: Ledger, target: str) -> None:
     first = folder / (f"plan-{target}.json" if len(ledger.plans) > 1 else "plan.json")
     plan, written = ledger.plans[target], _plans_at(first)
     for earlier in written:
-        if earlier.edits == plan.edits[: len(earlier.edits)] and earlier.source.weights == plan.source.weights:
-            plan = plan.with_tensors({**earlier.tensors, **plan.tensors})
+        shared = min(len(earlier.edits), len(plan.edits))  # the plan is the shorter one after a step was taken back
+        if earlier.edits[:shared] == plan.edits[:shared] and earlier.source.weights == plan.source.weights:
+            tensors = {**earlier.tensors, **plan.tensors}
+            plan = plan.with_tensors({key: tensors[key] for key in plan.needed_tensors if key in tensors})
     if plan not in written:
         run = run_of(ledger, target)
         warn_unless_finite(plan.tensors, first)
         write_plan(own_place(first, run, "plan"), plan.to_dict(), plan.tensors, Saved(run=run))
+
+
+def save_as_best(trainer: pl.Trainer) -> None:
+    """Save what the end of a fit came back to, and have "best" mean it: other files are of what was not kept.
+
+    Args:
+        trainer: Trainer at the end of training; nothing happens if it writes no checkpoints.
+    """
+    folder = artifact_folder(trainer)
+    if folder is None:
+        return
+    places = (folder / f"kept{f'-v{number}' if number else ''}.ckpt" for number in itertools.count())
+    path = trainer.strategy.broadcast(next(place for place in places if not place.exists()))
+    trainer.save_checkpoint(path)
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint):
+            callback.best_model_path = str(path)
 
 
 def save_merged(module: pl.LightningModule, folder: Path) -> None:

@@ -15,6 +15,7 @@ from prunerecover.callbacks.trainers.attached import AttachedTrainer
 from prunerecover.callbacks.trainers.events import Events
 from prunerecover.callbacks.trainers.fit import Fit
 from prunerecover.model.paths import is_of_peft
+from prunerecover.quality import Quality
 
 USABLE = (PruneCallback, DistillRecover, LoRARecover, RecoverySchedule)
 
@@ -84,6 +85,11 @@ def _check_callbacks(callbacks: tuple[object, ...]) -> None:
         raise TypeError(
             "Expected callbacks among Prune, DepthPrune, WidthPrune, DistillRecover, LoRARecover and RecoverySchedule, "
             f"but got {type(odd[0]).__name__ if odd else 'none'}. Those of transformers go to Trainer(callbacks=[...])."
+        )
+    if any(isinstance(callback, PruneCallback) and isinstance(callback.budget, Quality) for callback in callbacks):
+        raise ValueError(
+            "Expected pruning callbacks with a budget, but got Quality, whose metric is read in validations of "
+            "Lightning. Name a budget, or train in a Trainer of Lightning."
         )
     stepped = [c for c in callbacks if isinstance(c, PruneCallback) and c.schedule.by == "step"]
     if stepped and any(isinstance(callback, RecoverySchedule) for callback in callbacks):

@@ -22,6 +22,7 @@ from prunerecover.recovery.lora import Adapters
 
 KEY = "prunerecover"
 SCHEMA = "prunerecover.ledger/1"
+WRITTEN_APART = ("run", "plans", "adapters", "random_states", "use")
 
 GroupNames = list[list[list[str]]]  # by optimizer and group: names of parameters, "" for a parameter of another part
 GroupPositions = dict[str, list[int]]  # by name of a parameter: number of an optimizer and of a group in it
@@ -107,6 +108,59 @@ class ScheduleStart(_Record):
     asked: dict[str, Any] = {}
 
 
+class QualityStep(_Record):
+    """One step of pruning until a metric of validation falls.
+
+    Attributes:
+        epoch: At the start of which it came.
+        asked: What was to have gone after it, all steps together: shares by cost, or units by kind.
+        left: Shares of the costs that were left after it, of what there was before the first step; empty: units go.
+        params: Parameters of the network afterwards.
+        macs: Per calibration sample, afterwards; 0: not counted.
+        after_surgery: Value of the metric right after it, before any training; None: it was no number.
+        recovered: Value when the step was judged; None: it is not yet, or it was no number.
+        kept: Whether the step was kept; None: it is not judged yet.
+    """
+
+    epoch: int
+    asked: dict[str, int | float] = {}
+    left: dict[str, float] = {}
+    params: int = 0
+    macs: int = 0
+    after_surgery: float | None = None
+    recovered: float | None = None
+    kept: bool | None = None
+
+
+class QualityTrail(_Record):
+    """All steps of a callback that prunes until a metric of validation falls.
+
+    Attributes:
+        target: Path of the network.
+        monitor: Name of the metric.
+        dense: Its value before the first step.
+        worst: Worst value that is allowed.
+        steps: Steps in order, of which the last may be under way.
+        ended: Why no other step comes; empty: one may.
+    """
+
+    target: str
+    monitor: str
+    dense: float
+    worst: float
+    steps: Items[QualityStep] = ()
+    ended: str = ""
+
+    def with_last(self, **changed: Any) -> QualityTrail:
+        """Return the same with other values of the last step.
+
+        Args:
+            changed: Values by the names of attributes of `QualityStep`.
+        """
+        *before, last = self.steps
+        return self.model_copy(update={"steps": (*before, last.model_copy(update=changed))})
+
+
 class TeacherFile(_Record):
     """Place of a network's saved dense teacher: name, folder and hash of the file."""
 
@@ -123,6 +177,7 @@ class LedgerRecord(_Record):
         plans: All edits of each network so far, by path of the network in the LightningModule.
         events: Surgeries in order.
         begun: Starts of schedules, by callback.
+        quality: Steps of callbacks that prune until a metric of validation falls, by callback.
         teachers: Saved teachers, by path of the network.
         adapters: Adapters injected on each network after all edits, by path of the network.
         places: Places in optimizers of the parameters frozen by adapters, by path of the network.
@@ -135,6 +190,7 @@ class LedgerRecord(_Record):
     plans: dict[str, Plan] = {}
     events: Items[SurgeryEvent] = ()
     begun: dict[str, ScheduleStart] = {}
+    quality: dict[str, QualityTrail] = {}
     teachers: dict[str, TeacherFile] = {}
     adapters: dict[str, Adapters] = {}
     places: dict[str, GroupPositions] = {}
@@ -151,7 +207,7 @@ class LedgerRecord(_Record):
             "adapters": {target: adapters.to_dict() for target, adapters in self.adapters.items()},
             "random_states": self.random_states,
             **({"use": self.use} if any(self.use.values()) else {}),
-            **self.model_dump(mode="json", exclude={"run", "plans", "adapters", "random_states", "use"}),
+            **self.model_dump(mode="json", exclude={*WRITTEN_APART, *(() if self.quality else ("quality",))}),
         }
 
     @classmethod

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
+from prunerecover.checkpoint.ledger_record import QualityTrail
 from prunerecover.cost.latency import LatencyRatio
 from prunerecover.cost.measurement import Measurement
 from prunerecover.cost.statistics import Interval
@@ -124,6 +125,7 @@ class ReportData(Record):
         latency: Interleaved comparison of latency; None if skipped.
         metrics: Metrics of both models on the same samples, by name.
         logged: Validation metrics from a fit, by name.
+        quality: Steps of a fit that pruned until a metric of validation fell; None: the fit did not.
         plan: Removals of the plan.
         search: Cost of finding the plan.
         seed: Seed of the bootstraps.
@@ -137,6 +139,7 @@ class ReportData(Record):
     latency: LatencyRatio | None = None
     metrics: dict[str, MetricComparison] = Field(default_factory=dict)
     logged: dict[str, LoggedMetric] = Field(default_factory=dict)
+    quality: QualityTrail | None = None
     plan: PlanSummary | None = None
     search: SearchCost | None = None
     seed: int = 0

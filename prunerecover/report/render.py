@@ -16,6 +16,7 @@ from prunerecover.plan.evidence import FrontierEvidence
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.report.data import LoggedMetric, MetricComparison, PlanSummary, ReportData, SearchCost
+from prunerecover.report.steps import steps_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,6 +72,8 @@ def summarised(report: ReportData) -> Summary:
 def markdown(report: ReportData, figures: Iterable[str] = ()) -> str:
     """Return the whole report as Markdown."""
     parts = ["# Before and after pruning", markdown_table(HEADER, rows(report), "lrrr"), _how_measured(report)]
+    if report.quality:
+        parts.append(steps_of(report.quality))
     if report.plan:
         parts.append(_what_was_removed(report.plan))
     if report.plan and report.plan.frontier:

@@ -31,7 +31,8 @@ class Report(Summarised, ReportData):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return self.model_dump(mode="json", by_alias=True, exclude=None if self.logged else {"logged"})
+        unsaid = {name for name in ("logged", "quality") if not getattr(self, name)}
+        return self.model_dump(mode="json", by_alias=True, exclude=unsaid)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Report:

@@ -169,7 +169,7 @@ def decided_at_start(prune: PruneCallback, task: PlanTask) -> Plan:
         prune: Callback with the budget.
         task: Network, data and files.
     """
-    method = PlanningMethod(prune.planning, prune.budget)
+    method = PlanningMethod(prune.planning, prune.surgeries.budget)
     return method.make(dataclasses.replace(task, calibration=prune.calibration))
 
 

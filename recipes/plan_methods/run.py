@@ -18,6 +18,7 @@ from prunerecover.checkpoint.ledger_record import KEY, LedgerRecord
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.model.untrained import said_of_untrained
 from prunerecover.plan.plan import Plan
+from prunerecover.quality import Quality
 from prunerecover.recipes.networks.model_names import expand
 from prunerecover.recipes.plan_methods.base import PlanMethod, PlanningMethod, PlanTask
 from prunerecover.recipes.plan_methods.depth import DepthMethod
@@ -39,7 +40,8 @@ def method_of(callbacks: Sequence[pl.Callback], name: str | None) -> PlanMethod:
         name: Class of the callback; None: the only pruning callback.
 
     Raises:
-        ValueError: If there is no matching callback, there are several, or the callback has a plan already.
+        ValueError: If there is no matching callback, there are several, or the callback has a plan already or
+            finds out in a fit how much goes.
     """
     pruning = [callback for callback in callbacks if isinstance(callback, PruneCallback)]
     named = [callback for callback in pruning if name in (None, type(callback).__name__)]
@@ -50,6 +52,11 @@ def method_of(callbacks: Sequence[pl.Callback], name: str | None) -> PlanMethod:
             f"{there}. Name one of several by --callback, or decide by --method."
         )
     (prune,) = named
+    if isinstance(prune.budget, Quality):
+        raise ValueError(
+            f"Expected a pruning callback with a budget to plan for, but got {prune!r}, which finds out in a fit how "
+            "much goes. Name a budget: --method width --method.macs 0.3."
+        )
     if prune.given.said is not None:
         raise ValueError(
             f"Expected a pruning callback with a budget to plan for, but got {prune!r}, whose plan says already what "

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from prunerecover import plan_depth
 from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.schedule import schedule_of
+from prunerecover.callbacks.schedules.schedule import schedule_of
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 

@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from cases.fits.quality import Sized, one_by_one
 from cases.fits.ranks import run_scenarios
 from cases.models.habits import Manual, Plain, Unaugmented, dataset, loader
 from cases.width.narrow_fits import CNN, RESIDUAL, Cnn, NarrowAt, ResidualCnn
@@ -66,6 +67,7 @@ def fit(
     prune=ONCE,
     surgeon=None,
     data=None,
+    val=None,
     resume=None,
     strategy="ddp",
     epochs=3,
@@ -87,7 +89,7 @@ def fit(
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        runner.fit(module, loader() if data is None else data, ckpt_path=resume)
+        runner.fit(module, loader() if data is None else data, val, ckpt_path=resume)
     return {
         "removed": runner.callback_metrics.get("removed_units", torch.tensor(0.0)).item(),
         "unsynced": [str(w.message) for w in caught if "sync_dist" in str(w.message)],
@@ -95,6 +97,7 @@ def fit(
         "steps": agreement.steps,
         "agreed": agreement.agreed,
         "events": [event.to_dict() for event in Ledger.of(module).events],
+        "judged": [[s.epoch, s.recovered, s.kept] for t in Ledger.of(module).quality.values() for s in t.steps],
         "plans": {target: str(plan.edits) for target, plan in Ledger.of(module).plans.items()},
         "digest": digest(module),
     }
@@ -107,6 +110,15 @@ def seeded(make=Plain):
 
 def progressive(folder):
     return fit(folder, seeded(), DistillRecover(), prune=PROGRESSIVE, accumulate_grad_batches=2)
+
+
+def until_the_metric_falls(folder):
+    """Ranks validate their own half; the last step is taken back on both."""
+    fell = one_by_one(schedule={"start": 1})
+    whole = fit(folder, seeded(Sized), DistillRecover(), surgeon=fell, val=loader(shuffle=False), epochs=5)
+    again = {"surgeon": one_by_one(schedule={"start": 1}), "resume": folder / "epoch=2.ckpt", "epochs": 5}
+    part = fit(folder / "again", seeded(Sized), DistillRecover(), val=loader(shuffle=False), **again)
+    return {"whole": whole, "part": part}
 
 
 def reducers(folder):

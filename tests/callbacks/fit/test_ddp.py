@@ -8,7 +8,7 @@ from cases.fits.ranks import two_ranks
 pytestmark = pytest.mark.slow  # starting two ranks takes longer than anything they do
 SCENARIOS = (
     *("progressive", "reducers", "manual", "averaged", "resumed", "narrowed", "depth_and_width", "adapted"),
-    *("local_data", "rated", "sharded"),
+    *("local_data", "rated", "sharded", "until_the_metric_falls"),
 )
 
 
@@ -34,6 +34,14 @@ def test_own_logs_are_of_both_ranks_without_a_warning(results):
     result = results["progressive"]
     assert result["unsynced"] == results["rated"]["whole"]["unsynced"] == []
     assert result["removed"] == sum(len(event["units"]) for event in result["events"]) > 1
+
+
+def test_a_step_is_taken_back_on_both_ranks(results):
+    whole, part = results["until_the_metric_falls"]["whole"], results["until_the_metric_falls"]["part"]
+    for result in (whole, part):
+        agreed(result, [1])
+        assert result["judged"] == [[1, 2.0, True], [2, 1.0, False]]
+        assert result["digest"] == whole["digest"]
 
 
 @pytest.mark.parametrize("reducer", ["find_unused", "static", "bucket_view"])

@@ -17,16 +17,31 @@ from benchmarks.end_to_end.kill_and_resume import newest
 from prunerecover.checkpoint.ledger_record import KEY
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [4])
-def test_killed_and_resumed_equals_uninterrupted(tmp_path, seed):
+def killed(tmp_path, *arguments):
+    """Return the result of a run that is killed and resumed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    arguments = ["--kills", "5", "--epochs", "8", "--seed", str(seed), "--folder", str(tmp_path)]
-    script = ["-m", "benchmarks.end_to_end.kill_and_resume", *arguments, "--result", str(tmp_path / "result.json")]
+    places = ["--folder", str(tmp_path), "--result", str(tmp_path / "result.json")]
+    script = ["-m", "benchmarks.end_to_end.kill_and_resume", *arguments, *places]
     command = [sys.executable, *script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-6000:]
-    result = json.loads((tmp_path / "result.json").read_text())
+    return json.loads((tmp_path / "result.json").read_text())
+
+
+@pytest.mark.slow
+def test_steps_until_a_metric_falls_killed_and_resumed_equal_those_left_alone(tmp_path):
+    """Three kills; twenty in benchmarks/."""
+    result = killed(tmp_path, "--run", "quality", "--kills", "3", "--seed", "1")
+    assert result["bitwise_equal"]
+    assert result["same_surgeries"]
+    assert [step["kept"] for step in result["steps"]][-1] is False
+    assert {kill["moment"] for kill in result["kills"]} & {"surgery", "back"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [4])
+def test_killed_and_resumed_equals_uninterrupted(tmp_path, seed):
+    result = killed(tmp_path, "--kills", "5", "--epochs", "8", "--seed", str(seed))
     assert result["bitwise_equal"]
     assert result["same_surgeries"]
     assert len(result["events"]) == 5

@@ -15,7 +15,7 @@ from cases.paths import ROOT
 from peft import LoraConfig, get_peft_model
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
 
-from prunerecover import PruneReport, PruneSchedule, RecoverySchedule, attach
+from prunerecover import PruneReport, PruneSchedule, Quality, RecoverySchedule, WidthPrune, attach
 from prunerecover.callbacks.trainers.follow import follow
 
 FOLDERS = ("planning", "ledger", "surgery", "calibration", "distillation")
@@ -67,6 +67,8 @@ def test_other_trainers_and_callbacks_are_refused(tmp_path: Path) -> None:
             attach(trainer, odd)
     with pytest.raises(ValueError, match="Expected schedules by epochs beside RecoverySchedule"):
         attach(trainer, depth(schedule={"by": "step"}), RecoverySchedule())
+    with pytest.raises(ValueError, match="Expected pruning callbacks with a budget, but got Quality, whose metric"):
+        attach(trainer, WidthPrune(Quality("eval_loss", drop=0.1)))
     attach(trainer, depth())
     with pytest.raises(RuntimeError, match="some were attached before. Attach all at once"):
         attach(trainer, depth())

@@ -28,6 +28,11 @@ SMALL = ["--model.depth=3", "--model.embed_dim=16", "--model.num_heads=2"]
             ["--callback=Prune"],
             "pruning callback Prune in the recipe to plan for, but got DepthPrune",
         ),
+        (
+            "digits_vit_until_quality_falls",
+            [],
+            "Quality.*step=0.1, schedule=.*which finds out in a fit how much goes",
+        ),
         ("digits_vit_depth", ["--trainer.callbacks=null"], "in the recipe to plan for, but got none. Name one"),
         (
             "digits_vit_depth",

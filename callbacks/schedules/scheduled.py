@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import nn
 
 from prunerecover.apply import refit
 from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.schedule import PruneSchedule
+from prunerecover.callbacks.schedules.schedule import PruneSchedule
+from prunerecover.callbacks.surgery.artifacts import is_dry_run
 from prunerecover.checkpoint.ledger_record import ScheduleStart
-from prunerecover.model.hashing import weights_hash
+from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.apply_edits import check_source
@@ -55,15 +58,44 @@ class GivenPlan:
         except (OSError, ValueError) as error:
             self.unread = error
 
-    def check_was_read(self) -> None:
-        """Raise what went wrong with the file, if anything did."""
-        if self.unread is not None:
+    def check_was_read(self, unless: bool = False) -> None:
+        """Raise what went wrong with the file, if anything did; say it where the file is not needed.
+
+        Args:
+            unless: Whether a checkpoint holds what the plan did.
+        """
+        if unless:
+            self.say_it_is_not_needed()
+        elif self.unread is not None:
             raise self.unread
 
     def say_it_is_not_needed(self) -> None:
         """Warn of a file that could not be read, and need not be."""
         if self.unread is not None:
             rank_zero_warn(f"The plan file is not needed, since the checkpoint holds what it did. {self.unread}")
+
+    def before_evaluation(self, ledger: Ledger, network: Callable[[], nn.Module], name: str) -> Plan | None:
+        """Return the plan if it is to be applied before a network is evaluated; warn where nothing is pruned.
+
+        Args:
+            ledger: Ledger of the module.
+            network: Returns the network.
+            name: Class of the callback.
+        """
+        if ledger.from_checkpoint:
+            self.say_it_is_not_needed()
+            return None
+        self.check_was_read()
+        if self.plan is None:
+            if ledger.is_dense:
+                rank_zero_warn(
+                    f"{name} with a budget decides during a fit: without a checkpoint of a pruned model nothing is "
+                    f"pruned now. Pass ckpt_path=..., or {name}(plan=...)."
+                )
+            return None
+        if not ledger.is_dense and tensors_hash(network()) != self.plan.source.tensors:  # by this plan, or by a fit
+            return None
+        return self.plan
 
     def fitted(self, surgery: Surgery) -> Plan:
         """Return the plan for the weights that are there now; missing tensors are refused once it is applied.
@@ -85,17 +117,25 @@ class ScheduledSurgeries:
     """Surgeries of one callback.
 
     Args:
-        budget: How much goes in all; None: a plan or a tolerance says it.
+        budget: How much goes in all, or in each step until a metric falls; None: a plan or a tolerance says it.
         schedule: Epochs at which surgeries happen.
 
     Raises:
         ValueError: If the two do not go together.
+
+    Attributes:
+        shared: Whether surgeries share a budget, whatever the schedule is.
     """
 
+    shared: ClassVar[bool] = False
+
     def __init__(self, budget: Budget | None, schedule: PruneSchedule) -> None:
-        schedule.check_budget(budget)
         self.budget, self.schedule = budget, schedule
+        self._check()
         self._has_begun = False
+
+    def _check(self) -> None:
+        self.schedule.check_budget(self.budget)
 
     def begin(self, ledger: Ledger, me: str, asked: dict[str, Any], units: Callable[[], dict[str, int]]) -> None:
         """Note what there was before the first surgery, unless this schedule is already under way.
@@ -139,9 +179,48 @@ class ScheduledSurgeries:
             events = list(self.schedule.parts(self.budget))
         return events[len(ledger.made_by(me)) :]
 
+    def check_fit(self, trainer: pl.Trainer, module: pl.LightningModule, me: str) -> None:
+        """Raise ValueError if a surgery that is not done would come at or after the end of a fit."""
+        self.schedule.check_fits([moment for moment, _ in self.due(Ledger.of(module), me)], self.schedule.end(trainer))
+
+    def end_fit(self, trainer: pl.Trainer, module: pl.LightningModule, me: str) -> None:
+        """Warn of surgeries that a fit which has ended should have done."""
+        left = self.due(Ledger.of(module), me)
+        if left and not is_dry_run(trainer):
+            rank_zero_warn(
+                f"The fit ended before {len(left)} surgeries of {me}, the first at the start of {self.schedule.by} "
+                f"{left[0][0]}: the model is less pruned than asked for. Train longer or start earlier."
+            )
+
+    def begin_fit(self) -> None:
+        """Begin a fit, before its checkpoint is read."""
+
+    def note(self, trainer: pl.Trainer) -> None:
+        """Note what a validation within a fit has logged."""
+
+    def judge(self, trainer: pl.Trainer, module: pl.LightningModule, me: str) -> None:
+        """Judge at the start of an epoch what surgeries before have done."""
+
+    def operate(self, trainer: pl.Trainer, module: pl.LightningModule, me: str, do: Callable[[], None]) -> None:
+        """Do a surgery that is due: `do()`."""
+        do()
+
+    def decided(self, decide: Callable[[], Plan], ledger: Ledger, me: str) -> Plan:
+        """Return what `decide()` decides."""
+        return decide()
+
+    def settle(self, trainer: pl.Trainer, module: pl.LightningModule, me: str) -> None:
+        """See at the end of training that what is left is what was asked for."""
+
+    def save(self, checkpoint: dict[str, Any], me: str) -> None:
+        """Write into a checkpoint what the ledger does not hold."""
+
+    def load(self, checkpoint: Mapping[str, Any], me: str) -> None:
+        """Read what `save` wrote."""
+
     def taken(self, surgery: Surgery, plan: Plan) -> dict[str, float]:
         """Return what a plan takes of the budget, which surgeries to come need not take."""
-        if self.budget is None or not self.schedule.is_progressive:
+        if self.budget is None or not (self.shared or self.schedule.is_progressive):
             return {}
         return budget_used(plan, self.budget, surgery.network, lambda: surgery.inputs[0], surgery.seed)
 

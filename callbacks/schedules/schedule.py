@@ -20,7 +20,7 @@ class PruneSchedule:
 
     Args:
         start: First epoch (0: before any training).
-        every: Epochs between surgeries; None removes everything at `start`.
+        every: Epochs between surgeries; None removes everything at `start`, and is 1 until a metric falls (`Quality`).
         step: Units *per kind* that each surgery removes, for budgets in units; 1 if only `every` is given.
         alternate: Take the kinds in turn, one kind per surgery.
         times: Surgeries among which a budget in a share of cost is divided evenly; needed with `every` for those.
@@ -109,6 +109,15 @@ class PruneSchedule:
             raise ValueError(
                 f"Expected argument times, and no step, in a schedule with every={self.every} and a budget in a share "
                 "of cost: among how many surgeries it is divided. Or give a budget in units (remove= or ratio=)."
+            )
+
+    def check_steps(self) -> None:
+        """Raise ValueError if the schedule says more than when steps until a metric falls begin, and how often."""
+        said = [name for name in changed_fields(self) if name not in ("start", "every")]
+        if said:
+            raise ValueError(
+                f"Expected a schedule of start and every with Quality, but got {said[0]}={getattr(self, said[0])}. "
+                "What goes each time is the callback's own argument step; how often shows in the fit."
             )
 
     def now(self, trainer: pl.Trainer) -> int:

@@ -1,0 +1,180 @@
+"""The runs that `kill_and_resume` kills: a fit of all callbacks with budgets, and one in steps until a metric falls."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+EPOCHS, STEPS_PER_EPOCH = 28, 7
+LONGEST = 6  # steps that a process lives at most before it is killed
+MOMENTS = {
+    "batch": "after a batch",
+    "saved": "after its checkpoint",
+    "saving": "half of a checkpoint written",
+    "planning": "while a surgery is planned",
+    "surgery": "in the middle of a surgery",
+    "back": "in the middle of taking a step back",
+}
+PLANNED, PLANNED_JOINT = 2, 24  # results of a planning that a process finds at most before it is killed
+JOINT = 1  # epoch of the joint surgery
+SURGERIES = {"budgets": (JOINT, 2, 4, 5, 6), "quality": (16, 18, 20, 22, 24, 26)}  # epochs, and those of what is judged
+NEAR_A_SURGERY = {"budgets": ("planning", "planning", "surgery", "saved"), "quality": ("surgery", "back", "saved")}
+RATES = {"budgets": {}, "quality": {"learning_rate": 5e-3, "warmup_epochs": 1.0}}
+UNDISTURBED = {"budgets": 0, "quality": 16 * STEPS_PER_EPOCH - 3}  # steps before the first kill
+PAGES = {"budgets": "kill_and_resume", "quality": "kill_and_resume_quality"}
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the newest checkpoint that can be read; one that a kill cut off is passed over."""
+    from prunerecover.checkpoint.lightning_file import read_checkpoint
+
+    for path in sorted(folder.glob("*.ckpt"), key=lambda p: p.stat().st_mtime_ns, reverse=True):
+        try:
+            read_checkpoint(path)
+        except ValueError:
+            continue
+        return path
+    return None
+
+
+def train(
+    folder: Path,
+    run: str,
+    epochs: int,
+    kill_after: int | None = None,
+    moment: str = "batch",
+    planned: int = PLANNED,
+) -> None:
+    """Run or resume the fit in this process; `kill_after` that many steps, or at the next surgery, it is no more."""
+    import lightning.pytorch as pl
+    import torch
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from benchmarks.end_to_end.resumable import ResumableLoader
+    from prunerecover.recipes.data.digits import DigitsData
+    from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier, vit_kwargs
+    from prunerecover.recipes.tasks.image_classifier import ImageClassifier
+
+    torch.set_num_threads(1)
+    pl.seed_everything(0, verbose=False)
+    data = DigitsData(batch_size=64, shift=1)
+    data.setup()
+    model_kwargs = {**vit_kwargs(depth=4, embed_dim=32, num_heads=4), "drop_path_rate": 0.1}
+    rates = RATES[run]
+    module = ImageClassifier("vit_tiny_patch16_224", num_classes=10, model_kwargs=model_kwargs, **rates)
+    if run == "quality":  # it has to have learnt something, or nothing that goes is missed
+        torch.nn.init.trunc_normal_(module.model.pos_embed, std=DigitsClassifier.POSITION_STD)
+    steps = ModelCheckpoint(folder, filename="{epoch}-{step}", save_top_k=-1, every_n_train_steps=1)
+    each = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        max_epochs=epochs,
+        limit_train_batches=STEPS_PER_EPOCH,
+        accelerator="cpu",
+        default_root_dir=folder,
+        callbacks=[*RUNS[run](folder / "store"), *diaries(folder, kill_after, moment, planned), steps, each],
+        **quiet,
+    )
+    train_loader = ResumableLoader(torch.utils.data.Subset(data.datasets["train"], range(64 * STEPS_PER_EPOCH)), 64)
+    trainer.fit(module, train_loader, data.val_dataloader(), ckpt_path=newest(folder))
+
+
+def all_callbacks(store: Path) -> list[Any]:
+    """Return the callbacks of the package, in an order in which each has to wait for another.
+
+    Args:
+        store: Folder of what planning has found.
+    """
+    from prunerecover import Budget, DepthPrune, DistillRecover, LoRARecover, Prune, PruneReport, WidthPrune
+
+    gradual = {"start": 2, "every": 2, "step": 1, "alternate": True}
+    return [
+        LoRARecover(rank=4, dropout=0.1, start=3),
+        Prune(Budget(macs=0.1), kinds=("mlp", "neuron"), schedule=JOINT, calibration=64, store=store),
+        DepthPrune(remove={"attention": 1, "activation": 2}, schedule=gradual, calibration=64, store=store),
+        WidthPrune(Budget(macs=0.2), schedule={"start": 5}, calibration=64),
+        DistillRecover(features=True),
+        PruneReport(pairs=3),
+    ]
+
+
+def until_quality_falls(store: Path) -> list[Any]:
+    """Return callbacks that prune in steps, of which the last one is taken back.
+
+    Args:
+        store: Is not used: width keeps nothing of its planning.
+    """
+    from prunerecover import DistillRecover, LoRARecover, PruneReport, Quality, RecoverySchedule, WidthPrune
+
+    loss = Quality("val_loss", drop=0.0, mode="min")
+    return [
+        LoRARecover(rank=4, dropout=0.1, start=17),
+        WidthPrune(loss, step=0.15, schedule={"start": 16, "every": 2}, calibration=64),
+        DistillRecover(features=True),
+        RecoverySchedule(),
+        PruneReport(pairs=3),
+    ]
+
+
+RUNS: dict[str, Callable[[Path], list[Any]]] = {"budgets": all_callbacks, "quality": until_quality_falls}
+
+
+def diaries(folder: Path, kill_after: int | None, moment: str, planned: int) -> list[Any]:
+    """Return the callbacks that write down each step, and end the process at its moment."""
+    import lightning.pytorch as pl
+
+    from prunerecover.callbacks import pruning
+    from prunerecover.callbacks.schedules.snapshot import Snapshot
+    from prunerecover.store.search_store import SearchStore
+    from prunerecover.width.planner import WidthPlanner
+
+    def die(*args: Any, at: str = moment, **kwargs: Any) -> None:
+        (folder / "died.txt").write_text(at)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def half_a_move(source: str, target: str, *args: Any) -> None:
+        content = Path(source).read_bytes()
+        Path(target).write_bytes(content[: len(content) // 2])
+        die()
+
+    class Diary(pl.Callback):
+        lived = 0
+
+        def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+            if self.lived == kill_after:
+                die(at="saved")
+
+        def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+            with (folder / "steps.txt").open("a") as diary:
+                diary.write(f"{os.getpid()} {trainer.global_step}\n")
+            self.lived += 1
+            if self.lived == kill_after and moment == "batch":
+                die()
+            if self.lived == kill_after and moment == "saving":
+                shutil.move = half_a_move
+
+    def apply_and_die(*args: Any) -> None:
+        apply(*args)
+        die()
+
+    def find_and_die(store: SearchStore, key: str, compute: Callable[[], Any]) -> Any:
+        keys.append(key)
+        return die() if len(keys) > planned else find(store, key, compute)
+
+    def restore_and_die(*args: Any) -> None:
+        restore(*args)
+        die()
+
+    restore = Snapshot.restore
+    if moment == "back":
+        Snapshot.restore = restore_and_die
+    apply, find, keys = pruning.apply_in_trainer, SearchStore._found, list[str]()
+    if moment == "surgery":
+        pruning.apply_in_trainer = apply_and_die
+    if moment == "planning":
+        SearchStore._found, WidthPlanner.plan = find_and_die, die
+    return [Diary()]

@@ -1,0 +1,113 @@
+"""A module in the middle of a fit, kept to come back to: its structure, its values, and what its optimizers know.
+
+Coming back is what a resumed run does with a file, without what belongs to the time of the fit: epochs, steps, learning
+rates and random states go on.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from prunerecover.callbacks.ledger import optimizer_groups as optimizers
+from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.ledger.random_state import isolated
+from prunerecover.callbacks.surgery.apply_in_trainer import forget_best, rewrap
+from prunerecover.checkpoint.ledger_record import LedgerRecord
+from prunerecover.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What it takes to come back, on the CPU.
+
+    Attributes:
+        record: What the ledger said.
+        values: Parameters and buffers, by name: of the module, then of its averaged copies.
+        states: States of the optimizers, by the number of the parameter.
+    """
+
+    record: LedgerRecord
+    values: list[dict[str, Tensor]]
+    states: list[dict[int, Any]]
+
+    @classmethod
+    def of(cls, trainer: pl.Trainer, module: pl.LightningModule, target: str) -> Snapshot:
+        """Keep a module as it is now.
+
+        Args:
+            trainer: Trainer in a fit, between steps.
+            module: Its LightningModule.
+            target: Path of the network that is about to change: from now on it counts as one that surgery has seen.
+        """
+        record = Ledger.of(module).present(module)
+        record = record.model_copy(update={"plans": {target: Plan(), **record.plans}})
+        modules = (module, *averaged_copies(module))
+        values = [{name: tensor.detach().cpu().clone() for name, tensor in _tensors(m).items()} for m in modules]
+        return cls(record, values, [_on_cpu(optimizer.state_dict()["state"]) for optimizer in trainer.optimizers])
+
+    def restore(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Make a module what it was, with its averaged copies, optimizers and DDP wrapper.
+
+        Args:
+            trainer: Trainer in the same fit, or in one that resumed it, between steps.
+            module: Its LightningModule.
+        """
+        gone = set(module.parameters())
+        optimizers.forget_gradients(trainer.optimizers)
+        with isolated(), torch.inference_mode(False):
+            for number, changed in enumerate((module, *averaged_copies(module))):
+                Ledger.of(changed).go_back(changed, self.record)
+                _load(changed, self.values[min(number, len(self.values) - 1)])
+        optimizers.rebind(trainer.optimizers, module, self.record.optimizers or [], gone)
+        for optimizer, state in zip(trainer.optimizers, self.states, strict=True):
+            _load_state(optimizer, state)
+        rewrap(trainer)
+        forget_best(trainer)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what goes into a checkpoint: primitives and tensors."""
+        return {"record": self.record.to_dict(), "values": self.values, "states": self.states}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Snapshot:
+        """Read what `to_dict` returned."""
+        return cls(LedgerRecord.from_dict(data["record"]), data["values"], data["states"])
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict(chain(module.named_parameters(), module.named_buffers()))
+
+
+@torch.no_grad()
+def _load(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    for name, tensor in _tensors(module).items():
+        if isinstance(tensor, nn.Parameter) or (name in values and values[name].shape == tensor.shape):
+            tensor.copy_(values[name])  # buffers of another shape are caches, which forward passes fill anew
+
+
+def _load_state(optimizer: Optimizer, state: dict[int, Any]) -> None:
+    """Give an optimizer another state; its groups stay the objects that schedulers hold, with their present rates."""
+    groups, held = optimizer.param_groups, optimizer.state
+    held.clear()  # it is of parameters that no group holds
+    optimizer.load_state_dict({"state": copy.deepcopy(state), "param_groups": optimizer.state_dict()["param_groups"]})
+    loaded = dict(optimizer.state)
+    optimizer.param_groups, optimizer.state = groups, held
+    held.update(loaded)
+
+
+def _on_cpu(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return state.detach().cpu().clone()
+    if isinstance(state, Mapping):
+        return {key: _on_cpu(value) for key, value in state.items()}
+    return [_on_cpu(value) for value in state] if isinstance(state, list) else state

@@ -1,0 +1,129 @@
+"""What Quality and its steps take, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+from cases.fits.quality import one_by_one
+
+import prunerecover
+from prunerecover import Budget, DepthPrune, Prune, Quality, WidthPrune
+from prunerecover.callbacks.schedules.steps import cost_left, step_of, total_of
+
+ACC = Quality("val_acc", drop=0.01)
+
+
+def test_a_drop_is_a_difference_in_either_mode():
+    assert ACC.worst(0.9) == pytest.approx(0.89)
+    assert ACC.holds(0.89, dense=0.9)
+    assert not ACC.holds(0.8899, dense=0.9)
+    loss = Quality("val_loss", drop=0.1, mode="min")
+    assert loss.worst(2.0) == 2.1
+    assert loss.holds(2.1, dense=2.0)
+    assert not loss.holds(2.11, dense=2.0)
+
+
+def test_what_is_no_number_never_holds():
+    assert not ACC.holds(float("nan"), dense=0.9)
+    assert not Quality("val_loss", drop=1.0, mode="min").holds(float("nan"), dense=0.9)
+
+
+def test_a_baseline_stands_for_the_dense_value():
+    assert Quality("val_acc", drop=0.01, baseline=0.8).holds(0.79, dense=0.95)
+
+
+def test_said_is_what_differs_from_the_defaults():
+    assert repr(Quality("val_acc", drop=0.01)) == "Quality(monitor='val_acc', drop=0.01)"
+    assert prunerecover.Quality is Quality
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"drop": -0.1}, ValueError, "Expected argument drop to be at least 0, but got -0.1. It is a difference"),
+        ({"drop": float("nan")}, ValueError, "Expected argument drop to be at least 0, but got nan"),
+        ({"drop": "1%"}, TypeError, "Expected argument drop of Quality to be a number, but got '1%'"),
+        ({"drop": None}, TypeError, "Expected argument drop of Quality to be a number, but got None"),
+        ({"monitor": ""}, TypeError, "Expected argument monitor to be the name of a metric, but got ''"),
+        ({"mode": "higher"}, ValueError, "Expected argument mode to be 'max' or 'min', but got 'higher'"),
+        ({"baseline": float("inf")}, ValueError, "Expected argument baseline to be a finite number, but got inf"),
+        ({"baseline": "best"}, TypeError, "Expected argument baseline of Quality to be a number, but got 'best'"),
+        ({"most": 1.0}, ValueError, r"Expected argument most to be a share between 0 and 1 \(exclusive\), but got 1.0"),
+    ],
+)
+def test_a_quality_out_of_range_is_refused(given, error, message):
+    with pytest.raises(error, match=message):
+        Quality(**{"monitor": "val_acc", "drop": 0.01, **given})
+
+
+def test_a_step_is_a_tenth_of_the_macs_unless_more_is_said():
+    assert step_of(None, ACC) == Budget(macs=0.1)
+    assert step_of(Budget(latency=0.2), ACC) == Budget(latency=0.2)
+
+
+def test_steps_add_up_to_most_and_no_further():
+    quality = Quality("val_acc", drop=0.01, most=0.5)
+    several = Budget(macs=0.2, params=0.3)
+    assert [total_of(several, n, quality) for n in (1, 2, 3, 4)] == [
+        several,
+        Budget(macs=0.4, params=0.5),
+        Budget(macs=0.5, params=0.5),
+        None,
+    ]
+    assert total_of(Budget(macs=0.1), 3, quality) == Budget(macs=0.3)  # and not 0.30000000000000004
+    served = Budget(memory=0.1, batch=8, tokens=64)
+    assert total_of(served, 2, quality) == Budget(memory=0.2, batch=8, tokens=64)
+    assert total_of(Budget(remove={"block": 2}), 3, quality) == Budget(remove={"block": 6})
+
+
+def test_what_is_left_is_what_each_surgery_leaves_of_what_it_found():
+    assert cost_left([{"macs": 0.1}, {"macs": 0.5}], Budget(macs=0.2)) == {"macs": pytest.approx(0.45)}
+    assert cost_left([{"block": 1}], Budget(remove={"block": 1})) == {}
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "message"),
+    [
+        (0, ValueError, "Expected argument step to be a share above 0 and at most 0.9"),
+        (0.95, ValueError, "Expected argument step to be a share above 0 and at most 0.9"),
+        (Budget(macs=0.1, latency=0.0), ValueError, "Expected argument step's latency to be a share above 0"),
+        (Budget(macs="0.8G"), ValueError, "a number of units that goes each time, but got {'macs': '0.8G'}"),
+        ("0.8G", TypeError, "Expected argument step to be a share of the MACs or a Budget, but got '0.8G'"),
+        (True, TypeError, "Expected argument step to be a share of the MACs or a Budget, but got True"),
+        (Budget(ratio={"block": 0.1}), ValueError, "a number of units that goes each time, but got {'ratio'"),
+        (Budget(remove={"block": 0}), ValueError, "Expected argument step to remove at least one unit"),
+    ],
+)
+def test_a_step_that_cannot_be_taken_several_times_is_refused(step, error, message):
+    with pytest.raises(error, match=message):
+        Prune(ACC, step=step)
+
+
+def test_a_step_goes_with_a_quality_alone():
+    with pytest.raises(ValueError, match=r"Expected argument step with a quality to keep.*but got it with Budget"):
+        Prune(Budget(macs=0.3), step=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Prune(ACC, step=Budget(remove={"block": 1})), "units of different kinds have no number in common"),
+        (lambda: WidthPrune(ACC, step=Budget(remove={"block": 1})), "Expected WidthPrune's budget in a share of cost"),
+        (lambda: DepthPrune(ACC, step=Budget(remove={"expert": 1})), "Expected kinds among"),
+    ],
+)
+def test_a_step_is_one_that_the_callback_could_take_alone(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "schedule", [{"every": 1, "times": 2}, {"every": 1, "step": 1}, {"every": 1, "alternate": True}, {"by": "step"}]
+)
+def test_a_schedule_says_when_alone(schedule):
+    with pytest.raises(ValueError, match="Expected a schedule of start and every with Quality, but got"):
+        one_by_one(schedule=schedule)
+
+
+def test_it_prints_as_the_call_that_makes_it():
+    said = "WidthPrune(budget=Quality(monitor='val_acc', drop=0.01), step=0.2)"
+    assert repr(WidthPrune(ACC, step=0.2)) == said

@@ -1,0 +1,245 @@
+"""Steps in a fit: kept while the metric holds, taken back when it does not, and recovered from until the end."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.fits.quality import Sized, one_by_one, pruned, trail_of
+from cases.models.habits import loader
+from cases.trainers import every_epoch, trainer_of
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+
+from prunerecover import Plan, Prune, PruneReport, Quality, WidthPrune, load_pruned
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.schedules.validation import validate
+from prunerecover.model.hashing import tensors_hash
+from prunerecover.report.report import Report
+
+LOSS = Quality("val_loss", drop=10.0, mode="min")
+SETTINGS = {"calibration": 16, "merge": "never"}
+
+
+def verdicts(module) -> list[tuple[int, float | None, bool | None]]:
+    return [(step.epoch, step.recovered, step.kept) for step in trail_of(module).steps]
+
+
+def test_the_step_after_which_the_metric_falls_is_taken_back(tmp_path):
+    module, trainer = pruned(tmp_path, one_by_one(), every_epoch(tmp_path))
+    assert verdicts(module) == [(0, 2.0, True), (1, 1.0, False)]
+    assert (trail_of(module).dense, trail_of(module).worst) == (3.0, 2.0)
+    assert trail_of(module).ended == "the metric fell"
+    assert [event.epoch for event in Ledger.of(module).events] == [0]
+    assert Ledger.of(module).removed_units == 1
+    assert trainer.current_epoch == 4  # the network that was kept is recovered until the end
+    assert len(Plan.load(tmp_path / "plan.json").removed["attention"]) == 1
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_network_and_moments_of_before_the_step_come_back(kind, tmp_path):
+    """As in the file of the epoch before; the learning rate is that of the time."""
+    seen = {}
+
+    class Here(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.current_epoch == 2 and batch_idx == 0:
+                seen["values"] = {name: value.clone() for name, value in pl_module.state_dict().items()}
+                seen["optimizer"] = trainer.optimizers[0].state_dict()["state"]
+                seen["optimizer"] = {n: {k: v.clone() for k, v in s.items()} for n, s in seen["optimizer"].items()}
+                seen["rates"] = [group["lr"] for group in trainer.optimizers[0].param_groups]
+                seen["held"] = {p for group in trainer.optimizers[0].param_groups for p in group["params"]}
+                seen["own"] = set(pl_module.parameters())
+
+    pruned(tmp_path, one_by_one(), Here(), every_epoch(tmp_path), make=lambda: Sized(optimizer=kind))
+    before = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)
+    later = torch.load(tmp_path / "epoch=1.ckpt", weights_only=True)
+    assert seen["values"].keys() == before["state_dict"].keys()
+    assert all(torch.equal(value, before["state_dict"][name]) for name, value in seen["values"].items())
+    assert seen["held"] == seen["own"]
+    states = before["optimizer_states"][0]["state"]
+    assert seen["optimizer"].keys() == states.keys()
+    for number, state in states.items():
+        assert all(torch.equal(seen["optimizer"][number][name], value) for name, value in state.items())
+    assert seen["rates"] == [group["lr"] for group in later["optimizer_states"][0]["param_groups"]]
+
+
+def test_the_first_step_may_be_taken_back_to_the_dense_network(tmp_path):
+    module, _ = pruned(tmp_path, one_by_one(drop=0.5))
+    assert verdicts(module) == [(0, 2.0, False)]
+    assert Ledger.of(module).is_dense
+    assert tensors_hash(module.net) == tensors_hash(Sized().net)
+
+
+@pytest.mark.slow
+def test_steps_are_recovered_from_for_as_many_epochs_as_are_asked_for(tmp_path):
+    module, _ = pruned(tmp_path, one_by_one(schedule={"start": 1, "every": 2}), epochs=6)
+    assert verdicts(module) == [(1, 2.0, True), (3, 1.0, False)]
+
+
+def test_no_step_begins_that_could_not_be_judged_before_the_last_epoch(tmp_path):
+    module, _ = pruned(tmp_path, one_by_one(drop=3), epochs=3)
+    assert verdicts(module) == [(0, 2.0, True), (1, 1.0, True)]
+    assert trail_of(module).ended == "no epochs are left to recover from another step"
+
+
+@pytest.mark.slow
+def test_a_longer_fit_goes_on_with_further_steps(tmp_path):
+    pruned(tmp_path, one_by_one(drop=3), every_epoch(tmp_path), epochs=3)
+    module, _ = pruned(tmp_path / "on", one_by_one(drop=3), epochs=5, resume=tmp_path / "epoch=2.ckpt")
+    assert verdicts(module) == [(0, 2.0, True), (1, 1.0, True), (3, 0.0, True)]
+
+
+@pytest.mark.slow
+def test_steps_end_where_nothing_more_can_go(tmp_path):
+    module, _ = pruned(tmp_path, one_by_one(drop=3), epochs=6)
+    assert [kept for *_, kept in verdicts(module)] == [True] * 3
+    assert "nothing more can go: Expected at most 0 units of kind 'attention'" in trail_of(module).ended
+
+
+@pytest.mark.slow
+def test_steps_end_with_the_largest_share(tmp_path):
+    prune = WidthPrune(Quality("val_loss", drop=10.0, mode="min", most=0.3), step=0.2, **SETTINGS)
+    module, _ = pruned(tmp_path, prune, epochs=5)
+    steps = trail_of(module).steps
+    assert [step.asked for step in steps] == [{"macs": 0.2}, {"macs": 0.3}]
+    assert [step.left["macs"] for step in steps] == pytest.approx([0.8, 0.7], abs=0.02)
+    assert trail_of(module).ended == "as much as may go has gone"
+
+
+@pytest.mark.slow
+def test_depth_and_width_together(tmp_path):
+    module, _ = pruned(tmp_path, Prune(LOSS, step=0.15, **SETTINGS), epochs=4)
+    assert [step.kept for step in trail_of(module).steps] == [True] * 3
+    assert [step.left["macs"] for step in trail_of(module).steps] == pytest.approx([0.85, 0.7, 0.55], abs=0.05)
+
+
+def test_a_step_under_way_is_judged_where_a_fit_is_stopped(tmp_path):
+    """Its files are of a network that was not kept: "best" is one of what was."""
+    best = ModelCheckpoint(tmp_path, monitor="val_loss", filename="{epoch}")
+    module, trainer = pruned(tmp_path, one_by_one(drop=0.5), best, max_steps=6)
+    assert verdicts(module) == [(0, 2.0, False)]
+    assert Ledger.of(module).is_dense
+    (logged,) = trainer.validate(module, loader(shuffle=False), ckpt_path="best", verbose=False)
+    assert logged["attentions"] == 3
+
+
+class Worse(Sized):
+    """Its loss says so in the last epoch."""
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.log("quality", 0.0 if self.current_epoch == 3 and self.spoilt() else 1.0)
+
+    def spoilt(self) -> bool:
+        return not torch.equal(self.net.head.bias, self.held)
+
+    held = torch.zeros(4)
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 3:
+            self.held = self.net.head.bias.detach().clone()
+
+
+@pytest.mark.slow
+def test_a_fit_that_ends_below_the_quality_comes_back_to_what_held_it(tmp_path):
+    prune = WidthPrune(Quality("quality", drop=0.5, most=0.2), step=0.2, **SETTINGS)
+    with pytest.warns(
+        UserWarning, match="At the end of the fit quality is 0, and 0.5 was asked for: the network is again"
+    ):
+        module, trainer = pruned(tmp_path, prune, every_epoch(tmp_path), make=Worse)
+    assert verdicts(module) == [(0, 1.0, True)]
+    kept = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(value, kept[name]) for name, value in module.state_dict().items())
+    assert trainer.checkpoint_callback.best_model_path == str(tmp_path / "kept.ckpt")
+
+
+class Failing(Sized):
+    """Is no number any more once it is pruned."""
+
+    def validation_step(self, batch, batch_idx):
+        pruned = Ledger.of(self).removed_units > 0
+        self.log("quality", float("nan") if pruned else 1.0)
+
+
+@pytest.mark.slow
+def test_a_metric_that_is_no_number_is_not_kept(tmp_path):
+    prune = WidthPrune(Quality("quality", drop=0.5), step=0.2, **SETTINGS)
+    module, _ = pruned(tmp_path, prune, make=Failing)
+    assert verdicts(module) == [(0, None, False)]
+
+
+def test_other_files_are_tested_as_they_are_and_the_module_ends_as_it_was_kept(tmp_path):
+    module, trainer = pruned(tmp_path, one_by_one(), every_epoch(tmp_path))
+    for epoch, there in ((1, 1), (0, 2), (3, 2), (1, 1)):
+        (logged,) = trainer.validate(
+            module, loader(shuffle=False), ckpt_path=tmp_path / f"epoch={epoch}.ckpt", verbose=False
+        )
+        assert logged["attentions"] == there
+
+
+def test_what_was_taken_back_is_in_no_pruned_copy(tmp_path):
+    module, _ = pruned(tmp_path, one_by_one(merge="copy"), every_epoch(tmp_path))
+    loaded = load_pruned(tmp_path / "pruned")
+    images, _ = next(iter(loader(shuffle=False)))
+    with torch.no_grad():
+        assert torch.allclose(loaded.eval()(images), module.net.eval()(images), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_report_has_a_table_of_the_steps(tmp_path):
+    pruned(tmp_path, one_by_one(), PruneReport(pairs=0), every_epoch(tmp_path))
+    report = Report.load(tmp_path / "report" / "report.json")
+    assert [step.kept for step in report.quality.steps] == [True, False]
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "| 1 | 2 attention |" in text
+    assert "| 1 | 1 | taken back |" in text
+    assert "`attentions` was 3 before the first step; 2 was asked for. No other step came: the metric fell." in text
+
+
+def test_patience_begins_anew(tmp_path):
+    """Validations in between are seen by the callback alone."""
+    stop = EarlyStopping("attentions", mode="max", patience=4)
+    _, trainer = pruned(tmp_path, one_by_one(), stop, epochs=5)
+    assert trainer.current_epoch == 5
+    assert stop.best_score == 2
+
+
+@pytest.mark.slow
+def test_an_extra_validation_changes_nothing(tmp_path):
+    """Neither values, random states, progress nor metrics; and it says what the epoch's own says."""
+    seen = []
+
+    class Extra(pl.Callback):
+        def __init__(self, runs: int) -> None:
+            self.runs = runs
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            for _ in range(self.runs):
+                before = dict(trainer.callback_metrics)
+                found = validate(trainer, pl_module)
+                assert trainer.callback_metrics == before
+                assert trainer.training
+                assert pl_module.training
+                if trainer.current_epoch:
+                    seen.append((found["val_loss"], float(before["val_loss"])))
+
+    modules = [pruned(tmp_path / str(runs), Extra(runs), every_epoch(tmp_path / str(runs)))[0] for runs in (0, 2)]
+    assert seen
+    assert all(extra == own for extra, own in seen)
+    a, b = (module.state_dict() for module in modules)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    files = [torch.load(tmp_path / str(runs) / "epoch=3.ckpt", weights_only=True) for runs in (0, 2)]
+    assert files[0]["loops"] == files[1]["loops"]
+
+
+def test_it_has_a_step_in_a_trial_run(tmp_path):
+    module, _ = pruned(tmp_path, one_by_one(), fast_dev_run=True)
+    assert verdicts(module) == [(0, 2.0, True)]
+
+
+@pytest.mark.slow
+def test_a_trainer_without_the_callback_tests_the_file(tmp_path):
+    pruned(tmp_path, one_by_one(), every_epoch(tmp_path))
+    runner = trainer_of(tmp_path, one_by_one())
+    (logged,) = runner.validate(Sized(), loader(shuffle=False), ckpt_path=tmp_path / "epoch=3.ckpt", verbose=False)
+    assert logged["attentions"] == 2

@@ -1,0 +1,39 @@
+"""A user's module whose validation also logs how large its network is: which steps hold is known beforehand."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+from cases.models.habits import Plain, loader
+from cases.trainers import fit
+
+from prunerecover import Budget, DepthPrune, Quality
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.checkpoint.ledger_record import QualityTrail
+
+
+class Sized(Plain):
+    """Logs its number of attentions as a metric."""
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        there = [any(True for _ in block.attn.parameters()) for block in self.net.blocks]
+        self.log("attentions", float(sum(there)))
+
+
+def one_by_one(drop: float = 1, **arguments) -> DepthPrune:
+    """Prunes attentions until so many of the three have gone; ranked by magnitude, which costs little."""
+    defaults = {"step": Budget(remove={"attention": 1}), "replace": "zero", "importance": "magnitude"}
+    defaults |= {"calibration": 16, "merge": "never"}
+    return DepthPrune(Quality("attentions", drop=drop), **{**defaults, **arguments})
+
+
+def trail_of(module: pl.LightningModule) -> QualityTrail:
+    (trail,) = Ledger.of(module).quality.values()
+    return trail
+
+
+def pruned(folder, *callbacks, epochs: int = 4, make=Sized, **settings):
+    """Fit with validation, always the same module; returns it and the Trainer."""
+    pl.seed_everything(5, verbose=False)
+    module = make()
+    return module, fit(folder, module, *callbacks, epochs=epochs, val=loader(shuffle=False), **settings)
