@@ -88,7 +88,7 @@ def test_wrong_types_say_what_to_pass():
         DepthPrune({"block": 1})
     with pytest.raises(TypeError, match=r"an iterable of batches, but got one Tensor\. Pass batches=\[batch\]"):
         plan_depth(tiny_vit(), remove={"block": 1}, batches=batch)
-    with pytest.raises(ValueError, match=r"schedule to have start, every, step, alternate, times, but got 'begin'"):
+    with pytest.raises(ValueError, match=r"schedule to have start, every, step, alternate, times, by, but got 'begin'"):
         schedule_of({"begin": 2})
 
 
