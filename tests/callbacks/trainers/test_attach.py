@@ -20,6 +20,7 @@ from prunerecover.callbacks.trainers.follow import follow
 
 FOLDERS = ("planning", "ledger", "surgery", "calibration", "distillation")
 LIGHTNING_ALONE = {"prune_report.py", "routed_lora_recover.py", "resumed_progress.py"}
+OF_QUALITY = {"save_checkpoint", "checkpoint_callbacks"}  # a file of its best step; attach refuses it
 
 
 def names_read() -> set[str]:
@@ -38,7 +39,7 @@ def names_read() -> set[str]:
 def test_a_fit_has_all_that_callbacks_read_of_a_trainer(tmp_path: Path) -> None:
     trainer, read = fit(tmp_path, depth()), names_read()
     assert {"strategy", "optimizers", "current_epoch"} <= read
-    assert [name for name in sorted(read) if not hasattr(trainer.pruning, name)] == []
+    assert [name for name in sorted(read - OF_QUALITY) if not hasattr(trainer.pruning, name)] == []
 
 
 @pytest.mark.slow
