@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from prunerecover.plan.plan import Plan as Plan
     from prunerecover.plan.units import Site as Site
     from prunerecover.plan.units import Unit as Unit
+    from prunerecover.planning.plan_width import plan_width as plan_width
     from prunerecover.quality import Quality as Quality
     from prunerecover.recovery.batchnorm import recalibrate_batchnorm as recalibrate_batchnorm
     from prunerecover.recovery.reconstruction import reconstruct as reconstruct
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from prunerecover.surgery.apply_edits import Applied as Applied
     from prunerecover.surgery.merging import merge as merge
     from prunerecover.surgery.optimizer_update import update_optimizer as update_optimizer
-    from prunerecover.width.plan_width import plan_width as plan_width
 
 _HOME = {
     "AccuracyMap": "prunerecover.boundary.accuracy_map",
@@ -113,7 +113,7 @@ _HOME = {
     "plan_depth": "prunerecover.depth.plan_depth",
     "plan_omission_sets": "prunerecover.routing.omission_sets",
     "plan_pruning": "prunerecover.shared_budget.plan_pruning",
-    "plan_width": "prunerecover.width.plan_width",
+    "plan_width": "prunerecover.planning.plan_width",
     "recalibrate_batchnorm": "prunerecover.recovery.batchnorm",
     "reconstruct": "prunerecover.recovery.reconstruction",
     "recovery_schedule": "prunerecover.recovery.schedule",

@@ -12,10 +12,10 @@ from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.planning.base import Planning
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
+from prunerecover.planning.plan_width import width_plan
 from prunerecover.width.arguments import WidthArguments, WidthConfig
 from prunerecover.width.feasible import check_feasible, check_names
 from prunerecover.width.groups.experts import find_experts
-from prunerecover.width.plan_width import width_plan
 
 
 class WidthPlanning(Planning):
@@ -36,7 +36,8 @@ class WidthPlanning(Planning):
         elsewhere = ("loss", "labels", "scores", "importance", *unused)
         given = self.config.importance if isinstance(self.config.importance, tuple) else (self.config.importance,)
         roles = dict(zip(("removal", "protection"), (None, *given)[-2:], strict=True))  # as checkpoints have them
-        return roles | {name: value for name, value in super().deciding.items() if name not in elsewhere}
+        others = {name: value for name, value in super().deciding.items() if name not in elsewhere}
+        return roles | others | {"allocation": self.config.allocation or "per_cost"}
 
     def check_budget(self, budget: Budget | None) -> None:
         """Raise unless there is one that goes with the kinds of units, or a tolerance."""

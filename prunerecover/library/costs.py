@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 
 from prunerecover.cost.alike_sites import TimedVariant, latency_shares
 from prunerecover.display.progress import progress
@@ -29,7 +30,6 @@ class VariantCosts:
     def __init__(self, session: Session, maker: EditMaker, store: SearchStore | None = None) -> None:
         self.session, self.maker, self.store = session, maker, store or SearchStore()
         self._known: dict[str, Shares] = {}
-        self.timed = 0.0  # passes over all samples that clocks took
 
     def shares(self, cost: str) -> Shares:
         """Return the share that each variant saves.
@@ -69,8 +69,23 @@ class VariantCosts:
         edits, _ = self.maker.edits({site.name: (variant, Fit())})
         return self.session.cost(cost).removed_share(edits)
 
+    def rough_share(self, edits: Sequence[Edit]) -> float:
+        """Return about the share of the latency that edits save, by a short look at the clock."""
+        names = [[*map(str, edits)]]
+        return self.store.results("rough latency", names, lambda _: self.clock(edits))[0] if edits else 0.0
+
+    @cached_property
+    def clock(self) -> RoughClock:
+        """Clock of small measurements, which counts them."""
+        return RoughClock(self.session.cost("latency"))
+
+    @property
+    def timed(self) -> float:
+        """Passes over all samples that the clock took."""
+        return self.clock.passes(self.session.samples.n_samples)
+
     def _timed(self) -> Shares:
-        macs, clock = self.shares("macs"), RoughClock(self.session.cost("latency"))
+        macs = self.shares("macs")
         variants = [
             TimedVariant(
                 site=name,
@@ -83,12 +98,7 @@ class VariantCosts:
             for name, site in self.maker.sites.items()
             for variant in site.variants
         ]
-
-        def measure(edits: Sequence[Edit]) -> float:
-            return self.store.results("rough latency", [[*map(str, edits)]], lambda _: clock(edits))[0]
-
-        shares = latency_shares(variants, measure)
-        self.timed += clock.passes(self.session.samples.n_samples)
+        shares = latency_shares(variants, self.rough_share)
         found: Shares = {}
         for variant, share in zip(variants, shares, strict=True):
             found.setdefault(variant.site, {})[variant.name] = share

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import nan
+from math import isnan, nan
 from typing import Any
 
-import numpy as np
 import torch
 
 from prunerecover.calibration.stand_in_fits import Fit as StandInFit
@@ -41,7 +40,7 @@ class Scored:
     Attributes:
         variant: The variant.
         fit: What is fitted for it where it alone changes.
-        divergence: Of the output where it alone changes.
+        divergence: Divergence of the output where the variant alone changes; NaN where it is not measured.
     """
 
     variant: Variant
@@ -139,43 +138,41 @@ class Library:
         """Fit and score every variant alone."""
         _, moments = self.walks.walk({})
         at = {station.site: station for station in self.stations}
-        found = {
-            (name, variant.name): Scored(variant, self.fit_of(name, at.get(name), variant, moments.get(name)), nan)
-            for name, site in self.sites.items()
-            for variant in site.variants
-        }
-        asked = [key for key, one in found.items() if one.variant.scored and one.variant.name != DENSE]
+        for name, site in self.sites.items():
+            fits = [self.fit_of(name, at.get(name), variant, moments.get(name)) for variant in site.variants]
+            own = [Scored(v, fit, 0.0 if v.name == DENSE else nan) for v, fit in zip(site.variants, fits, strict=True)]
+            self.scored[name] = {one.variant.name: one for one in own}
+        self.measured([(name, v.name) for name, site in self.sites.items() for v in site.variants if v.scored])
+
+    def measured(self, asked: Sequence[tuple[str, str]]) -> list[float]:
+        """Return the scores of variants, by the names of sites and variants; each is measured once.
+
+        Args:
+            asked: Names of sites and variants.
+        """
+        new = [(site, name) for site, name in asked if isnan(self.scored[site][name].divergence)]
 
         def divergence(number: int) -> float:
-            site, name = asked[number]
-            return self.scorer.divergence({site: (found[site, name].variant, found[site, name].fit)})
+            site, name = new[number]
+            return self.scorer.divergence({site: (self.scored[site][name].variant, self.scored[site][name].fit)})
 
-        with progress("scoring variants", len(asked)) as advance:
-            scores = dict(zip(asked, self.store.results("variant", asked, divergence, advance), strict=True))
-        for name, site in self.sites.items():
-            own = {
-                v.name: replace(found[name, v.name], divergence=scores.get((name, v.name), nan)) for v in site.variants
-            }
-            own[DENSE] = replace(own[DENSE], divergence=0.0)
-            self.scored[name] = between(own)
+        with progress("scoring variants", len(new)) as advance:
+            found = self.store.results("variant", new, divergence, advance) if new else []
+        for (site, name), score in zip(new, found, strict=True):
+            self.scored[site][name] = replace(self.scored[site][name], divergence=score)
+        return [self.scored[site][name].divergence for site, name in asked]
+
+    def known_scores(self) -> dict[str, dict[str, float]]:
+        """Return the scores that are measured, by site and variant."""
+        return {
+            site: {name: max(0.0, one.divergence) for name, one in own.items() if not isnan(one.divergence)}
+            for site, own in self.scored.items()
+        }
 
     def chosen(self, names: Mapping[str, str]) -> Chosen:
         """Return a choice by the names of variants, with what was fitted where each alone changes."""
         found = {site: self.scored[site][name] for site, name in names.items() if name != DENSE}
         return {site: (one.variant, one.fit) for site, one in found.items()}
-
-
-def between(scored: Mapping[str, Scored]) -> dict[str, Scored]:
-    """Return variants of one site with the scores that lie between those of larger and smaller ones."""
-    sizes = {name: sum(map(len, one.variant.removed.values())) for name, one in scored.items()}
-    known = {sizes[n]: one.divergence for n, one in scored.items() if not one.variant.leaves and one.variant.scored}
-    found = {}
-    for name, one in scored.items():
-        if not one.variant.scored:
-            score = float(np.interp(sizes[name], sorted(known), [known[size] for size in sorted(known)]))
-            one = replace(one, divergence=score)
-        found[name] = one
-    return found
 
 
 def _lists(removals: Removals, units: Sequence[str]) -> tuple[tuple[str, ...], ...]:

@@ -41,7 +41,7 @@ class Scorer:
         self._numbers = range(len(batches))
         self._dense = KeptOutputs(lambda number: self._run(share_copy(model).eval(), number))
         self._base: Chosen = {}
-        self._has_batchnorm = bool(batchnorms(model))
+        self._has_batchnorm = bool(batchnorms(model)) and all(batch.n_samples > 1 for batch in batches)
         for number, output in enumerate(self._runner.keep(self._twin)):
             self._dense.keep(number, output)
 

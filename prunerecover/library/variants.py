@@ -170,7 +170,7 @@ def _sizes(group: Group, scores: Tensor | None, *, coarse: bool) -> list[tuple[i
         coarse: Whether sizes of another group go with each, so that fewer do.
     """
     if group.kind == "head_dim":
-        sizes = {round(share * group.size / LEAST) * LEAST for share in HEAD_SIZES}
+        sizes = {round(share * group.size / LEAST) * LEAST for share in HEAD_SIZES} - {group.size}
         return [tuple(range(size, group.size)) for size in (group.size, *sorted(sizes)[::-1]) if size > 0]
     few, shares = (FEW // 2, HEADS) if coarse else (FEW, KEPT)
     kept = range(1, group.size) if group.size <= few else [_kept(group, share) for share in shares]

@@ -75,7 +75,7 @@ class BudgetSearch:
         planner = self.planner
         planner.score_width()
         if planner.has_library:
-            self._try(self._together, refusals=(Refusal, NotRemovable))
+            self._try(self.together, refusals=(Refusal, NotRemovable))
         if not self.candidates or (not self.is_lonely and (self.evaluate is not None or planner.is_reconstructed)):
             others = bool(self.tried) and not set(self.wanted) <= set(ALONE)  # than what can go alone: that says why
             for share, reason in ((WIDTH, planner.why_no_width), (DEPTH, planner.why_no_depth)):
@@ -114,7 +114,7 @@ class BudgetSearch:
         self.tried.append(TriedSplit(depth=share, divergence=divergence, saved=_told(found.saved)))
         self.candidates[share] = found
 
-    def _together(self) -> Candidate:
+    def together(self) -> Candidate:
         """Return the plan of depth and width together, made anew while it is measured to miss the budget."""
         planner, states = self.planner, list[State]()
 

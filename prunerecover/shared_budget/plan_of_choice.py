@@ -45,7 +45,7 @@ def plan_of(library: Library, chosen: Chosen, divergence: float, groups: Sequenc
         seed=seed,
         tensors={key: value.detach().cpu() for key, value in tensors.items()},
         example=session.example,
-        evidence={**depth.to_dict(), **width.to_dict()},
+        evidence={**(depth.to_dict() if units else {}), **(width.to_dict() if groups else {})},
     )
 
 

@@ -17,7 +17,7 @@ from prunerecover.library.costs import VariantCosts
 from prunerecover.library.edits import Chosen, Fit
 from prunerecover.library.library import Library
 from prunerecover.library.tuning import tuned
-from prunerecover.library.variants import DENSE, LibrarySite, containment, holders
+from prunerecover.library.variants import DENSE, holders
 from prunerecover.model.arguments import matches
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import ordinary_arithmetic
@@ -32,10 +32,10 @@ from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_alon
 from prunerecover.shared_budget.ignored import groups_that_stay, patterns_of_depth, possible
 from prunerecover.shared_budget.kept import kept_divergence, kept_share
 from prunerecover.shared_budget.plan_of_choice import plan_of
-from prunerecover.solvers.program import Option, Program
+from prunerecover.solvers.library_program import library_program
+from prunerecover.solvers.program import Program
 from prunerecover.solvers.refine import ROUNDS, Refiner, State
 from prunerecover.store.search_store import SearchStore, results_in
-from prunerecover.width.allocation.equal_layers import alike
 from prunerecover.width.groups.discovery import look_for_groups
 from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.planner import WidthPlanner
@@ -50,6 +50,7 @@ class SharedBudgetPlanner:
         session: Network and samples.
         costs: Name of the cost of the budgets, or names of several.
         config: All other arguments of `plan_pruning`.
+        width: Groups with their scores; None: they are looked for.
 
     Attributes:
         session: See above.
@@ -63,16 +64,25 @@ class SharedBudgetPlanner:
         ValueError: If neither can go, or a pattern in `ignore` matches nothing.
     """
 
-    def __init__(self, session: Session, costs: str | Sequence[str], config: SharedBudgetConfig) -> None:
+    def __init__(
+        self,
+        session: Session,
+        costs: str | Sequence[str],
+        config: SharedBudgetConfig,
+        width: WidthPlanner | None = None,
+    ) -> None:
         self.budgeted = (costs,) if isinstance(costs, str) else tuple(costs)
         self.session, self.config = session, config
         self.store, self._begun = SearchStore(config.store, session.device), False
         kinds = config.width_kinds(session.model, self.budgeted)
         ignored = patterns_of_depth(session.model, session.example, config, kinds)
         self.depth_config = config.depth(config.depth_kinds(), ignored)
-        stay, _ = possible(lambda: groups_that_stay(session.model, session.example, config, kinds))
-        self.width_config = config.width(kinds, stay or ())
-        self._width, self.why_no_width = possible(self._width_planner)
+        if width is None:
+            stay, _ = possible(lambda: groups_that_stay(session.model, session.example, config, kinds))
+            self.width_config = config.width(kinds, stay or ())
+            self._width, self.why_no_width = possible(self._width_planner)
+        else:
+            self.width_config, self._width, self.why_no_width = width.config, width, ""
         self._units, self.why_no_depth = possible(self._depth_units)
         if self.why_no_depth and self.why_no_width:
             raise Refusal(
@@ -103,9 +113,14 @@ class SharedBudgetPlanner:
 
     @property
     def has_library(self) -> bool:
-        """Whether units and groups are chosen among by a comparable output; one of both is enough for other budgets."""
-        enough = all if self.budgeted in [(cost,) for cost in ALONE] else any  # than those of planners of one alone
-        return enough((self._width, self._chosen_among())) and self.session.output.comparable
+        """Whether budgets are planned out of the library: of depth and width together, or of one alone where it serves.
+
+        Width alone is better so where the network is not reconstructed (see `plan_width`), and budgets that the
+        planners of depth or of width alone do not take need one of both. Outputs have to be comparable.
+        """
+        width, depth = self._width is not None, bool(self._chosen_among())
+        either = self.budgeted not in [(cost,) for cost in ALONE] or (width and not self.is_reconstructed)
+        return self.session.output.comparable and ((width and depth) or (either and (width or depth)))
 
     def _chosen_among(self) -> tuple[Unit, ...]:
         """Return the units of depth that are chosen among together with groups: no layers, whose widths follow."""
@@ -151,30 +166,7 @@ class SharedBudgetPlanner:
         Args:
             costs: Names of the costs of its budgets.
         """
-        shares = {cost: self.costs.shares(cost) for cost in costs}
-        options = {
-            site: [
-                Option(
-                    name,
-                    max(0.0, one.divergence),
-                    {cost: shares[cost][site][name] for cost in costs},
-                    bool(one.variant.leaves),
-                )
-                for name, one in own.items()
-            ]
-            for site, own in self.library.scored.items()
-        }
-        for own in options.values():  # those of about one cost are near each other
-            own.sort(key=lambda option: (option.gone, option.saved[costs[0]]))
-        sites = tuple(self.library.sites.values())
-        alike = self._alike(sites) if self.config.equal_layers else ()
-        return Program(options, containment(sites), alike, self.library.lists)
-
-    def _alike(self, sites: Sequence[LibrarySite]) -> list[list[str]]:
-        """Return the names of sites whose groups keep one size."""
-        holder = {(group.kind, group.name): site.name for site in sites for group in site.groups}
-        own = [group for site in sites for group in site.groups]
-        return [[holder[group.kind, group.name] for group in layers] for layers in alike(own)]
+        return library_program(self.library, self.costs, costs, self.config.equal_layers)
 
     @ordinary_arithmetic()
     def together(self, need: Mapping[str, float], rounds: int = ROUNDS, start: State | None = None) -> State:
@@ -189,16 +181,18 @@ class SharedBudgetPlanner:
             ValueError: If so much cannot go.
         """
         with self.session.evaluating():
-            found = Refiner(self.library, self.program(tuple(need)), need, self._counted).run(rounds, start)
+            program = self.program(tuple(need))
+            found = Refiner(self.library, program, need, self._saved).run(rounds, start)
             assert found.chosen is not None, "fitted here, where the network is in evaluation mode"
             return found
 
-    def _counted(self, names: Mapping[str, str]) -> dict[str, float]:
-        """Return the shares of costs that variants of these names really save together; latency is not measured."""
+    def _saved(self, names: Mapping[str, str], clock: bool) -> dict[str, float]:
+        """Return the shares of costs that variants of these names save together, of a latency about, where asked."""
         variants = {site: (self.library.sites[site].variant(name), Fit()) for site, name in names.items()}
         edits = self.edits({site: one for site, one in variants.items() if one[0].name != DENSE})
         counted = [cost for cost in self.budgeted if cost != "latency"]
-        return {cost: self.session.cost(cost).removed_share(edits) if edits else 0.0 for cost in counted}
+        saved = {cost: self.session.cost(cost).removed_share(edits) if edits else 0.0 for cost in counted}
+        return saved | ({"latency": self.costs.rough_share(edits)} if clock and "latency" in self.budgeted else {})
 
     def removed_shares(self, edits: Sequence[Edit]) -> dict[str, float]:
         """Return the share of each cost that goes with edits, once merged; latency is measured."""

@@ -67,9 +67,8 @@ class Program:
         Raises:
             Refusal: If no choice saves as much.
         """
-        capped = [one for cost in need if (one := self._solved({}, need, near, cost)) is not None]
-        # units may be larger than that
-        found = min(capped, key=self._score) if capped else self._solved({}, need, near)
+        capped = [one for cost in need if (one := self._solved({}, need, near, (cost, need[cost] + OVER))) is not None]
+        found = min(capped, key=self._score) if capped else self._nearest(need, near)
         if found is None and near is None:
             most = {cost: self.most(cost) for cost in need}
             can = ", ".join(f"{share:.1%} of the {cost}" for cost, share in most.items())
@@ -80,6 +79,14 @@ class Program:
                 "Lower the budget, or ignore fewer sites.",
             )
         return dict(near[0]) if found is None and near is not None else found or {}
+
+    def _nearest(self, need: Mapping[str, float], near: tuple[Chosen, int] | None) -> Chosen | None:
+        """Return the choice of least score of those that save about as little as can be; None if none saves enough."""
+        least = self._solved(dict.fromkeys(need, 1.0), need, near)
+        if least is None or not need:
+            return least
+        cost = next(iter(need))
+        return self._solved({}, need, near, (cost, self.saved(least, cost) + OVER))
 
     def saved(self, chosen: Chosen, cost: str) -> float:
         """Return the share of a cost that a choice saves, by the options' own shares."""
@@ -96,7 +103,7 @@ class Program:
         prices: Mapping[str, float],
         need: Mapping[str, float],
         near: tuple[Chosen, int] | None,
-        capped: str | None = None,
+        capped: tuple[str, float] | None = None,
     ) -> Chosen | None:
         """Return the choice of least score, or of least price where some are given; None if none saves enough.
 
@@ -104,7 +111,7 @@ class Program:
             prices: Price of what is saved, by cost.
             need: Shares that have to go, by cost.
             near: See `solve`.
-            capped: Cost of which hardly more than the need may go; others may have to go further.
+            capped: Cost of which no more than a share may go, and the share; others may have to go further.
         """
         keys = [(site, option) for site, own in self.options.items() for option in own]
         scores = np.array([option.score for _, option in keys])
@@ -116,7 +123,7 @@ class Program:
             _Row(
                 {n: o.saved.get(cost, 0.0) for n, (_, o) in enumerate(keys)},
                 share,
-                share + OVER if cost == capped else np.inf,
+                capped[1] if capped is not None and cost == capped[0] else np.inf,
             )
             for cost, share in need.items()
         ]

@@ -6,9 +6,8 @@ fitted and scored behind the choice, and the program may change a few sites at o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from prunerecover.display.progress import progress
@@ -18,14 +17,15 @@ from prunerecover.library.moments import StationMoments
 from prunerecover.library.stations import Station
 from prunerecover.library.variants import DENSE
 from prunerecover.solvers.program import Chosen, Option, Program
+from prunerecover.solvers.scores import Scores
 
 ROUNDS = 3
 CHANGES = (10, 6, 4, 2)  # sites that may change at once: the first that is better is taken
 NEAR = 4  # sizes beside the chosen one that may be taken, with replacements; the outer ones are scored
 BETTER = 1e-4  # of the divergence
-TRIES = 4  # at a choice that really saves enough
+TRIES = 6  # at a choice that really saves enough, of options that are all measured
 MISSED, OVER = 0.001, 0.01  # of a cost: what a choice may save less, and more
-Measure = Callable[[Mapping[str, str]], Mapping[str, float]]
+Measure = Callable[[Mapping[str, str], bool], Mapping[str, float]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,14 +76,17 @@ class Refiner:
         library: Scored.
         program: Over the library's scores.
         need: Shares that have to go, by cost.
-        measure: Returns the shares that really go with variants of these names, by cost; sites save less or more
-            together than each alone. Of costs that it leaves out, the program's own shares are taken.
+        measure: Function `(names, clock) -> shares`: shares of costs that variants of these names save together, by
+            cost; sites save less or more together than each alone. Clocks do not tell near choices apart: they are read
+            for the first choice alone, where `clock` is true. Of costs that are left out, and where it is None, the
+            shares of the program count.
     """
 
     def __init__(
         self, library: Library, program: Program, need: Mapping[str, float], measure: Measure | None = None
     ) -> None:
-        self.library, self.program, self.need, self.measure = library, program, dict(need), measure
+        self.library, self.need, self.measure = library, dict(need), measure
+        self.alone = Scores(program, library.known_scores(), library.measured)
         self._more = dict.fromkeys(need, 0.0)  # to ask of the program for each cost
 
     def run(self, rounds: int = ROUNDS, start: State | None = None) -> State:
@@ -108,9 +111,9 @@ class Refiner:
 
     def better(self, best: State) -> State | None:
         """Return a choice near another one whose divergence is less; None if none is found."""
-        again, tried = rescored(self.program, best), [dict(best.names)]
+        scores, tried = scores_on_top(self.alone.program, best), [dict(best.names)]
         for changes in CHANGES:
-            names = self._near(again, best, changes)
+            names = self._near(scores, best, changes)
             if names is None or names in tried:
                 continue
             tried.append(names)
@@ -121,74 +124,84 @@ class Refiner:
 
     def _moved(self, start: State) -> State:
         """Return the choice of least score near another one that saves enough, or of all if none does."""
-        again = rescored(self.program, start)
-        names = self._near(again, start, CHANGES[0])
+        names = self._near(scores_on_top(self.alone.program, start), start, CHANGES[0])
         return State(self.library, self._first() if names is None else names)
 
     def _first(self) -> Chosen:
         """Return the choice of least score that really saves enough, asked for again where sites save less together."""
-        found = self._solved(self.program)
-        nearest = found, self._correct(found)
+        found = self._solved(self.alone)
+        nearest = found, self._correct(found, first=True)
         for _ in range(TRIES):
-            if -MISSED <= nearest[1] <= OVER:
+            again = self.alone.measured(found)
+            if not again and -MISSED <= nearest[1] <= OVER:
                 break
             try:
-                found = self._solved(self.program)
+                found = self._solved(self.alone)
             except ValueError:  # no more can go
                 break
-            over = self._correct(found)
-            if (over >= -MISSED, -abs(over)) > (nearest[1] >= -MISSED, -abs(nearest[1])):
+            over = self._correct(found, first=True)
+            if _as_near(over, nearest[1]):
                 nearest = found, over
         return nearest[0]
 
-    def _near(self, again: Program, best: State, changes: int) -> Chosen | None:
+    def _near(self, scores: Scores, best: State, changes: int) -> Chosen | None:
         """Return the best choice near another one that really saves enough; None if it does not."""
-        for _ in range(2):
-            names = self._solved(again, best, changes)
+        found: Chosen | None = None
+        for _ in range(TRIES):
+            names = self._solved(scores, best, changes)
             if self._correct(names) >= -MISSED:
-                return names
-        return None
+                found = names
+                if not scores.measured(names):
+                    break
+        return found
 
-    def _solved(self, program: Program, best: State | None = None, changes: int = 0) -> Chosen:
+    def _solved(self, scores: Scores, best: State | None = None, changes: int = 0) -> Chosen:
         """Return a program's solution, near another choice if there is one: all ranks take that of the first."""
         asked = {cost: share + self._more[cost] for cost, share in self.need.items()}
         near = None if best is None else (dict(best.names), changes)
-        names = [repr(asked), *(best.said if best else ()), str(changes)]
+        names, program = [repr(asked), *(best.said if best else ()), str(changes), scores.said], scores.program
         return self.library.store.results("solution", [names], lambda _: program.solve(asked, near), everywhere=True)[0]
 
-    def _correct(self, names: Chosen) -> float:
+    def _correct(self, names: Chosen, *, first: bool = False) -> float:
         """Ask for more, or less, by what a choice really saves; return by how much it exceeds the least met need."""
-        counted = {cost: self.program.saved(names, cost) for cost in self.need}
-        saved = {**counted, **(self.measure(names) if self.measure is not None else {})}
-        self._more = {cost: counted[cost] - saved[cost] for cost in self.need}
-        return min(saved[cost] - share for cost, share in self.need.items())
+        program = self.alone.program
+        counted = {cost: program.saved(names, cost) for cost in self.need}
+        measured = {} if self.measure is None else self.measure(names, first)
+        self._more |= {cost: counted[cost] - saved for cost, saved in measured.items()}
+        return min(counted[cost] - self._more[cost] - share for cost, share in self.need.items())
 
 
-def rescored(program: Program, state: State) -> Program:
-    """Return the program with scores on top of a choice; options that are far from it cannot be taken.
+def _as_near(over: float, other: float) -> bool:
+    """Whether what saves so much more than is needed is as near to it as another choice: a point more is near."""
+    return (over >= -MISSED, -max(abs(over), OVER)) >= (other >= -MISSED, -max(abs(other), OVER))
+
+
+def scores_on_top(program: Program, state: State) -> Scores:
+    """Return the scores of options on top of a choice; those that are far from it cannot be taken.
 
     Args:
-        program: Over the library's scores.
-        state: The choice.
+        program: Program with scores of options alone.
+        state: Choice.
     """
-    library, inside = state.library, {inner for outer, inner in program.holds if state.names[outer] != DENSE}
-    here = {site: [option.name for option in own].index(state.names[site]) for site, own in program.options.items()}
-    open_ = {site: own for site, own in program.options.items() if site not in inside}  # inside nothing is computed
-    asked = [(site, number) for site, own in open_.items() for number in _to_score(own, here[site])]
-    judge = _Judge(state)
-    with progress("scoring variants again", len(asked)) as advance:
-        found = library.store.results(
-            "alternative",
-            [(*state.said, site, program.options[site][number].name) for site, number in asked],
-            lambda n: judge.divergence(asked[n][0], program.options[asked[n][0]][asked[n][1]].name),
-            advance,
-        )
-    options = {site: list(own) for site, own in program.options.items()}
-    for site, own in open_.items():
-        scores = {n: one - state.divergence for (of, n), one in zip(asked, found, strict=True) if of == site}
-        scores[here[site]] = 0.0
-        options[site] = [replace(one, score=_between(scores, n, len(own))) for n, one in enumerate(own)]
-    return replace(program, options=options)
+    library, judge = state.library, _Judge(state)
+    inside = {inner for outer, inner in program.holds if state.names[outer] != DENSE}  # nothing there is computed
+
+    def measure(asked: Sequence[tuple[str, str]]) -> list[float]:
+        names = [(*state.said, site, name) for site, name in asked]
+        with progress("scoring variants again", len(asked)) as advance:
+            found = library.store.results("alternative", names, lambda n: judge.divergence(*asked[n]), advance)
+        return [score - state.divergence for score in found]
+
+    known = {
+        site: {o.name: o.score for o in own} if site in inside else {state.names[site]: 0.0}
+        for site, own in program.options.items()
+    }
+    scores, near = Scores(program, known, measure, reach=NEAR), list[tuple[str, str]]()
+    for site, own in program.options.items():
+        here = [option.name for option in own].index(state.names[site])
+        near += [(site, own[number].name) for number in _to_score(own, here)]
+    scores.know(near)
+    return scores
 
 
 class _Judge:
@@ -224,15 +237,3 @@ def _to_score(options: Sequence[Option], here: int) -> list[int]:
     sizes = [number for number, option in enumerate(options) if not option.gone]
     near = {max(0, here - NEAR), min(here + NEAR, max(sizes))} if here in sizes else {max(sizes)}
     return sorted((near | {n for n, option in enumerate(options) if option.gone}) - {here})
-
-
-def _between(scores: Mapping[int, float], number: int, count: int) -> float:
-    """Return the score of an option: its own, or between those of its neighbours; infinite if it is far."""
-    if number in scores:
-        return scores[number]
-    below = max((n for n in scores if n < number), default=-count)
-    above = min((n for n in scores if n > number), default=2 * count)
-    if above - below > NEAR:
-        return math.inf
-    share = (number - below) / (above - below)
-    return (1 - share) * scores[below] + share * scores[above]

@@ -28,7 +28,7 @@ WidthReplace = Literal["calibrated", "zero"]
 class WidthArguments(TypedDict, total=False):
     """Types of the arguments of `WidthConfig`, for what takes `**arguments: Unpack[WidthArguments]`."""
 
-    allocation: AllocationRule | str
+    allocation: AllocationRule | str | None
     importance: Importance | str | Sequence[Importance | str] | None
     tolerance: float | None
     loss: Loss | None
@@ -51,7 +51,7 @@ class WidthRule:
         TypeError: If an allocation or an importance is neither a name nor a callable, or a number is something else.
     """
 
-    allocation: str | AllocationRule = "per_cost"
+    allocation: str | AllocationRule | None = None
     importance: str | Importance | Sequence[str | Importance] | None = None
     tolerance: float | None = None
     replace: WidthReplace = "calibrated"
@@ -84,8 +84,8 @@ class WidthRule:
 
     @property
     def allocated_by(self) -> RegisteredAllocation:
-        """The allocation."""
-        return allocation_of(self.allocation)
+        """The allocation; where None is given, the rule that serves every network."""
+        return allocation_of("per_cost" if self.allocation is None else self.allocation)
 
     @property
     def evenly(self) -> bool:
@@ -152,7 +152,8 @@ class WidthConfig(WidthRule):
     """All arguments of planning in width but the model, the budget and the batches, as `plan_width` describes them.
 
     Args:
-        allocation: What chooses among the groups: "per_cost", "tolerance", "uniform", "global", or a callable.
+        allocation: Rule that chooses the sizes of groups: "per_cost", "tolerance", "uniform", "global", or a callable;
+            None: the integer program over the library of variants where it serves, else "per_cost".
         importance: What says how much a unit matters, by name or as a callable; two for the allocation by tolerance:
             the one whose low values propose what goes, and the one whose high values stay. None: "gate_taylor", or
             ("u_score", "r_score").

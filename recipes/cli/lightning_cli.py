@@ -52,8 +52,8 @@ class PlanTrainer(pl.Trainer):
         Args:
             model: Module with the network.
             method: Method and budget of the plan (`--method depth`, `graph`, `boundary`, `boundary_published`,
-                `per_cost`, `fair`, `joint`, `pudding`, `sensitivity`, `sites`, `frontier`, or a class path); default:
-                the recipe's pruning callback.
+                `width`, `per_cost`, `fair`, `joint`, `pudding`, `sensitivity`, `sites`, `frontier`, or a class path);
+                default: the recipe's pruning callback.
             datamodule: Source of calibration batches; default: the module's training loader.
             output: File of the plan.
             callback: Name of the pruning callback to plan by, such as `DepthPrune`; needed only for a recipe with

@@ -25,14 +25,14 @@ examples:
   prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt
   prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt --method sites
   prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt --method boundary --method.n_remove 5
-  prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt --method per_cost --method.macs 0.3
+  prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt --method width --method.macs 0.3
   prunerecover test --config digits_vit_depth --ckpt_path path/to/last.ckpt
   prunerecover report report/report.json
 
 A callback of the recipe is addressed by its name: --trainer.callbacks.DepthPrune.remove '{{"attention": 1}}'. A second
 --config replaces a whole list such as the callbacks; to add one, use --trainer.callbacks+=DepthPrune.
 `prunerecover COMMAND --help` lists the options of a command, `prunerecover plan --method.help fair` those of a method:
-depth, graph, boundary, boundary_published, per_cost, fair, joint, frontier, pudding, sensitivity or sites."""
+depth, graph, boundary, boundary_published, width, per_cost, fair, joint, frontier, pudding, sensitivity or sites."""
 
 
 def recipe_names() -> list[str]:

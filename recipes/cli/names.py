@@ -21,7 +21,7 @@ from prunerecover.recipes.plan_methods.joint import JointPlan
 from prunerecover.recipes.plan_methods.pudding import PuddingPlan
 from prunerecover.recipes.plan_methods.sensitivity import SensitivityTable
 from prunerecover.recipes.plan_methods.sites import SitesTable
-from prunerecover.recipes.plan_methods.width import FairPlan, PerCostPlan
+from prunerecover.recipes.plan_methods.width import FairPlan, PerCostPlan, WidthPlan
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier
@@ -48,6 +48,7 @@ CLASSES = {
     "graph": GraphPlan,
     "boundary": BoundaryPlan,
     "boundary_published": PublishedBoundaryPlan,
+    "width": WidthPlan,
     "per_cost": PerCostPlan,
     "fair": FairPlan,
     "joint": JointPlan,

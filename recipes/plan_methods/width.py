@@ -1,4 +1,4 @@
-"""Methods `per_cost` and `fair` of `prunerecover plan`: removal of channels, heads, neurons or experts.
+"""Methods `width`, `per_cost` and `fair` of `prunerecover plan`: removal of channels, heads, neurons or experts.
 
 Units are scored on the network's inputs at the start of a fit of the recipe, with the loss of the training step, as in
 `WidthPrune`. Beside the plan lie a page with the kept units of every group (`<plan>.md`), a figure (`<plan>.kept.png`)
@@ -24,6 +24,7 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import PlanningCost, SearchEvidence
 from prunerecover.plan.groups import Group
 from prunerecover.plan.plan import Plan
+from prunerecover.planning.plan_width import plan_with
 from prunerecover.recipes.plan_methods.base import BudgetArguments, PlanningMethod, PlanTask, beside, parted
 from prunerecover.recipes.plan_methods.width_page import page
 from prunerecover.width.allocation.cost_model import Cost
@@ -34,7 +35,7 @@ from prunerecover.width.planner import WidthPlanner
 
 
 class WidthPlanArguments(BudgetArguments, WidthArguments, total=False):
-    """Types of the arguments of `PerCostPlan` and `FairPlan`."""
+    """Types of the arguments of `WidthPlan`, `PerCostPlan` and `FairPlan`."""
 
 
 class WidthMethod(PlanningMethod):
@@ -84,7 +85,7 @@ class WidthMethod(PlanningMethod):
 
     def _plan(self, planner: WidthPlanner) -> Plan:
         """Plan, and keep what the pages are written from."""
-        plan = planner.plan(self.budget, self.config)
+        plan = plan_with(planner, self.budget)
         importances = self.config.importances
         names = [name_of(importance) for importance in importances]
         if len(set(names)) < len(names) and importances[0] != importances[1]:
@@ -95,8 +96,8 @@ class WidthMethod(PlanningMethod):
 
 
 @spelled_out(WidthConfig, Budget)
-class PerCostPlan(WidthMethod):
-    """Remove the channels, heads, neurons or experts of least importance per saved cost (`plan_width`'s default).
+class WidthPlan(WidthMethod):
+    """Remove channels, heads, neurons or experts as `WidthPrune` does (`plan_width`'s default).
 
     Args:
         scores: File of scores beside an earlier plan of the same network: nothing is scored again.
@@ -107,8 +108,17 @@ class PerCostPlan(WidthMethod):
         super().__init__(WidthPlanning(**planning), Budget(**budget) if budget else None)
 
 
-@spelled_out(PerCostPlan)
-class FairPlan(PerCostPlan):
+@spelled_out(WidthPlan)
+class PerCostPlan(WidthPlan):
+    """Remove the channels, heads, neurons or experts of least importance per saved cost."""
+
+    def __init__(self, **arguments: Unpack[WidthPlanArguments]) -> None:
+        merged: WidthPlanArguments = {**arguments, "allocation": arguments.get("allocation") or "per_cost"}
+        super().__init__(**merged)
+
+
+@spelled_out(WidthPlan)
+class FairPlan(WidthPlan):
     """Remove channels, heads, neurons or experts by FAIR-Pruner's Tolerance of Difference (arXiv 2508.02291).
 
     Args:
@@ -120,7 +130,7 @@ class FairPlan(PerCostPlan):
     """
 
     def __init__(self, **arguments: Unpack[WidthPlanArguments]) -> None:
-        if (other := arguments.get("allocation", "tolerance")) not in ("per_cost", "tolerance"):
-            raise ValueError(f"Expected no allocation for the method fair, but got {other!r}. Use per_cost.")
+        if (other := arguments.get("allocation")) not in (None, "tolerance"):
+            raise ValueError(f"Expected no allocation for the method fair, but got {other!r}. Use the method width.")
         merged: WidthPlanArguments = {**arguments, "allocation": "tolerance"}
         super().__init__(**merged)

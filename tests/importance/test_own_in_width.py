@@ -222,7 +222,7 @@ def test_scores_of_two_importances_of_one_name_are_both_kept(tmp_path: Path) -> 
     from prunerecover.recipes.plan_methods.width import FairPlan
 
     method = FairPlan(tolerance=0.5, importance=(Favourites(2), Favourites(3)))
-    method._plan(WidthPlanner(Session(vit(), labelled_batches())))
+    method._plan(WidthPlanner(Session(vit(), labelled_batches()), method.config))
     assert list(method._scores) == ["Favourites, low goes", "Favourites, high stays"]
     SavedScores("", method._scores).save(tmp_path / "scores.safetensors")
 

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from math import isnan, nan
-
 import pytest
 from cases.shared_budget.networks import images, vit
 
-from prunerecover.library.edits import Fit
-from prunerecover.library.library import Scored, between
 from prunerecover.library.variants import DENSE, LibrarySite, Variant
 from prunerecover.plan.groups import Group, Slice
 from prunerecover.session.session import Session
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
-
-
-def test_scores_of_sizes_between_others_lie_between_theirs() -> None:
-    sizes = {0: 0.0, 2: nan, 4: 1.0, 5: nan, 8: 5.0}
-    scored = {
-        str(gone): Scored(Variant(str(gone), {"g": tuple(range(gone))}, scored=not isnan(score)), Fit(), score)
-        for gone, score in sizes.items()
-    }
-    found = {name: one.divergence for name, one in between(scored).items()}
-    assert found == {"0": 0.0, "2": pytest.approx(0.5), "4": 1.0, "5": pytest.approx(2.0), "8": 5.0}
 
 
 def test_modules_of_a_site_have_one_order_in_every_process() -> None:

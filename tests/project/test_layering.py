@@ -57,6 +57,7 @@ ORDER = (
     "prunerecover.library",
     "prunerecover.solvers",
     "prunerecover.shared_budget",
+    "prunerecover.planning",
     "prunerecover.checkpoint",
     "prunerecover.report",
     "prunerecover.apply",

@@ -164,7 +164,7 @@ def test_what_is_seldom_needed_is_imported_last() -> None:
     script = f"""
 import sys, prunerecover
 print([name for name in {heavy} if name in sys.modules])
-import prunerecover.width.plan_width, prunerecover.report.curves, prunerecover.plan.figure, prunerecover.width.figure
+import prunerecover.planning.plan_width, prunerecover.report.curves, prunerecover.plan.figure, prunerecover.width.figure
 print([name for name in ("torch_pruning", "matplotlib.pyplot") if name in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)

@@ -87,10 +87,13 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
         lambda m: depth(m, importance="taylor", loss="mse"),
         r"loss to be a callable f\(model, batch\), but got str",
     ),
-    "Budget in words": (lambda _: Budget(macs="0.3"), "macs to be a removed share as a number, but got '0.3'"),  # type: ignore[arg-type]
+    "Budget in words": (lambda _: Budget(macs="0.3"), "macs to be a removed share, such as 0.3, .* but got '0.3'"),  # type: ignore[arg-type]
     "Budget in percent": (lambda _: Budget(macs=30), "macs to be a removed share between 0 and 1 .*, but got 30"),
     "Budget as a list": (lambda _: Budget(params=[0.3]), r"params to be a removed share .*, but got \[0.3\]"),  # type: ignore[arg-type]
-    "Budget with a percent sign": (lambda _: Budget(latency="30%"), "latency to be a removed share .*, but got '30%'"),  # type: ignore[arg-type]
+    "Budget with a percent sign": (
+        lambda _: Budget(latency="30%"),
+        "latency to be a removed share, .*, but got '30%'",
+    ),  # type: ignore[arg-type]
     "Budget without a name": (lambda _: Budget("30%"), r"remove as numbers .* got '30%'. .* Budget\(macs=0.3\)"),  # type: ignore[arg-type]
     "Budget of ratios in words": (
         lambda _: Budget(ratio={"mlp": "0.3"}),

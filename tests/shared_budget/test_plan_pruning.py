@@ -119,7 +119,10 @@ def test_depth_alone_where_no_width_may_go() -> None:
 
 
 def test_ends_are_the_plans_of_width_and_of_depth() -> None:
-    kinds: Any = (plan_depth, {"kinds": ("attention", "activation")}), (plan_width, {"kinds": ("neuron",)})
+    kinds: Any = (
+        (plan_depth, {"kinds": ("attention", "activation")}),
+        (plan_width, {"kinds": ("neuron",), "allocation": "per_cost"}),
+    )
     config = SharedBudgetConfig(kinds=("attention", "activation", "neuron"))
     planner = SharedBudgetPlanner(Session(vit(depth=2), images()), "macs", config)
     depth, width = (make(vit(depth=2), Budget(macs=0.3), batches=images(), **how) for make, how in kinds)
@@ -244,8 +247,8 @@ def test_neurons_of_linears_that_become_one_stay() -> None:
 @pytest.mark.slow
 def test_experts_go_for_a_share_of_the_parameters() -> None:
     model = tiny_mixture("mixtral")
-    assert "expert" in SharedBudgetConfig().width_kinds(model, "params")
-    assert "expert" not in SharedBudgetConfig().width_kinds(model, "macs")
+    assert "expert" in SharedBudgetConfig().width_kinds(model, ("params",))
+    assert "expert" not in SharedBudgetConfig().width_kinds(model, ("macs",))
     config = SharedBudgetConfig(kinds=("attention", "expert"))
     plan = together(SharedBudgetPlanner(Session(model, text(2)), "params", config), 0.2)
     assert plan.removed["expert"]

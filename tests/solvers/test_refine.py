@@ -30,6 +30,12 @@ class Interacting:
         self.walks = SimpleNamespace(walk=lambda chosen: (dict(chosen), {}))
         self.scorer = SimpleNamespace(divergence=self.divergence, rebase=self.divergence)
 
+    def known_scores(self) -> dict[str, dict[str, float]]:
+        return {site: {DENSE: 0.0, "gone": ALONE[site]} for site in SITES}
+
+    def measured(self, site: str, name: str) -> float:
+        raise AssertionError("all are known")
+
     def chosen(self, names: Mapping[str, str]) -> dict[str, Any]:
         return {site: (self.sites[site].variant(name), Fit()) for site, name in names.items() if name != DENSE}
 
@@ -63,7 +69,7 @@ def test_the_set_that_is_best_together_is_found(together: float, best: set[str])
 def test_sites_that_save_less_together_are_asked_for_more() -> None:
     library: Any = Interacting(0.0)
     measured = {0: 0.0, 1: 0.2, 2: 0.3, 3: 0.45}
-    found = Refiner(library, program(), {"macs": 0.4}, lambda names: {"macs": measured[len(gone(names))]}).run()
+    found = Refiner(library, program(), {"macs": 0.4}, lambda names, _: {"macs": measured[len(gone(names))]}).run()
     assert gone(found.names) == set(SITES)
 
 

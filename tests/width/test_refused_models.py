@@ -173,7 +173,12 @@ def test_labels_of_another_integer_type_do() -> None:
     assert plans[0] == plans[1]
 
 
-@pytest.mark.parametrize("budget", [{"macs": "0.3"}, {"ratio": {"head": "0.3"}}, {"params": True}])
+def test_share_in_words_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a removed share, such as 0\.3, or what may be left, .* but got '0\.3'"):
+        Budget(macs="0.3")
+
+
+@pytest.mark.parametrize("budget", [{"ratio": {"head": "0.3"}}, {"params": True}])
 def test_share_that_is_no_number_is_refused(budget: Any) -> None:
     with pytest.raises(TypeError, match="a removed share as a number, but got"):
         Budget(**budget)

@@ -58,7 +58,7 @@ def test_a_recipe_without_a_callback_that_decides_is_an_error(
             ["--trainer.callbacks.DepthPrune.search=one_shot"],
             ["--method=depth", '--method.remove={"activation": 3, "attention": 2}', "--method.search=one_shot"],
         ),
-        ("digits_vit_lora", ["--callback=WidthPrune"], ["--method=per_cost", "--method.macs=0.2"]),
+        ("digits_vit_lora", ["--callback=WidthPrune"], ["--method=width", "--method.macs=0.2"]),
     ],
 )
 def test_the_callback_of_a_recipe_plans_as_the_method_of_its_name(

@@ -73,7 +73,7 @@ def test_fair_meets_a_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["per_cost", "fair"])
+@pytest.mark.parametrize("method", ["width", "per_cost", "fair"])
 def test_equal_layers(method: str, tmp_path: Path) -> None:
     recipe = {**RECIPE, "model": {"class_path": "DigitsClassifier", "init_args": {"depth": 2, "embed_dim": 16}}}
     options = [f"--method={method}", "--method.params=0.3", "--method.equal_layers=true"]
@@ -118,7 +118,7 @@ def test_heads_and_neurons(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "arguments"),
     [
-        (["--method=per_cost", "--method.macs=0.3"], {"budget": Budget(macs=0.3)}),
+        (["--method=width", "--method.macs=0.3"], {"budget": Budget(macs=0.3)}),
         pytest.param(FAIR, {"allocation": "tolerance", "tolerance": 0.2}, marks=pytest.mark.slow),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -19,7 +20,6 @@ from prunerecover import Plan, apply_plan
 from prunerecover.recipes.plan_methods import width as width_plan
 from prunerecover.recipes.plan_methods.width import FairPlan
 from prunerecover.session.session import Session
-from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.planner import WidthPlanner
 
 
@@ -89,8 +89,10 @@ def test_rankings_of_strata_are_those_in_which_their_experts_go(
     """What goes is what the figure has left of its line."""
     ids = [torch.randint(3, 61, (4, 9), generator=torch.Generator().manual_seed(i)) for i in range(4)]
     batches = [{"input_ids": rows, "labels": rows} for rows in ids]
-    planner = WidthPlanner(Session(tiny_mixture("deepseek_v3"), batches), WidthConfig(kinds=("expert",)))
     method = FairPlan(remove={"expert": 8}, importance=("random", "gate_taylor"), replace="zero")
+    planner = WidthPlanner(
+        Session(tiny_mixture("deepseek_v3"), batches), dataclasses.replace(method.config, kinds=("expert",))
+    )
     plan = method._plan(planner)
     drawn: list[Any] = []
     monkeypatch.setattr(width_plan, "plot_rankings", lambda *args, **names: drawn.append(args) or Figure())

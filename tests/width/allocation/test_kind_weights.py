@@ -111,7 +111,7 @@ def test_nothing_that_was_tried_beats_what_is_in_the_plan() -> None:
 
 @pytest.mark.parametrize("share", [0.5, 0.6])
 def test_the_default_takes_heads_and_neurons(share: float) -> None:
-    plan = plan_width(vit(), Budget(macs=share), batches=labelled_batches())
+    plan = plan_width(vit(), Budget(macs=share), batches=labelled_batches(), allocation="per_cost")
     assert set(plan.removed) == {"head", "neuron"}
 
 
@@ -157,7 +157,8 @@ def test_single_samples_leave_statistics_as_they_are() -> None:
     network = nn.Sequential(vit(), nn.BatchNorm1d(4)).eval()
     images, labels = labelled_batches()[0]
     single = [(x[None], y[None]) for x, y in zip(images, labels, strict=True)]
-    plan = plan_width(network, Budget(macs=0.3), batches=single)
+    assert plan_width(network, Budget(macs=0.3), batches=single).made_by.method == "width/program"
+    plan = plan_width(network, Budget(macs=0.3), batches=single, allocation="per_cost")
     assert set(plan.evidence["rates"]) == set(KINDS)
 
 

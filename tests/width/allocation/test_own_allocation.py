@@ -108,7 +108,7 @@ def test_a_callable_decides_in_a_fit_and_a_resumed_run_knows_it(tmp_path: Path) 
 
 def test_a_recipe_plans_by_it() -> None:
     method = PerCostPlan(macs=0.1, allocation=least_of_each)
-    plan = method._plan(WidthPlanner(Session(vit(), labelled_batches())))
+    plan = method._plan(WidthPlanner(Session(vit(), labelled_batches()), method.config))
     assert {len(edit.gone) for edit in plan.edits} == {1}
 
 

@@ -42,7 +42,7 @@ def test_units_of_one_group_are_cut_in_strata(parts: int) -> None:
         assert_narrowed_is_masked(net, found, {first: random_units(16, parts, 1 + seed % 3, seed)})
 
 
-@pytest.mark.parametrize("how", [{}, {"rounds": 2}, {"allocation": "uniform"}, {"equal_layers": True}])
+@pytest.mark.parametrize("how", [{}, {"allocation": "uniform"}, {"equal_layers": True}])
 def test_width_plans_keep_as_many_of_each_stratum(how: dict[str, Any]) -> None:
     net = Halves(lambda x: x.chunk(2, 1))
     plan = plan_width(net, Budget(macs=0.4), batches=[(images(4).float(), torch.arange(2))], **how)

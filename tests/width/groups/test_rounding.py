@@ -119,7 +119,7 @@ def test_one_number_is_for_channels_and_neurons() -> None:
 
 
 def test_what_kinds_count_is_tried_with_rounded_widths() -> None:
-    plan = plan_width(vit(), Budget(macs=0.3), batches=labelled_batches(), round_to=16)
+    plan = plan_width(vit(), Budget(macs=0.3), batches=labelled_batches(), round_to=16, allocation="per_cost")
     assert "rates" in plan.evidence
     assert all(group.kept % 16 == 0 for group in plan.kept_groups if group.kind == "neuron")
 

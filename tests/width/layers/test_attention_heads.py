@@ -134,7 +134,7 @@ def test_subclasses_keep_their_heads() -> None:
 
     model = seeded(Across())
     model.attention = Own(16, 4, batch_first=True, kdim=12, vdim=12).eval()
-    with pytest.raises(ValueError, match="What keeps them: 'attention' by a size of heads that"):
+    with pytest.raises(ValueError, match="What keeps them: 'attention' by a head size computed from"):
         find_groups(model, both(), HEADS)
 
 

@@ -36,7 +36,7 @@ def test_latency_budget_is_measured(make: Any, batches: Batches, monkeypatch: py
         return 1 - count_macs(copied, IMAGE) / dense
 
     monkeypatch.setattr(DenseCost, "removed_share", clock)
-    plan = plan_width(model, Budget(latency=0.3), batches=batches)
+    plan = plan_width(model, Budget(latency=0.3), batches=batches, allocation="per_cost")
     assert 0.3 <= removed_share(model, plan, "macs") < 0.35
 
 

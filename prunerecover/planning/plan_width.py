@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from torch import nn
 
+from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import Divergence, comparing_by
 from prunerecover.importance.context import ClassLabels, Importance
 from prunerecover.importance.measuring.losses import Loss
+from prunerecover.importance.measuring.names import name_of
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches
 from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.evidence import WidthEvidence
 from prunerecover.plan.plan import Plan
+from prunerecover.recovery.reconstruction import made_for
+from prunerecover.refusal import Refusal
+from prunerecover.session.asked import planned_as_asked
 from prunerecover.session.session import Session
+from prunerecover.shared_budget.arguments import SharedBudgetConfig
+from prunerecover.shared_budget.budget_search import BudgetSearch
+from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.width.allocation.registry import AllocationRule
 from prunerecover.width.arguments import WidthConfig, WidthReplace
 from prunerecover.width.groups.discovery import FOUND_KINDS
@@ -33,7 +43,7 @@ def plan_width(
     batches: Batches,
     loss: Loss | None = None,
     labels: ClassLabels | None = None,
-    allocation: str | AllocationRule = "per_cost",
+    allocation: str | AllocationRule | None = None,
     importance: str | Importance | Sequence[str | Importance] | None = None,
     tolerance: float | None = None,
     kinds: Sequence[str] = FOUND_KINDS,
@@ -59,11 +69,14 @@ def plan_width(
         loss: `loss(model, batch) -> scalar`; None: cross-entropy of the logits, or the loss that the model returns.
         labels: `labels(batch) -> (N,)` integer classes for "u_score"; None: those that the batches hold. For experts
             also classes of tokens, `(N, T)`: see `token_classes`.
-        allocation: "per_cost" (the default): the least importance per saved cost goes first; what a head counts for
-            beside a neuron, and so on, is tried (`best_kind_weights`). "tolerance": FAIR-Pruner's Tolerance of
-            Difference. "uniform": the same share of every group. "global": the least importance first. Or one that
-            `register_allocation` has named, or a callable `(groups, scores, costs, budget) -> {group name: numbers of
-            the units that go}`.
+        allocation: Rule that chooses the sizes of groups. None (the default): the integer program over the library of
+            variants, as in `plan_pruning`, where it is measured best: for a share of a cost, in networks that normalise
+            by other means than BatchNorm and whose outputs can be compared, unless an importance is given. Heads get
+            fewer and smaller then. Else, and by name, "per_cost": the least importance per saved cost goes first; the
+            weight of a head beside a neuron, and so on, is tried (`best_kind_weights`). "tolerance": FAIR-Pruner's
+            Tolerance of Difference. "uniform": the same share of every group. "global": the least importance first. Or
+            a rule that `register_allocation` has named, or a callable `(groups, scores, costs, budget) -> {group name:
+            numbers of the units that go}`.
         importance: What ranks units, high stays; None: "gate_taylor". For "tolerance" two: the one whose low values
             propose what goes, and the one whose high values stay; None: ("u_score", "r_score"). By name: "gate_taylor",
             "u_score", "r_score", "taylor", "squared_taylor", "magnitude", "l2_norm" and "random", for experts
@@ -126,4 +139,56 @@ def width_plan(session: Session, budget: Budget | None, config: WidthConfig) -> 
         config: All other arguments of `plan_width`, for this budget.
     """
     with progress("planning width", expected=PASSES * session.pass_seconds):
-        return WidthPlanner(session, config).plan(budget)
+        return plan_with(WidthPlanner(session, config), budget)
+
+
+def plan_with(width: WidthPlanner, budget: Budget | None) -> Plan:
+    """Return the plan of a budget: out of the library where it serves, else by the allocation.
+
+    Args:
+        width: Groups, their costs and scores.
+        budget: Budget of the groups; None: the allocation has a tolerance.
+    """
+    if budget is not None and budget.amounts:
+        return planned_as_asked(width.session, budget, partial(plan_with, width))
+    if budget is not None and budget.share is not None and budget.share[1] > 0 and _library_serves(width):
+        try:
+            return _out_of_library(width, budget)
+        except (Refusal, NotRemovable):  # its sizes are too coarse for so much
+            pass
+    return width.plan(budget)
+
+
+def _library_serves(width: WidthPlanner) -> bool:
+    """Whether the library is measured to plan better: of usual kinds, and where nobody asks for another way."""
+    config, session = width.config, width.session
+    asked = config.allocation is not None or config.importance is not None or config.replace != "calibrated"
+    if asked or not set(config.kinds) <= set(FOUND_KINDS) or not session.samples.enough:
+        return False
+    return session.output.comparable and not made_for(session.model)
+
+
+def _out_of_library(width: WidthPlanner, budget: Budget) -> Plan:
+    config = width.config
+    sizes = ("head_dim",) if set(FOUND_KINDS) <= set(config.kinds) else ()
+    shared = SharedBudgetConfig(
+        loss=config.loss,
+        kinds=(*config.kinds, *sizes),
+        equal_layers=config.equal_layers,
+        round_to=config.round_to,
+        ignore=config.ignore,
+        seed=config.seed,
+    )
+    planner = SharedBudgetPlanner(width.session, tuple(budget.costs), shared, width)
+    with planner.searching():
+        found = BudgetSearch(planner, budget).together()
+    arguments = {
+        "budget": budget.to_dict(),
+        "importance": name_of(*config.importances),
+        "replace": config.replace,
+        **shared.said(),
+        "kinds": list(config.kinds),
+    }
+    made_by = found.plan.made_by.model_copy(update={"method": "width/program", "arguments": arguments})
+    evidence = {**found.plan.evidence, **WidthEvidence(saved=next(iter(found.saved.values()))).to_dict()}
+    return found.plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(found.plan.tensors)

@@ -1,0 +1,1 @@
+"""Plans of pruning: public functions over the library and the solvers."""
