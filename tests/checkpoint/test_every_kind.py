@@ -79,7 +79,7 @@ def test_scores_on_disk_rank_the_units() -> None:
     vit, rows, path = cases.dense("vit"), cases.rows("vit"), OLD / "scores.safetensors"
     plans = {
         "affine": plan_depth(vit, remove={"attention": 1, "mlp": 1, "activation": 1}, batches=rows, scores=path),
-        "neurons": plan_width(vit, Budget(macs=0.3), batches=rows, scores=path),
+        "neurons": plan_width(vit, Budget(macs=0.3), batches=rows, scores=path, allocation="per_cost"),
     }
     for name, plan in plans.items():
         assert plan.removed == Plan.load(OLD / f"{name}.json").removed

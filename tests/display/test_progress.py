@@ -75,7 +75,7 @@ def callbacks():
 def test_surgery_in_a_trainer_shows_at_once_what_it_does(terminal, tmp_path):
     fit(tmp_path, Plain(), *callbacks(), TQDMProgressBar(), enable_progress_bar=True)
     stages = ["DepthPrune: planning", "collecting calibration samples", "one unit after"]
-    stages += ["WidthPrune: planning", "tracing the network", "weighing kinds"]
+    stages += ["WidthPrune: planning", "tracing the network", "scoring variants", "refining the choice"]
     assert in_order(stages, terminal.getvalue())
 
 

@@ -42,8 +42,9 @@ COMMANDS = [
 ]
 
 
-# What a reader of README can act on: the computer, a network of his own, and a folder that is used twice.
+# What a reader of README can act on: a busy computer, a network of their own, and a folder that is used twice.
 HIS = "not have many workers|number of training batches|GPU available|in eval mode|is not empty|Expected nothing at"
+HIS += "|of the latency for a budget of"
 
 
 @pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.slow if p in SLOW else ()) for p in TYPED])

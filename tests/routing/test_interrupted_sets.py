@@ -24,7 +24,7 @@ def interrupts(monkeypatch: pytest.MonkeyPatch) -> Interrupts:
 def test_an_interrupted_search_goes_on_and_finds_the_same(tmp_path: Path, interrupts: Interrupts) -> None:
     model, store = tiny_llama(num_hidden_layers=5), tmp_path / "found" / "sets"
     interrupts.begin()
-    whole = plan_omission_sets(model, TASKS, encoding(), 2)
+    whole = plan_omission_sets(model, TASKS, encoding(), 2, store=tmp_path / "whole")
     results = interrupts.computed
     interrupts.begin(results // 2)
     with pytest.raises(KeyboardInterrupt):

@@ -259,7 +259,7 @@ def test_the_fit_of_a_trainer_weighs_kinds_and_leaves_statistics_alone(tmp_path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PrunedOutput, "divergence", watched)
-        prune = WidthPrune(Budget(macs=0.3), calibration=32, merge="never")
+        prune = WidthPrune(Budget(macs=0.3), calibration=32, merge="never", allocation="per_cost")
         settings = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
         trainer = pl.Trainer(max_steps=1, accelerator="cpu", callbacks=[prune], default_root_dir=tmp_path, **settings)
         trainer.fit(module, datamodule=DigitsData())

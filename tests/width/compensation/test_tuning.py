@@ -116,7 +116,7 @@ def test_large_batches_make_for_as_many_steps() -> None:
 @pytest.mark.slow
 def test_what_a_user_plans_is_tuned_and_the_same_each_time() -> None:
     batches = [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]
-    plans = [plan_width(spread(vit()), Budget(macs=0.4), batches=batches) for _ in range(2)]
+    plans = [plan_width(spread(vit()), Budget(macs=0.4), batches=batches, allocation="per_cost") for _ in range(2)]
     assert all(torch.equal(plans[1].tensors[key], value) for key, value in plans[0].tensors.items())
     untuned = WidthPlanner(Session(spread(vit()), batches)).decided(Budget(macs=0.4))
     assert untuned.edits == plans[0].edits
@@ -133,7 +133,7 @@ def test_what_a_user_plans_is_tuned_and_the_same_each_time() -> None:
 @pytest.mark.slow
 def test_all_samples_are_fitted_to_once_all_is_decided() -> None:
     batches = [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]
-    plan = plan_width(spread(vit()), Budget(macs=0.4), batches=batches)
+    plan = plan_width(spread(vit()), Budget(macs=0.4), batches=batches, allocation="per_cost")
     model, samples = spread(vit()), split_batches([images for images, _ in batches], CPU)
     by_hand = fitted_and_tuned(plan.edits, {}, samples.whole, judge_of(model, samples))
     for key, value in plan.tensors.items():
@@ -143,7 +143,7 @@ def test_all_samples_are_fitted_to_once_all_is_decided() -> None:
 @pytest.mark.slow
 def test_the_seed_of_a_plan_says_what_is_held_out_when_it_is_refitted() -> None:
     batches = [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]
-    plan = plan_width(spread(vit()), Budget(macs=0.4), batches=batches, seed=3)
+    plan = plan_width(spread(vit()), Budget(macs=0.4), batches=batches, seed=3, allocation="per_cost")
     again, other = refit_plan(spread(vit()), plan, batches), refit_plan(spread(vit()), plan, batches, seed=0)
     assert all(torch.allclose(again.tensors[key], value, atol=1e-4) for key, value in plan.tensors.items())
     assert not all(torch.equal(again.tensors[key], value) for key, value in other.tensors.items())
