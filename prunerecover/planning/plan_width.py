@@ -70,9 +70,9 @@ def plan_width(
         labels: `labels(batch) -> (N,)` integer classes for "u_score"; None: those that the batches hold. For experts
             also classes of tokens, `(N, T)`: see `token_classes`.
         allocation: Rule that chooses the sizes of groups. None (the default): the integer program over the library of
-            variants, as in `plan_pruning`, where it is measured best: for a share of a cost, in networks that normalise
-            by other means than BatchNorm and whose outputs can be compared, unless an importance is given. Heads get
-            fewer and smaller then. Else, and by name, "per_cost": the least importance per saved cost goes first; the
+            variants, as in `plan_pruning`, where it is measured best: for a share of a cost, in networks of heads and
+            neurons without BatchNorm whose outputs can be compared, unless an importance is given. Heads get fewer and
+            smaller then. Else, and by name, "per_cost": the least importance per saved cost goes first; the
             weight of a head beside a neuron, and so on, is tried (`best_kind_weights`). "tolerance": FAIR-Pruner's
             Tolerance of Difference. "uniform": the same share of every group. "global": the least importance first. Or
             a rule that `register_allocation` has named, or a callable `(groups, scores, costs, budget) -> {group name:
@@ -164,6 +164,8 @@ def _library_serves(width: WidthPlanner) -> bool:
     config, session = width.config, width.session
     asked = config.allocation is not None or config.importance is not None or config.replace != "calibrated"
     if asked or not set(config.kinds) <= set(FOUND_KINDS) or not session.samples.enough:
+        return False
+    if "channel" in width.units:  # of convolutions, whose variants are not refitted in the library
         return False
     return session.output.comparable and not made_for(session.model)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from cases.width.plan_width import cnn, labelled_batches, removed_share, vit
+from torch import nn
 
 from prunerecover import Budget, apply_plan, plan_pruning, plan_width
 
@@ -35,16 +36,23 @@ def test_heads_get_smaller_where_no_kinds_are_named() -> None:
     assert model(images).shape == (len(images), 4)
 
 
+def plain() -> nn.Module:
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*body, nn.Linear(8, 4)).eval()
+
+
 @pytest.mark.parametrize(
     ("make", "how"),
     [
         (cnn, {}),
+        (plain, {}),
         (vit, {"allocation": "per_cost"}),
         (vit, {"importance": "magnitude"}),
         (vit, {"replace": "zero"}),
         (vit, {"kinds": ("hidden",)}),
     ],
-    ids=["BatchNorm", "by name", "by an importance", "nothing taken over", "hidden features"],
+    ids=["BatchNorm", "channels", "by name", "by an importance", "nothing taken over", "hidden features"],
 )
 def test_per_cost_where_the_library_does_not_serve(make: Any, how: dict[str, Any]) -> None:
     plan = plan_width(make(), Budget(params=0.2), batches=labelled_batches(), **how)
