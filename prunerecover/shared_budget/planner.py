@@ -115,11 +115,13 @@ class SharedBudgetPlanner:
     def has_library(self) -> bool:
         """Whether budgets are planned out of the library: of depth and width together, or of one alone where it serves.
 
-        Width alone is better so where the network is not reconstructed (see `plan_width`), and budgets that the
+        Width alone is better so without BatchNorm and channels of convolutions (see `plan_width`), and budgets that the
         planners of depth or of width alone do not take need one of both. Outputs have to be comparable.
         """
-        width, depth = self._width is not None, bool(self._chosen_among())
-        either = self.budgeted not in [(cost,) for cost in ALONE] or (width and not self.is_reconstructed)
+        units = {} if self._width is None else self._width.units
+        depth, width = bool(self._chosen_among()), bool(units)
+        better = width and "channel" not in units and not self.is_reconstructed
+        either = better or self.budgeted not in [(cost,) for cost in ALONE]
         return self.session.output.comparable and ((width and depth) or (either and (width or depth)))
 
     def _chosen_among(self) -> tuple[Unit, ...]:
