@@ -1,4 +1,4 @@
-"""What a transformers Trainer holds about its model, after the model has changed."""
+"""State of a transformers Trainer that follows a change of its model."""
 
 from __future__ import annotations
 
