@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Unpack
 
 from prunerecover.callbacks.arguments import SurgeryArguments, check_one
-from prunerecover.callbacks.planning.joint import JointPlanning, SharedBudgetArguments
+from prunerecover.callbacks.planning.joint import JointPlanning, PruningArguments
 from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.display.spelled_out import spelled_out
 from prunerecover.plan.budget import Budget
+from prunerecover.planning.arguments import PruningConfig
 from prunerecover.quality import Quality
-from prunerecover.shared_budget.arguments import SharedBudgetConfig
 
 
-class JointPruneArguments(SurgeryArguments, SharedBudgetArguments, total=False):
+class JointPruneArguments(SurgeryArguments, PruningArguments, total=False):
     """Types of further arguments of `Prune`."""
 
 
-@spelled_out(PruneCallback, SurgeryArguments, SharedBudgetConfig, SharedBudgetArguments)
+@spelled_out(PruneCallback, SurgeryArguments, PruningConfig, PruningArguments)
 class Prune(PruneCallback):
     """Prune a network inside any LightningModule in depth and in width, and keep training it.
 

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from prunerecover.plan.plan import Plan as Plan
     from prunerecover.plan.units import Site as Site
     from prunerecover.plan.units import Unit as Unit
+    from prunerecover.planning.frontier import frontier as frontier
+    from prunerecover.planning.plan_pruning import plan_pruning as plan_pruning
     from prunerecover.planning.plan_width import plan_width as plan_width
     from prunerecover.quality import Quality as Quality
     from prunerecover.recovery.batchnorm import recalibrate_batchnorm as recalibrate_batchnorm
@@ -58,8 +60,6 @@ if TYPE_CHECKING:
     from prunerecover.routing.routed_folder import save_routed as save_routed
     from prunerecover.sensitivity_table.sensitivity import Sensitivity as Sensitivity
     from prunerecover.sensitivity_table.sensitivity import sensitivity as sensitivity
-    from prunerecover.shared_budget.frontier import frontier as frontier
-    from prunerecover.shared_budget.plan_pruning import plan_pruning as plan_pruning
     from prunerecover.sites.find import find_groups as find_groups
     from prunerecover.sites.find import find_sites as find_sites
     from prunerecover.sites.find import find_units as find_units
@@ -103,7 +103,7 @@ _HOME = {
     "find_sites": "prunerecover.sites.find",
     "find_units": "prunerecover.sites.find",
     "fit_map": "prunerecover.boundary.fit_map",
-    "frontier": "prunerecover.shared_budget.frontier",
+    "frontier": "prunerecover.planning.frontier",
     "importances": "prunerecover.importance.registry",
     "load_pruned": "prunerecover.checkpoint.pruned_folder",
     "load_routed": "prunerecover.routing.routed_folder",
@@ -112,7 +112,7 @@ _HOME = {
     "plan_boundary": "prunerecover.boundary.plan_boundary",
     "plan_depth": "prunerecover.depth.plan_depth",
     "plan_omission_sets": "prunerecover.routing.omission_sets",
-    "plan_pruning": "prunerecover.shared_budget.plan_pruning",
+    "plan_pruning": "prunerecover.planning.plan_pruning",
     "plan_width": "prunerecover.planning.plan_width",
     "recalibrate_batchnorm": "prunerecover.recovery.batchnorm",
     "reconstruct": "prunerecover.recovery.reconstruction",

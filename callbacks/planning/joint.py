@@ -12,14 +12,14 @@ from prunerecover.callbacks.planning.base import Planning
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
-from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_costs
-from prunerecover.shared_budget.feasible import check_feasible, check_names
-from prunerecover.shared_budget.plan_pruning import joint_plan
+from prunerecover.planning.arguments import PruningConfig, check_costs
+from prunerecover.planning.feasible import check_feasible, check_names
+from prunerecover.planning.plan_pruning import joint_plan
 from prunerecover.width.groups.rounding import RoundTo
 
 
-class SharedBudgetArguments(TypedDict, total=False):
-    """Types of the arguments of `SharedBudgetConfig`, as `plan_pruning` describes them at length.
+class PruningArguments(TypedDict, total=False):
+    """Types of the arguments of `PruningConfig`, as `plan_pruning` describes them at length.
 
     Args:
         loss: `loss(network, batch) -> scalar`. In a fit `batch` is the inputs of a call, `network(*batch.args,
@@ -48,7 +48,7 @@ class JointPlanning(Planning):
     """Planning in depth and width together.
 
     Args:
-        arguments: Arguments of `SharedBudgetConfig`.
+        arguments: Arguments of `PruningConfig`.
 
     Attributes:
         evaluate: What recovers splits for a short while, see `plan_pruning`; None: they are compared by their outputs.
@@ -56,8 +56,8 @@ class JointPlanning(Planning):
 
     evaluate: Evaluate | None = None
 
-    def __init__(self, **arguments: Unpack[SharedBudgetArguments]) -> None:
-        self.config: SharedBudgetConfig = SharedBudgetConfig(**arguments)
+    def __init__(self, **arguments: Unpack[PruningArguments]) -> None:
+        self.config: PruningConfig = PruningConfig(**arguments)
 
     def check_budget(self, budget: Budget | None) -> None:
         """Raise unless it is of one cost or of several."""

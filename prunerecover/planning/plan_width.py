@@ -20,13 +20,12 @@ from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import WidthEvidence
 from prunerecover.plan.plan import Plan
-from prunerecover.recovery.reconstruction import made_for
+from prunerecover.planning.arguments import PruningConfig
+from prunerecover.planning.budget_search import BudgetSearch
+from prunerecover.planning.planner import Planner
 from prunerecover.refusal import Refusal
 from prunerecover.session.asked import planned_as_asked
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig
-from prunerecover.shared_budget.budget_search import BudgetSearch
-from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.width.allocation.registry import AllocationRule
 from prunerecover.width.arguments import WidthConfig, WidthReplace
 from prunerecover.width.groups.discovery import FOUND_KINDS
@@ -151,29 +150,27 @@ def plan_with(width: WidthPlanner, budget: Budget | None) -> Plan:
     """
     if budget is not None and budget.amounts:
         return planned_as_asked(width.session, budget, partial(plan_with, width))
-    if budget is not None and budget.share is not None and budget.share[1] > 0 and _library_serves(width):
-        try:
-            return _out_of_library(width, budget)
-        except (Refusal, NotRemovable):  # its sizes are too coarse for so much
-            pass
+    if budget is not None and budget.share is not None and budget.share[1] > 0 and _is_usual(width.config):
+        planner = _planner_of(width, budget)
+        if planner.has_library and width.session.samples.enough:
+            try:
+                return _out_of_library(planner, budget)
+            except (Refusal, NotRemovable):  # its sizes are too coarse for so much
+                pass
     return width.plan(budget)
 
 
-def _library_serves(width: WidthPlanner) -> bool:
-    """Whether the library is measured to plan better: of usual kinds, and where nobody asks for another way."""
-    config, session = width.config, width.session
+def _is_usual(config: WidthConfig) -> bool:
+    """Whether nobody asks for another way than the library's, or for units that it does not narrow."""
     asked = config.allocation is not None or config.importance is not None or config.replace != "calibrated"
-    if asked or not set(config.kinds) <= set(FOUND_KINDS) or not session.samples.enough:
-        return False
-    if "channel" in width.units:  # of convolutions, whose variants are not refitted in the library
-        return False
-    return session.output.comparable and not made_for(session.model)
+    return not asked and set(config.kinds) <= set(FOUND_KINDS)
 
 
-def _out_of_library(width: WidthPlanner, budget: Budget) -> Plan:
+def _planner_of(width: WidthPlanner, budget: Budget) -> Planner:
+    """Return the planner of a budget out of the library of width alone."""
     config = width.config
     sizes = ("head_dim",) if set(FOUND_KINDS) <= set(config.kinds) else ()
-    shared = SharedBudgetConfig(
+    shared = PruningConfig(
         loss=config.loss,
         kinds=(*config.kinds, *sizes),
         equal_layers=config.equal_layers,
@@ -181,14 +178,19 @@ def _out_of_library(width: WidthPlanner, budget: Budget) -> Plan:
         ignore=config.ignore,
         seed=config.seed,
     )
-    planner = SharedBudgetPlanner(width.session, tuple(budget.costs), shared, width)
+    return Planner(width.session, tuple(budget.costs), shared, width)
+
+
+def _out_of_library(planner: Planner, budget: Budget) -> Plan:
+    """Return the plan of a budget out of the library, as a plan of width."""
     with planner.searching():
         found = BudgetSearch(planner, budget).together()
+    config = planner.width_config
     arguments = {
         "budget": budget.to_dict(),
         "importance": name_of(*config.importances),
         "replace": config.replace,
-        **shared.said(),
+        **planner.config.said(),
         "kinds": list(config.kinds),
     }
     made_by = found.plan.made_by.model_copy(update={"method": "width/program", "arguments": arguments})

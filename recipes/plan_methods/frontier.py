@@ -16,10 +16,10 @@ from prunerecover.display.markdown import table
 from prunerecover.files.atomic import write_text
 from prunerecover.frontiers.frontier import Frontier, frontier_table
 from prunerecover.plan.plan import Plan
+from prunerecover.planning.arguments import PruningConfig
+from prunerecover.planning.frontier import SHARES, frontier_of
+from prunerecover.planning.planner import Planner
 from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, beside, search_store, stored
-from prunerecover.shared_budget.arguments import SharedBudgetConfig
-from prunerecover.shared_budget.frontier import SHARES, frontier_of
-from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.store.search_store import delete_results
 
 
@@ -45,7 +45,7 @@ class FrontierTable(AnyNetworkMethod):
         store: str | None = None,
     ) -> None:
         self.cost, self.shares = cost, tuple(shares or SHARES)
-        self.config = SharedBudgetConfig(kinds=kinds, ignore=tuple(ignore or ()), seed=seed, store=store)
+        self.config = PruningConfig(kinds=kinds, ignore=tuple(ignore or ()), seed=seed, store=store)
 
     def make(self, task: PlanTask) -> Plan:
         """Make the library and the frontier; nothing is removed."""
@@ -53,7 +53,7 @@ class FrontierTable(AnyNetworkMethod):
 
         def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Frontier:
             surgery = Surgery(trainer, module, task.target, task.calibration, self.config.seed)
-            planner = SharedBudgetPlanner(surgery.session(surgery.loss), self.cost, config)
+            planner = Planner(surgery.session(surgery.loss), self.cost, config)
             return frontier_of(planner, self.shares)
 
         self._found = at_start_of_fit(task.module, task.datamodule, decide, self.config.seed)

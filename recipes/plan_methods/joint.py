@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from prunerecover.boundary.search import Trial
-from prunerecover.callbacks.planning.joint import JointPlanning, SharedBudgetArguments
+from prunerecover.callbacks.planning.joint import JointPlanning, PruningArguments
 from prunerecover.callbacks.trials.nested import all_ranks, among
 from prunerecover.callbacks.trials.records import table
 from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings, resumable_trials
@@ -21,6 +21,7 @@ from prunerecover.files.atomic import write_text
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import SplitEvidence, TriedSplit
 from prunerecover.plan.plan import Plan
+from prunerecover.planning.arguments import PruningConfig
 from prunerecover.recipes.plan_methods.base import (
     PlanningMethod,
     PlanTask,
@@ -30,7 +31,6 @@ from prunerecover.recipes.plan_methods.base import (
     save_found,
     stored,
 )
-from prunerecover.shared_budget.arguments import SharedBudgetConfig
 
 
 class JointMethod(PlanningMethod):
@@ -74,11 +74,11 @@ class JointMethod(PlanningMethod):
             write_text(beside(output, ".md"), page_of(plan, self._runner))
 
 
-class JointPlanArguments(ShareArguments, SharedBudgetArguments, total=False):
+class JointPlanArguments(ShareArguments, PruningArguments, total=False):
     """Types of further arguments of `JointPlan`."""
 
 
-@spelled_out(SharedBudgetConfig, SharedBudgetArguments, Budget)
+@spelled_out(PruningConfig, PruningArguments, Budget)
 class JointPlan(JointMethod):
     """Remove units of depth and of width within one budget (`plan_pruning`).
 

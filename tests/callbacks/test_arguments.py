@@ -13,17 +13,17 @@ from jsonargparse import ArgumentParser
 from prunerecover import DepthPrune, Prune, WidthPrune
 from prunerecover.callbacks.arguments import SurgeryArguments
 from prunerecover.callbacks.ledger.callback import LedgerCallback
-from prunerecover.callbacks.planning.joint import SharedBudgetArguments
+from prunerecover.callbacks.planning.joint import PruningArguments
 from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.depth.arguments import DepthArguments, DepthConfig
 from prunerecover.display.spelled_out import spelled_out
-from prunerecover.shared_budget.arguments import SharedBudgetConfig
+from prunerecover.planning.arguments import PruningConfig
 from prunerecover.width.arguments import WidthArguments, WidthConfig
 
 SETS = [
     (DepthPrune, DepthArguments, DepthConfig, ()),
     (WidthPrune, WidthArguments, WidthConfig, ()),
-    (Prune, SharedBudgetArguments, SharedBudgetConfig, ()),
+    (Prune, PruningArguments, PruningConfig, ()),
 ]
 
 

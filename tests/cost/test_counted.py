@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cases.models.tiny import tiny_llama, tiny_mistral, tiny_mixture
-from cases.shared_budget.networks import vit
+from cases.planning.networks import vit
 from safetensors.torch import save_file
 from torch import nn
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.shared_budget.networks import Residual, images
-from cases.shared_budget.planners import vit_planner
+from cases.planning.networks import Residual, images
+from cases.planning.planners import vit_planner
 from torch import nn
 
 from prunerecover.calibration.front_to_back import FrontToBack
 from prunerecover.library.stations import seen_at, stations_of
 from prunerecover.library.variants import sites_of
 from prunerecover.model.batches import ModelInputs
+from prunerecover.planning.arguments import PruningConfig
+from prunerecover.planning.planner import Planner
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig
-from prunerecover.shared_budget.planner import SharedBudgetPlanner
 
 pytestmark = pytest.mark.slow
 
@@ -45,9 +45,7 @@ def test_what_is_seen_is_what_a_pass_computes() -> None:
 def test_convolutions_have_none() -> None:
     torch.manual_seed(0)
     body = [nn.Conv2d(3, 8, 3), *(Residual(8) for _ in range(2)), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    planner = SharedBudgetPlanner(
-        Session(nn.Sequential(*body, nn.Linear(8, 4)).eval(), images()), "macs", SharedBudgetConfig()
-    )
+    planner = Planner(Session(nn.Sequential(*body, nn.Linear(8, 4)).eval(), images()), "macs", PruningConfig())
     with planner.session.evaluating():
         library = planner.library
         some = planner.session.first.select(torch.arange(2))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 
 import pytest
-from cases.shared_budget.networks import left
-from cases.shared_budget.planners import vit_planner
-from cases.shared_budget.plans import chosen
+from cases.planning.networks import left
+from cases.planning.planners import vit_planner
+from cases.planning.plans import chosen
 
 from prunerecover.library.edits import Fit
 from prunerecover.library.tuning import tuned

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from cases.shared_budget.networks import images, vit
+from cases.planning.networks import images, vit
 
 from prunerecover.library.variants import DENSE, LibrarySite, Variant
 from prunerecover.plan.groups import Group, Slice
+from prunerecover.planning.arguments import PruningConfig
+from prunerecover.planning.planner import Planner
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig
-from prunerecover.shared_budget.planner import SharedBudgetPlanner
 
 
 def test_modules_of_a_site_have_one_order_in_every_process() -> None:
@@ -23,8 +23,8 @@ def test_modules_of_a_site_have_one_order_in_every_process() -> None:
 
 @pytest.mark.slow
 def test_sizes_are_multiples_that_were_asked_for_and_choosing_nothing_changes_nothing() -> None:
-    config = SharedBudgetConfig(kinds=("attention", "neuron"), round_to=16)
-    planner = SharedBudgetPlanner(Session(vit(depth=2), images()), "macs", config)
+    config = PruningConfig(kinds=("attention", "neuron"), round_to=16)
+    planner = Planner(Session(vit(depth=2), images()), "macs", config)
     library = planner.library
     for site in library.sites.values():
         assert site.variants[0].name == DENSE

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from cases.shared_budget.networks import images, vit
-from cases.shared_budget.planners import vit_planner
+from cases.planning.networks import images, vit
+from cases.planning.planners import vit_planner
 from torch import nn
 
 from prunerecover.library.edits import Fit
 from prunerecover.library.library import features_left
 from prunerecover.library.variants import DENSE
+from prunerecover.planning.arguments import PruningConfig
+from prunerecover.planning.planner import Planner
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig
-from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.surgery.apply_edits import apply_edits
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,7 @@ def test_units_that_write_nothing_go_for_free() -> None:
     with torch.no_grad():
         for block in model.blocks:  # type: ignore[union-attr]
             block.mlp.fc2.weight[:, ::2] = 0  # type: ignore[union-attr]
-    planner = SharedBudgetPlanner(Session(model, images(6)), "macs", SharedBudgetConfig(kinds=("mlp", "neuron")))
+    planner = Planner(Session(model, images(6)), "macs", PruningConfig(kinds=("mlp", "neuron")))
     with planner.session.evaluating():
         scored = planner.library.scored["blocks.0.mlp"]
     size = planner.library.sites["blocks.0.mlp"].groups[0].size
@@ -83,7 +83,7 @@ def test_stages_of_other_lengths_have_weights_of_their_own() -> None:
     torch.manual_seed(0)
     model = SwinTransformer(**shape, embed_dim=8, depths=(1, 1), num_heads=(1, 2)).eval()
     batches = [(torch.randn(8, 3, 32, 32), torch.arange(8) % 4) for _ in range(2)]
-    planner = SharedBudgetPlanner(Session(model, batches), "macs", SharedBudgetConfig(kinds=("mlp", "neuron")))
+    planner = Planner(Session(model, batches), "macs", PruningConfig(kinds=("mlp", "neuron")))
     with planner.session.evaluating():
         rows = [weights.of(0, 0).shape for weights in planner.library.walks.weights]
     assert rows == [(6, 64), (6, 16)]

@@ -56,7 +56,6 @@ ORDER = (
     "prunerecover.boundary",
     "prunerecover.library",
     "prunerecover.solvers",
-    "prunerecover.shared_budget",
     "prunerecover.planning",
     "prunerecover.checkpoint",
     "prunerecover.report",

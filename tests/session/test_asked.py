@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases.shared_budget.networks import images, vit
+from cases.planning.networks import images, vit
 from torch import nn
 
 from prunerecover import Budget, Plan, apply_plan, merge, plan_depth, plan_pruning, plan_width

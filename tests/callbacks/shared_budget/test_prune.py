@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from cases.shared_budget.networks import cnn
-from cases.shared_budget.plans import plan_with
+from cases.planning.networks import cnn
+from cases.planning.plans import plan_with
 from cases.width.width_prune import Classifier, fit, rows, trainer
 
 from prunerecover import Budget, Plan, load_pruned, merge
@@ -16,10 +16,10 @@ from prunerecover.callbacks import DistillRecover, Prune, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.cost.macs import count_macs
 from prunerecover.plan.edits import Bypass, Narrow
+from prunerecover.planning.arguments import PruningConfig
+from prunerecover.planning.planner import Planner
 from prunerecover.recipes.networks.cifar_resnet import CifarResNet
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig
-from prunerecover.shared_budget.planner import SharedBudgetPlanner
 
 THIRD = Budget(macs=0.3)
 KINDS = ("attention", "neuron")
@@ -41,7 +41,7 @@ def pruned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Classifier]:
 def both() -> Plan:
     """A plan of both for the module's network, made beforehand."""
     network, batches = Classifier("vit").net.eval(), list(rows(False))
-    planner = SharedBudgetPlanner(Session(network, batches), "macs", SharedBudgetConfig(kinds=KINDS))
+    planner = Planner(Session(network, batches), "macs", PruningConfig(kinds=KINDS))
     neurons = next(site for site in planner.library.sites.values() if site.kind == "neuron")
     return plan_with(planner, {"blocks.1.attn": "affine", neurons.name: neurons.variants[-1].name})
 
@@ -106,8 +106,8 @@ def test_surgeries_divide_the_budget(tmp_path: Path) -> None:
 
 
 def mixed(network: torch.nn.Module) -> Plan:
-    config = SharedBudgetConfig(kinds=("block", "channel"))
-    planner = SharedBudgetPlanner(Session(network, list(rows(False))), "macs", config)
+    config = PruningConfig(kinds=("block", "channel"))
+    planner = Planner(Session(network, list(rows(False))), "macs", config)
     sites = planner.library.sites.values()
     block = next(site for site in sites if site.kind == "block")
     channels = next(site for site in sites if site.kind == "channel" and not site.name.startswith(block.name))

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from cases.depth.clock import counts_parameters
 from cases.fits.ranks import run_scenarios
-from cases.shared_budget.networks import Residual, images, vit
+from cases.planning.networks import Residual, images, vit
 from torch import nn
 
 from prunerecover import Budget, frontier, plan_pruning

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from cases.shared_budget.networks import images, vit
-from cases.shared_budget.plans import plan_with
+from cases.planning.networks import images, vit
+from cases.planning.plans import plan_with
 
 from prunerecover import apply_plan
+from prunerecover.planning.arguments import PruningConfig
+from prunerecover.planning.planner import Planner
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig
-from prunerecover.shared_budget.planner import SharedBudgetPlanner
 
 
 @pytest.mark.slow
 def test_groups_keep_their_names_when_blocks_move_up() -> None:
-    config = SharedBudgetConfig(kinds=("block", "neuron"), ignore=("blocks.1*", "blocks.2.*"))
-    planner = SharedBudgetPlanner(Session(vit(depth=4), images(1)), "macs", config)
+    config = PruningConfig(kinds=("block", "neuron"), ignore=("blocks.1*", "blocks.2.*"))
+    planner = Planner(Session(vit(depth=4), images(1)), "macs", config)
     assert "blocks.1" not in planner.library.sites
     plan = plan_with(planner, {"blocks.0": "zero", "blocks.3.mlp.fc1": "32 of 64 neurons"})
     assert plan.removed["block"] == ("blocks.0",)
@@ -28,6 +28,6 @@ def test_groups_keep_their_names_when_blocks_move_up() -> None:
 
 @pytest.mark.slow
 def test_a_pattern_may_match_depth_alone_or_width_alone() -> None:
-    config = SharedBudgetConfig(kinds=("attention", "neuron"), ignore=("blocks.0.attn", "blocks.1.mlp.fc1"))
-    planner = SharedBudgetPlanner(Session(vit(depth=2), images(1)), "macs", config)
+    config = PruningConfig(kinds=("attention", "neuron"), ignore=("blocks.0.attn", "blocks.1.mlp.fc1"))
+    planner = Planner(Session(vit(depth=2), images(1)), "macs", config)
     assert set(planner.library.sites) == {"blocks.1.attn", "blocks.0.mlp.fc1"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cases.models.tiny import tiny_llama, tiny_mixture
-from cases.shared_budget.networks import images, vit
+from cases.planning.networks import images, vit
 from cases.width.experts import text
 from torch import nn
 

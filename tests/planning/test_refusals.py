@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.shared_budget.networks import cnn, images, vit
+from cases.planning.networks import cnn, images, vit
 from torch import nn
 from torch.nn.utils.prune import l1_unstructured
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.shared_budget.networks import Residual, images
+from cases.planning.networks import Residual, images
 from torch import nn
 
 from prunerecover import Budget, plan_pruning

@@ -14,12 +14,12 @@ from prunerecover.importance.measuring.losses import Loss
 from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
+from prunerecover.planning.arguments import PruningConfig, check_costs
+from prunerecover.planning.budget_search import BudgetSearch
+from prunerecover.planning.kept import kept_budget
+from prunerecover.planning.planner import Planner
 from prunerecover.session.asked import planned_as_asked
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_costs
-from prunerecover.shared_budget.budget_search import BudgetSearch
-from prunerecover.shared_budget.kept import kept_budget
-from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.width.groups.rounding import RoundTo
 
 
@@ -82,7 +82,7 @@ def plan_pruning(
         TypeError: If an argument is of another type.
     """
     check_costs(budget)
-    config = SharedBudgetConfig(
+    config = PruningConfig(
         loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed, store=store
     )
     evaluate = None if evaluate is None else beside_other_displays()(evaluate)
@@ -90,7 +90,7 @@ def plan_pruning(
         return joint_plan(Session.with_dense_reference(model, batches, loss=loss, seed=seed), budget, config, evaluate)
 
 
-def joint_plan(session: Session, budget: Budget, config: SharedBudgetConfig, evaluate: Evaluate | None = None) -> Plan:
+def joint_plan(session: Session, budget: Budget, config: PruningConfig, evaluate: Evaluate | None = None) -> Plan:
     """Return `plan_pruning`'s plan for the network of a session.
 
     Args:
@@ -102,7 +102,7 @@ def joint_plan(session: Session, budget: Budget, config: SharedBudgetConfig, eva
     costs = tuple(check_costs(budget).costs)
 
     def plan(shares: Budget) -> Plan:
-        planner = SharedBudgetPlanner(session, costs, config)
+        planner = Planner(session, costs, config)
         with planner.searching():
             return BudgetSearch(planner, kept_budget(planner.store, budget, shares), evaluate).run()
 

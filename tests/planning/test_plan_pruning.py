@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from cases.models.tiny import tiny_llama, tiny_mixture
-from cases.shared_budget.networks import IMAGE, Residual, cnn, images, left, vit
-from cases.shared_budget.plans import chosen, plan_with, together
+from cases.planning.networks import IMAGE, Residual, cnn, images, left, vit
+from cases.planning.plans import chosen, plan_with, together
 from cases.width.experts import text
 from torch import nn
 
@@ -29,10 +29,10 @@ from prunerecover import (
 from prunerecover.apply import refit_plan
 from prunerecover.model.batches import split_batches
 from prunerecover.plan.evidence import SplitEvidence
+from prunerecover.planning.arguments import PruningConfig
+from prunerecover.planning.planner import Planner
 from prunerecover.recovery.reconstruction import fit_layers
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig
-from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.surgery.apply_edits import apply_edits
 
 HALF = Budget(macs=0.5)
@@ -50,7 +50,7 @@ VARIANTS = {
 @pytest.fixture(scope="module")
 def both() -> Plan:
     """A plan in which an attention goes, and heads and neurons of other blocks."""
-    return plan_with(SharedBudgetPlanner(Session(vit(), MANY), "macs", SharedBudgetConfig()), VARIANTS)
+    return plan_with(Planner(Session(vit(), MANY), "macs", PruningConfig()), VARIANTS)
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ def test_ends_are_the_plans_of_width_and_of_depth() -> None:
         (plan_depth, {"kinds": ("attention", "activation")}),
         (plan_width, {"kinds": ("neuron",), "allocation": "per_cost"}),
     )
-    config = SharedBudgetConfig(kinds=("attention", "activation", "neuron"))
-    planner = SharedBudgetPlanner(Session(vit(depth=2), images()), "macs", config)
+    config = PruningConfig(kinds=("attention", "activation", "neuron"))
+    planner = Planner(Session(vit(depth=2), images()), "macs", config)
     depth, width = (make(vit(depth=2), Budget(macs=0.3), batches=images(), **how) for make, how in kinds)
     assert planner.alone(True, "macs", 0.3).edits == depth.edits
     assert planner.alone(False, "macs", 0.3).edits == width.edits
@@ -183,7 +183,7 @@ def test_nothing_is_fitted_to_samples_that_choices_are_compared_on() -> None:
         session = Session(vit(), MANY)
         held_out = tuple(replace(batch, args=(batch.args[0] + noise,)) for batch in session.samples.held_out)
         session.samples = replace(session.samples, held_out=held_out)
-        planner = SharedBudgetPlanner(session, "macs", SharedBudgetConfig())
+        planner = Planner(session, "macs", PruningConfig())
         states.append(chosen(planner, VARIANTS))
     values = [planner.library.maker.edits(state.chosen)[1] for state in states]
     assert values[0].keys() == values[1].keys()
@@ -193,7 +193,7 @@ def test_nothing_is_fitted_to_samples_that_choices_are_compared_on() -> None:
 
 @pytest.mark.slow
 def test_divergence_is_that_of_the_planned_network_on_held_out_samples() -> None:
-    planner = SharedBudgetPlanner(Session(vit(), MANY), "macs", SharedBudgetConfig())
+    planner = Planner(Session(vit(), MANY), "macs", PruningConfig())
     state = chosen(planner, VARIANTS)
     pruned, dense = vit(), vit()
     apply_edits(pruned, *planner.library.maker.edits(state.chosen, in_place=False))
@@ -212,7 +212,7 @@ def test_splits_of_networks_with_batchnorm_are_compared_once_they_are_nearest() 
     model = nn.Sequential(*body, nn.Linear(16, 4)).eval()
     recalibrate_batchnorm(model, MANY)
     before = copy.deepcopy(model.state_dict())
-    planner = SharedBudgetPlanner(Session(model, MANY), "macs", SharedBudgetConfig())
+    planner = Planner(Session(model, MANY), "macs", PruningConfig())
     block, group = (name for name in planner.library.sites if name in ("2", "3.first"))
     gone = planner.library.sites[block].variants[-1].name
     plan = plan_with(planner, {block: gone, group: "8 of 16 channels"})
@@ -239,7 +239,7 @@ def test_splits_of_networks_with_batchnorm_are_compared_once_they_are_nearest() 
 
 @pytest.mark.slow
 def test_neurons_of_linears_that_become_one_stay() -> None:
-    planner = SharedBudgetPlanner(Session(vit(), images()), "macs", SharedBudgetConfig(kinds=("activation", "neuron")))
+    planner = Planner(Session(vit(), images()), "macs", PruningConfig(kinds=("activation", "neuron")))
     pairs = planner.program(("macs",)).holds
     assert set(pairs) == {(f"blocks.{block}.mlp.act", f"blocks.{block}.mlp.fc1") for block in range(3)}
 
@@ -247,10 +247,10 @@ def test_neurons_of_linears_that_become_one_stay() -> None:
 @pytest.mark.slow
 def test_experts_go_for_a_share_of_the_parameters() -> None:
     model = tiny_mixture("mixtral")
-    assert "expert" in SharedBudgetConfig().width_kinds(model, ("params",))
-    assert "expert" not in SharedBudgetConfig().width_kinds(model, ("macs",))
-    config = SharedBudgetConfig(kinds=("attention", "expert"))
-    plan = together(SharedBudgetPlanner(Session(model, text(2)), "params", config), 0.2)
+    assert "expert" in PruningConfig().width_kinds(model, ("params",))
+    assert "expert" not in PruningConfig().width_kinds(model, ("macs",))
+    config = PruningConfig(kinds=("attention", "expert"))
+    plan = together(Planner(Session(model, text(2)), "params", config), 0.2)
     assert plan.removed["expert"]
     dense = sum(p.numel() for p in model.parameters())
     apply_plan(model, plan)
@@ -278,8 +278,8 @@ def test_blocks_and_equal_widths_leave_a_standard_llama(tmp_path: Path) -> None:
     import transformers
 
     model = tiny_llama()
-    config = SharedBudgetConfig(kinds=("block", "neuron"), equal_layers=True)
-    planner = SharedBudgetPlanner(Session(model, text(2)), "params", config)
+    config = PruningConfig(kinds=("block", "neuron"), equal_layers=True)
+    planner = Planner(Session(model, text(2)), "params", config)
     neurons = {f"model.layers.{layer}.mlp.gate_proj": "24 of 48 neurons" for layer in (0, 1, 3)}
     plan = plan_with(planner, {"model.layers.2": "zero", **neurons})
     assert plan.removed["block"] == ("model.layers.2",)

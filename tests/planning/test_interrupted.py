@@ -14,7 +14,7 @@ import torch
 from cases.depth.clock import counts_parameters
 from cases.depth.interrupted import Interrupts
 from cases.files.kills import killed_at_rename
-from cases.shared_budget.networks import Residual, cnn, images, vit
+from cases.planning.networks import Residual, cnn, images, vit
 from torch import nn
 
 from prunerecover import Budget, Plan, frontier, plan_pruning

@@ -6,21 +6,21 @@ from collections.abc import Mapping
 
 from prunerecover import Plan
 from prunerecover.library.variants import DENSE
-from prunerecover.shared_budget.planner import SharedBudgetPlanner
+from prunerecover.planning.planner import Planner
 from prunerecover.solvers.refine import State
 
 
-def together(planner: SharedBudgetPlanner, share: float) -> Plan:
+def together(planner: Planner, share: float) -> Plan:
     """Return the plan for a share of the planner's cost."""
     return planner.plan(*planner.finished(planner.together(dict.fromkeys(planner.budgeted, share))))
 
 
-def chosen(planner: SharedBudgetPlanner, names: Mapping[str, str]) -> State:
+def chosen(planner: Planner, names: Mapping[str, str]) -> State:
     """Return a choice of variants by site, fitted in order; other sites stay as they are."""
     with planner.session.evaluating():
         return State(planner.library, {**dict.fromkeys(planner.library.sites, DENSE), **names})
 
 
-def plan_with(planner: SharedBudgetPlanner, names: Mapping[str, str]) -> Plan:
+def plan_with(planner: Planner, names: Mapping[str, str]) -> Plan:
     """Return the plan of such a choice."""
     return planner.plan(*planner.finished(chosen(planner, names)))

@@ -7,13 +7,13 @@ import warnings
 from prunerecover.cost.units.cost_names import ALONE
 from prunerecover.depth.feasible import check_feasible as check_depth
 from prunerecover.plan.budget import Budget
+from prunerecover.planning.arguments import PruningConfig, check_costs
+from prunerecover.planning.planner import Planner
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_costs
-from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.width.feasible import check_feasible as check_width
 
 
-def check_names(session: Session, budget: Budget, config: SharedBudgetConfig) -> SharedBudgetPlanner:
+def check_names(session: Session, budget: Budget, config: PruningConfig) -> Planner:
     """Raise what `plan_pruning` would raise of names and kinds, however much goes; return its planner.
 
     Args:
@@ -26,10 +26,10 @@ def check_names(session: Session, budget: Budget, config: SharedBudgetConfig) ->
     """
     with warnings.catch_warnings():  # of a single batch, which nothing is planned on
         warnings.simplefilter("ignore")
-        return SharedBudgetPlanner(session, tuple(check_costs(budget).costs), config)
+        return Planner(session, tuple(check_costs(budget).costs), config)
 
 
-def check_feasible(session: Session, budget: Budget, config: SharedBudgetConfig) -> None:
+def check_feasible(session: Session, budget: Budget, config: PruningConfig) -> None:
     """Raise what `plan_pruning` would raise before anything is scored.
 
     What depth and width can save together is not known without planning both: a budget is checked where one alone goes.

@@ -25,13 +25,13 @@ from prunerecover.plan.edits import Edit
 from prunerecover.plan.groups import Group
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.units import Unit
+from prunerecover.planning.arguments import PruningConfig, budget_alone, budget_of
+from prunerecover.planning.ignored import groups_that_stay, patterns_of_depth, possible
+from prunerecover.planning.kept import kept_divergence, kept_share
+from prunerecover.planning.plan_of_choice import plan_of
 from prunerecover.recovery.reconstruction import fit_layers, made_for, reconstructible
 from prunerecover.refusal import Refusal
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_alone, budget_of
-from prunerecover.shared_budget.ignored import groups_that_stay, patterns_of_depth, possible
-from prunerecover.shared_budget.kept import kept_divergence, kept_share
-from prunerecover.shared_budget.plan_of_choice import plan_of
 from prunerecover.solvers.library_program import library_program
 from prunerecover.solvers.program import Program
 from prunerecover.solvers.refine import ROUNDS, Refiner, State
@@ -43,7 +43,7 @@ from prunerecover.width.planner import WidthPlanner
 WIDTH_EDITS = ("narrow", "rewrite", "free_heads")
 
 
-class SharedBudgetPlanner:
+class Planner:
     """Plans budgets over depth and width for one network, and computes once what they share.
 
     Args:
@@ -68,7 +68,7 @@ class SharedBudgetPlanner:
         self,
         session: Session,
         costs: str | Sequence[str],
-        config: SharedBudgetConfig,
+        config: PruningConfig,
         width: WidthPlanner | None = None,
     ) -> None:
         self.budgeted = (costs,) if isinstance(costs, str) else tuple(costs)

@@ -22,7 +22,7 @@ from prunerecover.width.groups.rounding import RoundTo
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedBudgetConfig:
+class PruningConfig:
     """All arguments of `plan_pruning` but the model, the budget and the batches; checked when they are put together.
 
     Raises:

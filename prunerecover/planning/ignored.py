@@ -11,7 +11,7 @@ from torch import nn
 from prunerecover.depth.arguments import kinds_of
 from prunerecover.model.arguments import check_patterns, matches
 from prunerecover.model.batches import ModelInputs
-from prunerecover.shared_budget.arguments import SharedBudgetConfig
+from prunerecover.planning.arguments import PruningConfig
 from prunerecover.sites.find import find_units
 from prunerecover.width.groups.discovery import find_groups
 
@@ -31,7 +31,7 @@ def possible(make: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def patterns_of_depth(
-    model: nn.Module, example: ModelInputs, config: SharedBudgetConfig, kinds: Sequence[str]
+    model: nn.Module, example: ModelInputs, config: PruningConfig, kinds: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the patterns in `ignore` that match units of depth.
 
@@ -54,7 +54,7 @@ def patterns_of_depth(
 
 
 def groups_that_stay(
-    model: nn.Module, example: ModelInputs, config: SharedBudgetConfig, kinds: Sequence[str]
+    model: nn.Module, example: ModelInputs, config: PruningConfig, kinds: Sequence[str]
 ) -> tuple[str, ...]:
     """Return patterns of the groups that `ignore` names.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from cases.shared_budget.networks import cnn, images, vit
+from cases.planning.networks import cnn, images, vit
 
 from prunerecover import Budget, Plan, plan_pruning
 from prunerecover.boundary.search import Trial

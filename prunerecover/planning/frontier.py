@@ -14,12 +14,12 @@ from prunerecover.importance.measuring.losses import Loss
 from prunerecover.model.batches import Batches
 from prunerecover.plan.evidence import FrontierPoint
 from prunerecover.plan.plan import Plan
+from prunerecover.planning.arguments import PruningConfig, budget_of
+from prunerecover.planning.budget_search import BudgetSearch
+from prunerecover.planning.kept import kept_share
+from prunerecover.planning.planner import Planner
 from prunerecover.refusal import Refusal
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
-from prunerecover.shared_budget.budget_search import BudgetSearch
-from prunerecover.shared_budget.kept import kept_share
-from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.width.groups.rounding import RoundTo
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
@@ -64,16 +64,16 @@ def frontier(
     Raises:
         ValueError: If nothing may go in depth or in width, outputs cannot be compared, or no share can go.
     """
-    config = SharedBudgetConfig(
+    config = PruningConfig(
         loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed, store=store
     )
     with comparing_by(divergence), progress("planning several budgets"):
         session = Session.with_dense_reference(model, batches, loss=loss, seed=seed)
-        return frontier_of(SharedBudgetPlanner(session, cost, config), shares, divergence)
+        return frontier_of(Planner(session, cost, config), shares, divergence)
 
 
 def frontier_of(
-    planner: SharedBudgetPlanner, shares: Sequence[float] = SHARES, divergence: str | Divergence | None = None
+    planner: Planner, shares: Sequence[float] = SHARES, divergence: str | Divergence | None = None
 ) -> Frontier:
     """Return the frontier of a planner; see `frontier`.
 
@@ -96,7 +96,7 @@ def frontier_of(
     return Frontier(points, plan_at, costs[0] if len(costs) == 1 else costs)
 
 
-def _points(planner: SharedBudgetPlanner, shares: Sequence[float]) -> list[FrontierPoint]:
+def _points(planner: Planner, shares: Sequence[float]) -> list[FrontierPoint]:
     """Return the points of those shares that can go."""
     if "memory" in planner.budgeted:
         raise Refusal(
@@ -117,7 +117,7 @@ def _points(planner: SharedBudgetPlanner, shares: Sequence[float]) -> list[Front
     return points
 
 
-def _point(planner: SharedBudgetPlanner, share: float) -> FrontierPoint | None:
+def _point(planner: Planner, share: float) -> FrontierPoint | None:
     """Return the point of a share; None if so much cannot go."""
     try:
         state = planner.together(dict.fromkeys(planner.budgeted, share), rounds=0)

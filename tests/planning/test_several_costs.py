@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.shared_budget.networks import cnn, images, left, vit
+from cases.planning.networks import cnn, images, left, vit
 from torch import nn
 
 from prunerecover import Budget, Plan, apply_plan, frontier, plan_pruning

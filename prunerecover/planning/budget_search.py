@@ -15,9 +15,9 @@ from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import DepthEvidence, Saved, SplitEvidence, TriedSplit
 from prunerecover.plan.plan import Plan
+from prunerecover.planning.kept import kept_plan
+from prunerecover.planning.planner import Planner
 from prunerecover.refusal import Refusal
-from prunerecover.shared_budget.kept import kept_plan
-from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.solvers.program import OVER
 from prunerecover.solvers.refine import MISSED, State
 from prunerecover.surgery.saved_cost import CLOCKS
@@ -58,7 +58,7 @@ class BudgetSearch:
         candidates: Plans, by the share of the budget that depth takes.
     """
 
-    def __init__(self, planner: SharedBudgetPlanner, budget: Budget, evaluate: Evaluate | None = None) -> None:
+    def __init__(self, planner: Planner, budget: Budget, evaluate: Evaluate | None = None) -> None:
         self.planner, self.budget, self.evaluate = planner, budget, evaluate
         self.wanted = budget.shares
         self.tried: list[TriedSplit] = []

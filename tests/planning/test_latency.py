@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.shared_budget.networks import Residual, cnn, images, vit
+from cases.planning.networks import Residual, cnn, images, vit
 from torch import nn
 
 from prunerecover import Budget, Plan, plan_pruning
@@ -17,10 +17,10 @@ from prunerecover.cost.met_share import BudgetMissed
 from prunerecover.cost.statistics import Interval
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.evidence import SplitEvidence
+from prunerecover.planning.arguments import PruningConfig
+from prunerecover.planning.budget_search import BudgetSearch
+from prunerecover.planning.planner import Planner
 from prunerecover.session.session import Session
-from prunerecover.shared_budget.arguments import SharedBudgetConfig
-from prunerecover.shared_budget.budget_search import BudgetSearch
-from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.surgery import saved_cost
 from prunerecover.surgery.saved_cost import CLOCKS, TIMED
 from prunerecover.width.allocation.latency_budget import STEP
@@ -73,7 +73,7 @@ def test_it_is_met_where_few_units_save_nothing(monkeypatch: pytest.MonkeyPatch)
         return SimpleNamespace(ratio=Interval(share, share, share), pairs=1, batch_size=example.n_samples)
 
     monkeypatch.setattr(saved_cost, "latency_ratio", ratio)
-    planner = SharedBudgetPlanner(Session(vit(depth=4), images()), "latency", SharedBudgetConfig(kinds=KINDS))
+    planner = Planner(Session(vit(depth=4), images()), "latency", PruningConfig(kinds=KINDS))
     plan = BudgetSearch(planner, Budget(latency=0.2)).run()
     assert planner.removed_shares(plan.edits)["latency"] >= 0.19
 
@@ -113,7 +113,7 @@ def test_variants_are_timed_on_few_samples_and_what_is_planned_on_the_whole_batc
 
     monkeypatch.setattr(saved_cost, "latency_ratio", ratio)
     batches = images(1, 2 * TIMED)
-    planner = SharedBudgetPlanner(Session(vit(depth=2), batches), "latency", SharedBudgetConfig(kinds=KINDS))
+    planner = Planner(Session(vit(depth=2), batches), "latency", PruningConfig(kinds=KINDS))
     state = planner.together({"latency": 0.3})
     assert set(timed) == {TIMED}
     variants = len(timed)
@@ -132,12 +132,12 @@ def test_more_is_planned_for_if_the_whole_batch_saves_too_little(monkeypatch: py
 
     monkeypatch.setattr(saved_cost, "latency_ratio", ratio)
     batches = images(1, 2 * TIMED)
-    planner = SharedBudgetPlanner(Session(vit(depth=2), batches), "latency", SharedBudgetConfig(kinds=KINDS))
+    planner = Planner(Session(vit(depth=2), batches), "latency", PruningConfig(kinds=KINDS))
     plan = BudgetSearch(planner, Budget(latency=0.3)).run()
     assert planner.removed_shares(plan.edits)["latency"] >= 0.3 - CLOCKS
 
 
-class Missing(SharedBudgetPlanner):
+class Missing(Planner):
     """Plans save a little less than they should."""
 
     asked: list[float]
@@ -156,7 +156,7 @@ class Missing(SharedBudgetPlanner):
 
 @pytest.mark.slow
 def test_missed_latency_is_aimed_at_again(clock: None) -> None:
-    planner = Missing(Session(cnn(), images()), "latency", SharedBudgetConfig(kinds="channel"))
+    planner = Missing(Session(cnn(), images()), "latency", PruningConfig(kinds="channel"))
     plan = BudgetSearch(planner, Budget(latency=0.4)).run()
     assert planner.asked[0] == 0.4
     assert planner.asked[1] > 0.4
@@ -165,7 +165,7 @@ def test_missed_latency_is_aimed_at_again(clock: None) -> None:
 
 @pytest.mark.slow
 def test_latency_that_is_still_missed_is_told(clock: None) -> None:
-    planner = Missing(Session(cnn(), images()), "latency", SharedBudgetConfig(kinds="channel"))
+    planner = Missing(Session(cnn(), images()), "latency", PruningConfig(kinds="channel"))
     planner.exact = False
     with pytest.warns(UserWarning, match="The plan saves 5.0% of the latency for a budget of 10.0%, and what was"):
         BudgetSearch(planner, Budget(latency=0.1)).run()
