@@ -1,4 +1,4 @@
-"""Arguments that several callbacks take, and their checks."""
+"""Arguments shared by several callbacks, and their checks."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ Schedule = PruneSchedule | int | dict[str, Any]
 
 
 class SurgeryArguments(TypedDict, total=False):
-    """Types of the arguments that all pruning callbacks take.
+    """Types of the arguments of all pruning callbacks.
 
     Args:
-        step: What goes each time until a metric falls, with Quality(...) in the place of a budget: a share of the MACs
-            of the network before the first step, or a budget, such as Budget(latency=0.1) or
-            Budget(remove={"block": 1}). None: 0.1. Each step is recovered from in as many epochs as the schedule's
-            `every` says, 1 by default.
-        plan: A plan, or the path of one, which is read when a loop is set up, instead of deciding here. Also applied
-            before test, validate and predict when no checkpoint says otherwise. In a fit, its fitted tensors are fitted
-            anew if the weights have changed since.
-        target: Path of the network inside the LightningModule, "" for the module itself; default: the single one of a
-            supported family, else the only child with weights.
-        schedule: When; also the epoch to start at, or a dict of `PruneSchedule`'s arguments. `every` and `times` divide
-            a share of a cost among several surgeries, each of which decides anew.
+        step: Amount removed by each surgery while a metric keeps its level (with Quality(...) as the budget): a share
+            of the MACs of the network before the first surgery, or a budget, such as Budget(latency=0.1) or
+            Budget(remove={"block": 1}). None: 0.1. Each surgery is followed by as many epochs of recovery as the
+            schedule's `every` says, 1 by default.
+        plan: Plan to apply, or the path of a plan file, read when a loop is set up; nothing is planned here then. Also
+            applied before test, validate and predict, unless a checkpoint holds surgeries. In a fit, fitted tensors of
+            the plan are fitted again if the weights have changed since planning.
+        target: Path of the network inside the LightningModule, "" for the module itself; default: the single network of
+            a supported family, else the only child with weights.
+        schedule: Times of the surgeries, as a `PruneSchedule`, a dict of its arguments, or the first epoch alone.
+            `every` and `times` divide a share of a cost among several surgeries; each surgery makes a plan of its own.
         merge: "copy" saves a merged copy in `pruned/` beside the checkpoints at the end of the fit; "at_surgery" merges
             the live network; "never" does neither.
-        reconstruct: Fit the weights that are left to what the network gave before, layer by layer, and keep that where
-            it brings the output of samples that were held out nearer to what it was; see `reconstruct`. Takes a copy of
-            the network and about two passes over the calibration samples per layer. None: networks that mostly
-            normalise by BatchNorm, which gain by it (a vision transformer lost). Not before sharding.
+        reconstruct: Whether the remaining weights are fitted, layer by layer, to the outputs of the network before
+            surgery, and kept where held-out samples come nearer to the dense output; see `reconstruct`. Takes a copy of
+            the network and about two passes over the calibration samples per layer. None: only in networks with mostly
+            BatchNorm layers, whose accuracy gains (a vision transformer lost accuracy). Not available before sharding.
     """
 
     step: float | Budget | None
@@ -49,8 +49,8 @@ def check_one(given: Mapping[str, Any], example: str) -> None:
     """Raise ValueError unless exactly one of several arguments is given.
 
     Args:
-        given: Arguments by name, None where one is not given.
-        example: A call that is right.
+        given: Arguments by name, None for an argument left out.
+        example: Correct call to quote in the error.
     """
     said = [name for name, value in given.items() if value is not None]
     if len(said) != 1:
@@ -63,12 +63,12 @@ def check_one(given: Mapping[str, Any], example: str) -> None:
 
 
 def check_distillation(weight: float, temperature: float, name: str) -> None:
-    """Raise TypeError unless these are numbers, and ValueError unless a teacher can be weighed and softened by them.
+    """Raise TypeError unless both are numbers, and ValueError if the weight or the temperature is out of range.
 
     Args:
-        weight: Of the teacher, 0 to 1.
-        temperature: Divides the logits.
-        name: Of the argument with the weight.
+        weight: Weight of the teacher, 0 to 1.
+        temperature: Divisor of the logits.
+        name: Name of the argument that holds the weight.
     """
     for argument, value in ((name, weight), ("temperature", temperature)):
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -80,18 +80,18 @@ def check_distillation(weight: float, temperature: float, name: str) -> None:
 
 
 def check_merge(merge: str) -> None:
-    """Raise ValueError unless this says when a pruned network is merged."""
+    """Raise ValueError unless `merge` is a known time of merging."""
     if merge not in get_args(Merge):
         raise ValueError(f"Expected argument merge to be 'copy', 'at_surgery' or 'never', but got '{merge}'.")
 
 
 def check_whole(name: str, value: int, least: int) -> None:
-    """Raise TypeError unless an argument is a whole number, and ValueError if it is below the least that makes sense.
+    """Raise TypeError unless an argument is a whole number, and ValueError if the number is too small.
 
     Args:
-        name: Of the argument.
-        value: What was given.
-        least: That is allowed.
+        name: Name of the argument.
+        value: Value passed by the user.
+        least: Smallest allowed value.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"Expected argument {name} to be a whole number, but got {value!r}.")

@@ -15,27 +15,28 @@ from prunerecover.quality import Quality
 
 
 class DepthPruneArguments(SurgeryArguments, DepthArguments, total=False):
-    """Types of further arguments of `DepthPrune`."""
+    """Types of the keyword arguments of `DepthPrune`."""
 
 
 @spelled_out(PruneCallback, SurgeryArguments, DepthConfig)
 class DepthPrune(PruneCallback):
     """Prune the depth of a network inside any LightningModule, and keep training it.
 
-    The surgery happens at the start of an epoch. Checkpoints hold what was done, so resuming, `test(ckpt_path="best")`
-    and weights-only files work; optimizers, schedulers, averaged copies and DDP follow. Several of these on one module
-    compose. In a second fit the same object goes on where it was; a new one starts its schedule anew.
+    The surgery happens at the start of an epoch. Checkpoints record the surgery, so resuming, `test(ckpt_path="best")`
+    and weights-only files work; optimizers, schedulers, averaged copies and DDP follow. Several pruning callbacks on
+    one module compose. In a second fit, the same object continues its schedule; a new object starts a schedule of its
+    own.
 
     Args:
-        budget: How much goes, or Quality(...), a metric of validation until whose fall the network is pruned in steps
-            (see `step`); exactly one of `budget`, `remove` and `plan`.
-        remove: Units per kind, such as {"attention": 2, "activation": 6}.
-        store: Folder of what planning has found: a fit that is killed while it plans, and begun again, goes on there;
-            see `plan_depth`, also for when to take another one. It is not deleted.
+        budget: Amount to remove, or Quality(...), the level of a validation metric down to which the network is pruned
+            in steps (see `step`); exactly one of `budget`, `remove` and `plan`.
+        remove: Number of units per kind, such as {"attention": 2, "activation": 6}.
+        store: Folder for intermediate results of planning: a fit killed while planning resumes planning from the
+            folder; see `plan_depth`, also for when another folder is needed. The folder is never deleted.
 
     Raises:
         ValueError: If the arguments do not fit together.
-        TypeError: If one is of another type.
+        TypeError: If an argument has the wrong type.
     """
 
     def __init__(

@@ -27,32 +27,33 @@ from prunerecover.plan.plan import Plan
 from prunerecover.recovery.dense_reference import with_own_statistics
 from prunerecover.recovery.distillation import distillation_loss, feature_loss
 
-SAMPLES = 256  # that tell whether BatchNorm statistics of the teacher lag behind its weights
+SAMPLES = 256  # to see whether BatchNorm statistics of the teacher lag behind its weights
 
 
 class DistillRecover(LedgerCallback):
-    """Add the dense network's predictions to the loss of any LightningModule, once it is pruned.
+    """Add a term of distillation from the dense network to the loss of any LightningModule, once a network is pruned.
 
-    The loss becomes (1 - alpha) * loss + alpha * T^2 KL(teacher || student); where the network is a backbone without a
-    head, its hidden states are matched instead (mean squared error relative to the teacher's). The module's own
-    training step is not changed: the network's inputs and outputs are read by a hook. Under manual optimization the
-    term is added in `manual_backward`.
+    The loss becomes (1 - alpha) * loss + alpha * T^2 KL(teacher || student). For a backbone without a head, the hidden
+    states are matched instead (mean squared error relative to the teacher's). The module's own training step stays
+    unchanged: a hook reads inputs and outputs of the network. Under manual optimization, the term is added in
+    `manual_backward`.
 
     Args:
         teacher: "dense" (the network right before its first surgery), the path of a saved network, or a module.
         alpha: Weight of the teacher, 0 to 1.
-        temperature: T; divides the logits of both.
-        features: Also match the hidden states after each pruned block (mean squared error relative to the teacher's).
-        target: Path of the network inside the LightningModule; default: the one that pruning callbacks name, or the
-            only one.
-        cache: Keep the teacher's answers on disk, and run it once for each sample: for data that are the same in
-            every epoch. They lie beside the checkpoints, where a fit that is resumed finds them, else in a temporary
-            folder. Samples that are augmented are not known again; from the second epoch on a warning says so, and the
+        temperature: Temperature T, a divisor of the logits of teacher and student.
+        features: Whether hidden states after each pruned block are matched, too (mean squared error relative to the
+            teacher's).
+        target: Path of the network inside the LightningModule; default: the target of the pruning callbacks, or the
+            only network.
+        cache: Whether predictions of the teacher are kept on disk, so that the teacher runs once per sample: for data
+            that stay the same in every epoch. The files lie beside the checkpoints, ready for a resumed fit, else in a
+            temporary folder. Augmented samples never repeat: from the second epoch on, a warning says so, and the
             teacher runs as without a cache.
 
     Raises:
-        ValueError: If alpha or temperature is out of range, or hidden states were to be cached.
-        TypeError: If one is no number.
+        ValueError: If alpha or temperature is out of range, or features are to be cached.
+        TypeError: If alpha or temperature is no number, or a flag no bool.
     """
 
     def __init__(
@@ -87,9 +88,9 @@ class DistillRecover(LedgerCallback):
         """Keep the dense network as the teacher, in memory and in a file.
 
         Args:
-            trainer: Beside whose checkpoints the file goes; if it writes none, there is no file.
-            pl_module: Its LightningModule.
-            target: Path of the network that is about to change; another one than the student's does not matter.
+            trainer: Trainer whose checkpoint folder gets the file; without checkpoints, no file is written.
+            pl_module: LightningModule of the network.
+            target: Path of the network about to change; ignored unless equal to the path of the student.
         """
         ledger = Ledger.of(pl_module)
         mine = self.network_path(trainer, pl_module)
@@ -101,7 +102,7 @@ class DistillRecover(LedgerCallback):
                 ledger.teachers[target] = record
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Get the teacher of a resumed run, and attach to the training step."""
+        """Load the teacher of a resumed run, and attach to the training step."""
         super().on_train_start(trainer, pl_module)
         ledger, target = Ledger.of(pl_module), self.network_path(trainer, pl_module)
         if self._network is None and self.teacher != "dense":
@@ -134,7 +135,7 @@ class DistillRecover(LedgerCallback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Forget what the network was called with outside of training steps; follow surgery with the feature hooks."""
+        """Forget calls of the network outside training steps; move the feature hooks after a surgery."""
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         if self.features:
             self._update_matcher(pl_module)
@@ -142,7 +143,7 @@ class DistillRecover(LedgerCallback):
             self._student.begin_step()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Warn if there is a teacher that no step has listened to, or a cache that no sample was found in."""
+        """Warn about a teacher used in no step, or a cache without a single hit."""
         if self._cached is not None:
             self._cached.end_epoch()
         if self._network is not None and not self._has_added:
@@ -161,7 +162,7 @@ class DistillRecover(LedgerCallback):
         self._detach()
 
     def _check_answers(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
-        """Raise ValueError before any surgery if the teacher that was passed answers in another shape."""
+        """Raise ValueError before any surgery if predictions of teacher and student differ in shape."""
         assert self._network is not None
         inputs = capture_inputs(trainer, pl_module, target, 2, seed=0)[0]
         student = unwrap(get_module(pl_module, target))
@@ -180,12 +181,12 @@ class DistillRecover(LedgerCallback):
             self._network = None
 
     def _forget(self) -> None:
-        """Forget the hidden states of outside of training steps."""
+        """Forget hidden states from outside training steps."""
         if self._matcher is not None:
             self._matcher.clear()
 
     def _add_term(self, module: pl.LightningModule, loss: Tensor, inputs: ModelInputs, output: Any) -> Tensor:
-        """Return the loss with the teacher's part in it; unchanged while nothing is pruned."""
+        """Return the loss with the teacher's term; the plain loss while no teacher is loaded."""
         if self._network is None:
             return loss
         self._has_added = True
@@ -202,7 +203,7 @@ class DistillRecover(LedgerCallback):
         return (1 - self.alpha) * loss + self.alpha * term
 
     def _answers(self, network: nn.Module, inputs: ModelInputs) -> Tensor:
-        """Return the teacher's predictions, out of the cache if there is one."""
+        """Return the teacher's predictions, from the cache if there is a cache."""
         if self._folders is None:
             return predictions_of(call(network, inputs))
         if self._cached is None:
@@ -210,7 +211,7 @@ class DistillRecover(LedgerCallback):
         return self._cached(inputs)
 
     def _update_matcher(self, module: pl.LightningModule) -> None:
-        """Follow the structure: hooks are on the blocks that are there now."""
+        """Put the feature hooks on the blocks of the present structure."""
         plan = Ledger.of(module).plans.get(self._path)
         if self._network is None or plan is None or plan is self._matched_plan:
             return

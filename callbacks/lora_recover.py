@@ -25,30 +25,30 @@ from prunerecover.recovery.lora import LoraSettings, plan_adapters
 class LoRARecover(LedgerCallback):
     """Freeze the linears of a network inside any LightningModule, and train low-rank adapters on them.
 
-    Adapters are injected before the first step of epoch `start`, after all surgery of that epoch, whatever the order of
-    the callbacks. They join the optimizer groups of the weights under them, so learning rates, schedules and weight
-    decay go on; what is frozen leaves the optimizer with its moments. A surgery that comes later merges the adapters
-    into the weights, works on the plain network, and finds fresh adapters injected on what it left. Adapters of weights
-    in half precision are float32, as peft makes them, also with `Trainer(precision="bf16-true")`.
+    Adapters are injected before the first step of epoch `start`, after all surgery of the epoch, whatever the order of
+    the callbacks. Adapters join the optimizer groups of the adapted weights, so learning rates, schedules and weight
+    decay go on; frozen parameters leave the optimizer with their moments. A later surgery merges the adapters into the
+    weights, works on the plain network, and is followed by the injection of fresh adapters. Adapters of weights in half
+    precision are float32, as peft makes them, also with `Trainer(precision="bf16-true")`.
 
-    Checkpoints hold the adapters, and say where they are. The live module keeps them after the fit. What is saved as
-    `pruned/` beside the checkpoints, and what `load_pruned` makes of a checkpoint, has them merged into ordinary
-    weights.
+    Checkpoints hold the adapters and their places. The live module keeps its adapters after the fit. In `pruned/`
+    beside the checkpoints, and in a network opened from a checkpoint by `load_pruned`, adapters are merged into
+    ordinary weights.
 
     Args:
-        rank: Of the adapters.
-        alpha: Their product counts alpha / rank times; None: 2 * rank.
-        dropout: Share of an adapter's inputs that is zero in training.
-        target_modules: What is adapted: shell patterns of paths or of their ends, such as "qkv" or "blocks.*.mlp.fc?".
+        rank: Rank of the adapters.
+        alpha: Numerator of the adapters' scale alpha / rank; None: 2 * rank.
+        dropout: Share of an adapter's inputs set to zero in training.
+        target_modules: Modules to adapt: shell patterns of paths or of their ends, such as "qkv" or "blocks.*.mlp.fc?".
             None: every linear of the blocks (where no blocks are known: every linear but the last).
-        modules_to_save: What trains in full besides, alike, such as "head". None: what comes after the blocks, the
-            final norm and the head; where no blocks are known, the last linear. What surgery left in the place of a
-            branch or an activation always does, but for linears.
-        vectors: Whether biases, norms and scales train in full, too: they are few.
-        start: Epoch from which on adapters train.
-        target: Path of the network inside the LightningModule; default: the one that pruning callbacks name, or the
-            only one.
-        seed: Of the adapters' initial values.
+        modules_to_save: Modules to train in full, by patterns as above, such as "head". None: the modules after the
+            blocks, the final norm and the head; where no blocks are known, the last linear. Replacements of branches
+            and activations train in full in any case, except linears.
+        vectors: Whether biases, norms and scales train in full, too; they are few.
+        start: First epoch in which adapters train.
+        target: Path of the network inside the LightningModule; default: the target of the pruning callbacks, or the
+            only network.
+        seed: Seed of the adapters' initial values.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -103,7 +103,7 @@ class LoRARecover(LedgerCallback):
             )
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Resume from the ledger of a checkpoint; refuse what could not be adapted later."""
+        """Resume from the ledger of a checkpoint; refuse settings and networks that cannot be adapted later."""
         super().on_fit_start(trainer, pl_module)
         ledger, target = Ledger.of(pl_module), self.network_path(trainer, pl_module)
         network = unwrap(get_module(pl_module, target))
@@ -130,7 +130,7 @@ class LoRARecover(LedgerCallback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Inject adapters when it is time, and anew after a surgery has merged them."""
+        """Inject adapters when epoch `start` begins, and again after a surgery has merged them."""
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         if trainer.current_epoch < self.start and not is_dry_run(trainer):
             return
@@ -150,7 +150,7 @@ class LoRARecover(LedgerCallback):
         )
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save a copy with the adapters merged beside the checkpoints, unless a pruning callback decides about that."""
+        """Save a copy with merged adapters beside the checkpoints, unless a pruning callback decides about the copy."""
         if not any(isinstance(c, PruneCallback) for c in trainer.callbacks):  # type: ignore[attr-defined]
             save_copy(trainer, pl_module)
 

@@ -1,4 +1,4 @@
-"""The progress of planning in a Trainer: a bar beside its own bar, or lines where that is off."""
+"""Progress of planning in a Trainer: a bar beside the Trainer's own bar, or lines without one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from prunerecover.display.progress import hidden, progress
 
 @contextmanager
 def planning_progress(trainer: pl.Trainer, description: str) -> Iterator[None]:
-    """Show from now on what is being done, on the first rank.
+    """Show the progress of planning on the first rank.
 
     Args:
-        trainer: Whose settings hold: without a progress bar there is none here, and what takes long says so in lines.
-        description: What is shown until a stage inside says more.
+        trainer: Trainer with its settings: without a progress bar of the Trainer, long work is reported in lines.
+        description: Text of the bar until an inner stage replaces the text.
     """
     bar = trainer.progress_bar_callback is not None
     with hidden(not trainer.is_global_zero), progress(description, bar=bar):

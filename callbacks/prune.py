@@ -14,25 +14,25 @@ from prunerecover.quality import Quality
 
 
 class JointPruneArguments(SurgeryArguments, PruningArguments, total=False):
-    """Types of further arguments of `Prune`."""
+    """Types of the keyword arguments of `Prune`."""
 
 
 @spelled_out(PruneCallback, SurgeryArguments, PruningConfig, PruningArguments)
 class Prune(PruneCallback):
     """Prune a network inside any LightningModule in depth and in width, and keep training it.
 
-    How much of the budget depth takes is tried: see `plan_pruning`. As with `DepthPrune` and `WidthPrune`, the surgery
-    happens at the start of an epoch, checkpoints hold what was done, and optimizers, schedulers, averaged copies and
-    DDP follow. Right after it BatchNorm statistics are estimated anew; networks that mostly normalise by them are
-    reconstructed.
+    Several divisions of the budget between depth and width are tried: see `plan_pruning`. As with `DepthPrune` and
+    `WidthPrune`, the surgery happens at the start of an epoch, checkpoints record the surgery, and optimizers,
+    schedulers, averaged copies and DDP follow. Right after the surgery, BatchNorm statistics are estimated again, and
+    networks with mostly BatchNorm layers are reconstructed.
 
     Args:
-        budget: A share of the MACs, the parameters or the measured latency; or Quality(...), a metric of validation
-            until whose fall the network is pruned in steps (see `step`).
+        budget: Share of the MACs, the parameters or the measured latency; or Quality(...), the level of a validation
+            metric down to which the network is pruned in steps (see `step`).
 
     Raises:
         ValueError: If the arguments do not fit together.
-        TypeError: If one is of another type.
+        TypeError: If an argument has the wrong type.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""PruneReport: write down what a fit with surgery did, at its end."""
+"""PruneReport: a report of a fit with surgery, written at its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from prunerecover.report.data import LoggedMetric, SearchCost
 from prunerecover.report.logged import is_share, logged_metrics
 from prunerecover.surgery.merging import merge
 
-LOADER = "/dataloader_idx_"  # Lightning's suffix of what is logged in one of several dataloaders
+LOADER = "/dataloader_idx_"  # Lightning's suffix of metrics with several dataloaders
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 class PruneReport(LedgerCallback):
     """Compare the network before and after pruning (parameters, MACs, latency, memory), with the metrics over epochs.
 
-    What the module logs in validation is shown before the first surgery, right after the last one, and at the end. If
-    the surgery comes before any validation, validate the dense network first, with the same PruneReport and no callback
-    that prunes, then fit with both:
+    Validation metrics are shown before the first surgery, right after the last surgery, and at the end. If the surgery
+    comes before any validation, validate the dense network first, with the same PruneReport and without pruning
+    callbacks, then fit with both:
 
         report = PruneReport()
         Trainer(callbacks=[report]).validate(module, datamodule=data)
@@ -47,12 +47,12 @@ class PruneReport(LedgerCallback):
 
     Args:
         dir: Folder for report.md, report.json, plan.json and the figures; relative to the trainer's default_root_dir.
-        target: Path of the network inside the LightningModule; default: the one that pruning callbacks name, or the
-            only one.
+        target: Path of the network inside the LightningModule; default: the target of the pruning callbacks, or the
+            only network.
         samples: Batch size of the measurements.
         pairs: Interleaved pairs of timed passes; 0 skips the timing, fewer than 6 give a range and no interval.
         metrics: Names of logged metrics to show, in validation or in training (up to the epoch's validation); a name
-            stands for those of all dataloaders. None: all that are logged in validation.
+            covers the metrics of all dataloaders. None: all metrics logged in validation.
 
     Raises:
         TypeError: If samples or pairs are no whole numbers, or metrics no names.
@@ -80,7 +80,7 @@ class PruneReport(LedgerCallback):
         return self._logged.of_this_fit()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Expect another fit, unless a checkpoint brings the history of one."""
+        """Expect another fit, unless a checkpoint brings the history of a fit."""
         super().setup(trainer, pl_module, stage)
         self._logged.resumed, self._example = False, None
 
@@ -92,7 +92,7 @@ class PruneReport(LedgerCallback):
         self._example = capture_inputs(trainer, pl_module, target, self.samples, seed=0)[0]
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note the metrics of the epoch, those that the module logged at the end of its validation included."""
+        """Note the metrics of the epoch, including metrics logged at the end of validation."""
         super().on_validation_end(trainer, pl_module)
         if trainer.sanity_checking:
             return
@@ -113,7 +113,7 @@ class PruneReport(LedgerCallback):
         self._logged = LoggedHistory.from_state(state_dict)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Measure and write, on one rank; a report that is there stays if nothing was left to train."""
+        """Measure and write, on the first rank; keep an existing report if nothing was left to train."""
         if not trainer.is_global_zero or self._example is None or is_dry_run(trainer):
             return
         folder = self.dir if self.dir.is_absolute() else Path(trainer.default_root_dir) / self.dir
@@ -140,7 +140,7 @@ class PruneReport(LedgerCallback):
         rank_zero_info(f"prunerecover: report written to {folder}")
 
     def _shown(self) -> list[str]:
-        """Return the names of the metrics that are shown; warn of those that nobody logged."""
+        """Return the names of the metrics to show; warn about metrics never logged."""
         if self.metrics is None:
             return self._logged.validated
         known = self._logged.points
@@ -174,12 +174,12 @@ class PruneReport(LedgerCallback):
 
 
 def _surgeries(module: pl.LightningModule, target: str) -> list[SurgeryEvent]:
-    """Return what has removed something from the network at `target`, in order."""
+    """Return the surgeries that removed units of the network at `target`, in order."""
     return [event for event in Ledger.of(module).events if event.target == target and event.units]
 
 
 def _trail(ledger: Ledger, target: str) -> QualityTrail | None:
-    """Return the steps of the last callback that pruned the network at `target` until a metric fell, if any did."""
+    """Return the steps of the last callback that pruned the network at `target` by a metric, or None."""
     own = [trail for trail in ledger.quality.values() if trail.target == target]
     return own[-1] if own else None
 
@@ -197,12 +197,12 @@ def _names(metrics: str | Collection[str]) -> list[str]:
 
 
 def search_cost(plan: Plan, events: Sequence[SurgeryEvent], target: str) -> SearchCost | None:
-    """Return what all planning took: within the fit, and before it; None if neither is known.
+    """Return the cost of all planning, within the fit and before the fit; None if neither is known.
 
     Args:
-        plan: All surgeries of the network; its evidence may say what a search before the fit took.
-        events: The ledger's surgeries, with the seconds that it took to decide.
-        target: Path of the network; events of others do not count.
+        plan: Plan of all surgeries of the network; its evidence may hold the cost of a search before the fit.
+        events: Surgeries in the ledger, each with the seconds spent on planning.
+        target: Path of the network; events of other networks do not count.
     """
     before = SearchEvidence.of(plan.evidence).search
     within = [e.seconds for e in events if e.target == target and e.seconds is not None]

@@ -1,7 +1,7 @@
-"""PruneCallback: a network is pruned while a Trainer trains, tests or predicts.
+"""PruneCallback: pruning of a network while a Trainer trains, tests or predicts.
 
-It is made of parts: `planning` decides what goes, `surgeries` says when, `recovery` looks after what is left, and
-`surgery` holds the steps that change the model. `DepthPrune`, `WidthPrune` and `Prune` put a planning in.
+The callback has parts: `planning` makes plans, `surgeries` holds the schedule, `recovery` repairs the network after
+surgery, and `surgery` changes the model. `DepthPrune`, `WidthPrune` and `Prune` each add a planning.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class PruneCallback(LedgerCallback):
     """Prune a network inside any LightningModule, and keep training it; see also `SurgeryArguments`.
 
     Args:
-        planning: Kind of planning, made of the arguments that are left.
-        budget: How much goes, or the quality to keep in steps; None: a plan or a tolerance says it.
-        calibration: Number of training samples to decide, reconstruct and recalibrate BatchNorm on.
+        planning: Kind of planning, made of the remaining arguments.
+        budget: Amount to remove, or the quality to keep in steps; None: set by a plan or a tolerance.
+        calibration: Number of training samples for planning, reconstruction and recalibration of BatchNorm.
         arguments: Arguments of the planning.
 
     Raises:
         ValueError: If the arguments do not fit together.
-        TypeError: If one is of another type.
+        TypeError: If an argument has the wrong type.
     """
 
     prunes = True
@@ -93,7 +93,7 @@ class PruneCallback(LedgerCallback):
 
     @property
     def plan(self) -> Plan | None:
-        """The given plan, once it is read; None: it is decided here."""
+        """The given plan, once read; None: the plan is made here."""
         return self.given.plan
 
     def _arguments(self, **more: Any) -> dict[str, Any]:
@@ -101,19 +101,19 @@ class PruneCallback(LedgerCallback):
         return super()._arguments(plan=self.given.said, **usual, **more)
 
     def decide(self, surgery: Surgery, budget: Budget | None) -> Plan:
-        """Return the plan for the network as it is now; see `Planning.decide`."""
+        """Return a plan for the network in its present state; see `Planning.decide`."""
         return self.planning.decide(surgery, budget)
 
     def next_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> int | None:
-        """Return the epoch of the next surgery, or its step, whichever the schedule counts; None: all are done."""
+        """Return the epoch or the step of the next surgery, in the schedule's unit; None: all are done."""
         return next((epoch for epoch, _ in self._due_surgeries(trainer, pl_module)), None)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Read the plan's file; install the ledger before any checkpoint is read.
+        """Read the plan file; install the ledger before any checkpoint is read.
 
         Raises:
-            FileNotFoundError: If there is no plan file, and the fit is sharded.
-            ValueError: If it cannot be read, and the fit is sharded, or if that is to be reconstructed.
+            FileNotFoundError: If the plan file is missing, and the fit is sharded.
+            ValueError: If the plan file cannot be read or reconstruction is asked for, and the fit is sharded.
         """
         if stage == "fit":
             self.recovery.check_strategy(trainer)
@@ -129,11 +129,11 @@ class PruneCallback(LedgerCallback):
                 self._early.operate(trainer, pl_module, target, plan, self._key(trainer))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Resume from the ledger of a checkpoint; refuse a schedule that does not fit, and what the planning refuses.
+        """Resume from the ledger of a checkpoint; refuse an impossible schedule or network.
 
         Raises:
-            FileNotFoundError: If there is no plan file, and no checkpoint holds what the plan did.
-            ValueError: If the plan's file cannot be read, and no checkpoint holds what it did, or for other arguments.
+            FileNotFoundError: If the plan file is missing, and no checkpoint holds the surgery of the plan.
+            ValueError: If the plan file cannot be read, and no checkpoint holds the surgery, or arguments do not fit.
         """
         super().on_fit_start(trainer, pl_module)
         ledger, me = Ledger.of(pl_module), self._key(trainer)
@@ -151,13 +151,13 @@ class PruneCallback(LedgerCallback):
             self.planning.check_network(network)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse what no surgery to come could do, and fitted tensors of other weights under a sharded strategy."""
+        """Refuse budgets beyond the later surgeries, and, under a sharded strategy, fitted tensors of other weights."""
         super().on_train_start(trainer, pl_module)
         self._early.finish(Ledger.of(pl_module))
         self._check_ahead(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Do the surgeries that are due."""
+        """Do the surgeries due now."""
         super().on_train_epoch_start(trainer, pl_module)
         self.surgeries.judge(trainer, pl_module, self._key(trainer))
         for moment, budget in self._due_surgeries(trainer, pl_module):
@@ -165,41 +165,41 @@ class PruneCallback(LedgerCallback):
                 operate = partial(self._operate, trainer, pl_module, budget)
                 self.surgeries.operate(trainer, pl_module, self._key(trainer), operate)
         removed = float(Ledger.of(pl_module).removed_units)
-        # The same on all ranks: with both arguments Lightning neither warns that it is of one, nor has ranks wait.
+        # The same on all ranks: with both arguments, Lightning neither warns about a missing sync nor makes ranks wait.
         pl_module.log("removed_units", removed, prog_bar=True, batch_size=1, sync_dist=True, rank_zero_only=True)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on with the random numbers of training; note the metric that a budget is about."""
+        """Restore the random numbers of training; note the metric of a quality budget."""
         super().on_validation_end(trainer, pl_module)
         self.surgeries.note(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """See that the network is what was asked for, before files and reports are made of it."""
+        """Bring the network to the wanted quality before files and reports are written."""
         self.surgeries.settle(trainer, pl_module, self._key(trainer))
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: File) -> None:
-        """Keep what a step may be taken back to."""
+        """Keep the state before a step, in case the step is undone."""
         self.surgeries.save(checkpoint, self._key(trainer))
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: File) -> None:
-        """Read what a step may be taken back to."""
+        """Read the state before a step, in case the step is undone."""
         self.surgeries.load(checkpoint, self._key(trainer))
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Apply a given plan when no checkpoint says otherwise."""
+        """Apply the given plan, unless a checkpoint holds surgeries."""
         self._prune_for_evaluation(trainer, pl_module)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Apply a given plan when no checkpoint says otherwise; not within a fit."""
+        """Apply the given plan, unless a checkpoint holds surgeries; not within a fit."""
         if trainer.state.fn == "validate":
             self._prune_for_evaluation(trainer, pl_module)
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Apply a given plan when no checkpoint says otherwise."""
+        """Apply the given plan, unless a checkpoint holds surgeries."""
         self._prune_for_evaluation(trainer, pl_module)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save a merged copy beside the checkpoints; warn of surgeries that never came."""
+        """Save a merged copy beside the checkpoints; warn about surgeries left undone."""
         self.surgeries.end_fit(trainer, pl_module, self._key(trainer))
         if siblings(trainer)[0] is self:
             warn_of_launcher(trainer, Ledger.of(pl_module))
@@ -210,13 +210,13 @@ class PruneCallback(LedgerCallback):
         target, started = find_network(pl_module, self.target), time.perf_counter()
         surgery = Surgery(trainer, pl_module, target, self.calibration, self.seed)
         with isolated(), planning_progress(trainer, f"{self._name}: planning"):
-            seed_all(self.seed)  # a training step that scores may draw noise, and a resumed run has drawn less by now
+            seed_all(self.seed)  # scoring by the training step may draw noise, and a resumed run has drawn less by now
             merge_adapters_in_trainer(trainer, pl_module, target)
             decide = partial(self._decide, surgery, budget)
             plan = self.surgeries.decided(decide, Ledger.of(pl_module), self._key(trainer))
             seconds = time.perf_counter() - started if self.plan is None else None
             plan = trainer.strategy.broadcast(plan)  # decided once: ranks must not differ by a rounding error
-            if not plan.edits and isinstance(self.budget, Quality):  # no other step comes
+            if not plan.edits and isinstance(self.budget, Quality):  # no further step comes
                 return
             taken = trainer.strategy.broadcast(self.surgeries.taken(surgery, plan))
             before = self.recovery.keep(surgery.dense, plan)
@@ -224,7 +224,7 @@ class PruneCallback(LedgerCallback):
         announce(trainer, Ledger.of(pl_module), self._key(trainer), target, plan, seconds, taken, kept)
 
     def _apply(self, surgery: Surgery, plan: Plan, before: nn.Module | None) -> str:
-        """Change the network and all that follows it; return which recovery was kept, in words."""
+        """Change the network and everything attached to it; return the kept recovery, in words."""
         where = surgery.trainer, surgery.module, surgery.target
         apply_in_trainer(*where, plan)
         kept = self.recovery.recover(surgery, plan, before)
@@ -236,7 +236,7 @@ class PruneCallback(LedgerCallback):
         if budget is not None:
             events = Ledger.of(surgery.module).made_by(self._key(surgery.trainer))
             budget = budget.remaining(event.taken for event in events)
-            if budget is None:  # surgeries before have taken as much
+            if budget is None:  # earlier surgeries have removed enough
                 return Plan()
         return self.decide(surgery, budget) if self.plan is None else self.given.fitted(surgery)
 
@@ -254,7 +254,7 @@ class PruneCallback(LedgerCallback):
         announce(trainer, ledger, self._key(trainer), target, plan)
 
     def _check_ahead(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Have the planning look at all that is to go before another callback prunes, if a surgery is to come."""
+        """Check the whole budget before another callback prunes, if a surgery lies ahead."""
         ledger = Ledger.of(pl_module)
         if self.plan is not None or ledger.from_checkpoint or is_dry_run(trainer) or ledger.made_by(self._key(trainer)):
             return
@@ -270,7 +270,7 @@ class PruneCallback(LedgerCallback):
             self.planning.check_feasible(surgery, alone[-1] if alone else None, self.surgeries.budget)
 
     def _begin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note what there was before the first surgery, unless this schedule is already under way."""
+        """Note the state before the first surgery, unless this schedule is already under way."""
         ledger, me = Ledger.of(pl_module), self._key(trainer)
         if siblings(trainer)[0] is self:
             warn_of_missing(ledger, {sibling._key(trainer) for sibling in siblings(trainer)})

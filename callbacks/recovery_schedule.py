@@ -1,4 +1,4 @@
-"""RecoverySchedule: a warm-up and a decay of the learning rate after each surgery, beside what else schedules it."""
+"""RecoverySchedule: a warm-up and a decay of the learning rate after each surgery, beside the user's schedulers."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ LOGGED = "recovery_factor"
 
 
 class RecoverySchedule(LedgerCallback):
-    """Shape the learning rate after each surgery: a warm-up, times a decay to zero until the next one or the end.
+    """Shape the learning rate after each surgery: a warm-up, times a decay to zero until the next surgery or the end.
 
-    A factor, which is logged as `recovery_factor`, multiplies the rate of each optimizer step within a batch: the rate
-    that the user's schedulers say, of every parameter group, adapters included. Nothing else sees it: schedulers,
-    monitors of the rate and checkpoints have the user's own. Until the first surgery the factor is one. In a fit
-    without surgery, of a model that was pruned before, the recovery begins with the fit. Under manual optimization a
-    batch counts as one step, however many it takes.
+    A factor, logged as `recovery_factor`, multiplies the rate of each optimizer step within a batch: the rate set by
+    the user's schedulers, in every parameter group, adapters included. Outside optimizer steps, rates are unchanged:
+    schedulers, monitors of the rate and checkpoints see the user's own. Until the first surgery, the factor is 1. In a
+    fit without surgery, of a model pruned before, the recovery begins with the fit. Under manual optimization, a batch
+    counts as one step, however many optimizer steps are taken.
 
-    Rates that were set for a dense network are often too high for a damaged one. So right after each surgery a few
-    training steps are tried at the rates as they are, at half of them, and so on down to a sixteenth, and taken back;
-    the share with the lowest loss is multiplied with all that follows. Under manual optimization, which does not say
-    its loss, and with sharded strategies nothing is tested.
+    Rates set for a dense network are often too high for a damaged network. So right after each surgery, a few training
+    steps are tried at the full rates, at half of them, and so on down to a sixteenth, and undone; the share with the
+    lowest loss then multiplies the factor. No rates are tested under manual optimization, where the loss is not
+    visible, and with sharded strategies.
 
-    Without Lightning: `recovery_schedule`, which tests nothing.
+    Without Lightning: `recovery_schedule`, which tests no rates.
 
     Args:
         warmup: Steps of the warm-up (a whole number), or their share of the steps until the next surgery or the end (a
-            number below 1); at most all of them. None: 0.1 where rates are tested, else 0.5.
-        shape: "linear" or "cosine", of the decay.
-        decay: Share of the steps, the last ones, in which the rate falls; 0: it does not. None: 0.3 where rates are
-            tested, else 1.
-        lr: "auto": rates are tested; None: they are not.
+            number below 1); at most all steps. None: 0.1 where rates are tested, else 0.5.
+        shape: Shape of the decay, "linear" or "cosine".
+        decay: Share of the steps, at the end, in which the rate falls; 0: no decay. None: 0.3 where rates are tested,
+            else 1.
+        lr: "auto": rates are tested; None: rates are not tested.
 
     Raises:
         TypeError: If `warmup` or `decay` is no number.
@@ -65,30 +65,30 @@ class RecoverySchedule(LedgerCallback):
         self.warmup, self.shape, self.decay, self.lr = warmup, shape, decay, lr
         self._curve(tested=True)  # checks the arguments
         self._begun: dict[str, int] = {}
-        self._shares: dict[int, float] = {}  # that tests chose, by the number of events before
+        self._shares: dict[int, float] = {}  # tested shares of the rates, by the number of surgeries before
         self._steps: ScaledSteps | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Expect another fit, unless a checkpoint says when this one began."""
+        """Expect another fit, unless a checkpoint says when this fit began."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
             self._begun, self._shares = {}, {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Keep in checkpoints what there was when the fit began, and what tests have chosen."""
+        """Keep the beginning of the fit and the tested shares in checkpoints."""
         return {**self._begun, **({"shares": dict(self._shares)} if self._shares else {})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the fit that is resumed."""
+        """Continue the fit of a checkpoint."""
         self._begun = dict(state_dict)
         self._shares = self._begun.pop("shares", {})  # type: ignore[assignment]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note where the fit begins; refuse one whose end or whose steps are not known.
+        """Note the beginning of the fit; refuse a fit of unknown length, and optimizers without rates.
 
         Raises:
-            ValueError: If the number of steps is not known.
-            TypeError: If an optimizer is none of torch, or has no learning rate.
+            ValueError: If the number of steps is unknown.
+            TypeError: If an optimizer is no torch optimizer, or has no learning rate.
         """
         super().on_train_start(trainer, pl_module)
         _check_optimizers(trainer)
@@ -99,13 +99,13 @@ class RecoverySchedule(LedgerCallback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Scale the steps of this batch: all surgery of its epoch is done."""
+        """Scale the steps of the batch; all surgery of the epoch is done."""
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         self._detach()
         factor = self._factor(trainer, pl_module, batch_idx)
         if factor != 1:
             self._steps = ScaledSteps(trainer.optimizers, factor)
-        # The same on all ranks: with both arguments Lightning neither warns that it is of one, nor has ranks wait.
+        # The same on all ranks: with both arguments, Lightning neither warns about a missing sync nor makes ranks wait.
         pl_module.log(LOGGED, factor, batch_size=1, sync_dist=True, rank_zero_only=True)
 
     def on_train_batch_end(
@@ -120,11 +120,11 @@ class RecoverySchedule(LedgerCallback):
         self._detach()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Leave the optimizers alone, with their own rates in a checkpoint that is written now."""
+        """Leave the optimizers alone, with their own rates, since a checkpoint may be written now."""
         self._detach()
 
     def _factor(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch_idx: int) -> float:
-        """Return the factor of a batch; all but the tested share is counted off the trainer and the ledger."""
+        """Return the factor of a batch, counted from the trainer and the ledger, times the tested share."""
         done = Ledger.of(pl_module).events[self._begun["events"] :]
         pruning = [c for c in trainer.callbacks if isinstance(c, PruneCallback)]  # type: ignore[attr-defined]
         coming = [epoch for c in pruning if (epoch := c.next_surgery(trainer, pl_module)) is not None]
@@ -144,14 +144,14 @@ class RecoverySchedule(LedgerCallback):
         return share * curve.factor(here, int(steps))
 
     def _curve(self, tested: bool) -> RecoveryCurve:
-        """Return the warm-up and the decay; a rate that may be too high rises slowly, and never to its height."""
+        """Return the warm-up and the decay; an untested rate, perhaps too high, rises slowly and never in full."""
         warmup, decay = (0.1, 0.3) if tested else (WARMUP, DECAY)
         return RecoveryCurve(
             warmup if self.warmup is None else self.warmup, self.shape, decay if self.decay is None else self.decay
         )
 
     def _tested(self, trainer: pl.Trainer, pl_module: pl.LightningModule, surgeries: int) -> float:
-        """Return the share of the rates that a test finds at the first batch of a recovery."""
+        """Return the share of the rates found by a test at the first batch of a recovery."""
         if surgeries not in self._shares:
             share = best_share_in_trainer(trainer, pl_module, self.network_path(trainer, pl_module))
             rank_zero_info(f"prunerecover: from here on at {share:g} times the learning rates, as tested.")
@@ -175,12 +175,12 @@ def _check_optimizers(trainer: pl.Trainer) -> None:
 
 
 def _is_testable(trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
-    """Whether a few steps can be taken and put back: the training step says its loss, and weights are whole."""
+    """Whether a few steps can be taken and undone: the training step returns its loss, and weights are not sharded."""
     return pl_module.automatic_optimization and not isinstance(trainer.strategy, SHARDED) and not is_dry_run(trainer)
 
 
 def _check_length(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-    """Raise ValueError if it is not known how many steps there are until the end."""
+    """Raise ValueError if the number of steps until the end is unknown."""
     endless = math.isinf(trainer.num_training_batches) or trainer.max_epochs in (None, -1)
     if not pl_module.automatic_optimization:
         if endless or (trainer.max_steps != -1 and not is_dry_run(trainer)):

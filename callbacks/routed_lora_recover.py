@@ -1,4 +1,4 @@
-"""RoutedLoRARecover: recover a routed language model by one set of low-rank adapters for all of its sets of blocks."""
+"""RoutedLoRARecover: recover a routed language model by one set of low-rank adapters for all its sets of blocks."""
 
 from __future__ import annotations
 
@@ -34,34 +34,33 @@ from prunerecover.surgery.apply_edits import check_source
 
 
 class RoutedLoRARecover(LoRARecover):
-    """Train one set of low-rank adapters that serves all sets of blocks of a routed language model.
+    """Train one set of low-rank adapters for all sets of blocks of a routed language model.
 
-    Each training step leaves out the blocks of one set (the same on every rank; in turn, in an order drawn anew each
-    time) and trains the adapters of the others; validation and tests see the whole model. The loss becomes
-    (1 - distill) * loss + distill * T^2 KL(teacher || student), where the teacher is the same network with all blocks
-    and without adapters: there is no second copy. Everything but the adapters is frozen, so the teacher stays what it
-    was. How adapters join optimizers, checkpoints and resumed runs, is as with `LoRARecover`.
+    Each training step skips the blocks of one set (the same on every rank; in turn, in a random order of each round)
+    and trains the adapters of the other blocks; validation and tests run the whole model. The loss becomes (1 -
+    distill) * loss + distill * T^2 KL(teacher || student), where the teacher is the same network with all blocks and
+    without adapters: there is no second copy. All other parameters are frozen, so the teacher never changes. Adapters
+    join optimizers, checkpoints and resumed runs as with `LoRARecover`.
 
-    After the fit the adapters are merged into a copy of the dense weights, and `routed/` beside the checkpoints holds
-    it with the sets: `load_routed` opens it. A router is trained for the weights that it routes over: train it on the
-    recovered ones.
+    After the fit, the adapters are merged into a copy of the dense weights, saved with the sets in `routed/` beside the
+    checkpoints; `load_routed` opens the folder. A router depends on the weights: train the router after the recovery.
 
     Args:
-        sets: The sets, or the path of their file, which is read when a fit starts.
-        rank: Of the adapters.
-        alpha: Their product counts alpha / rank times; None: 2 * rank.
-        dropout: Share of an adapter's inputs that is zero in training.
-        target_modules: What is adapted: shell patterns of paths or of their ends, such as "q_proj". None: every linear
-            of the blocks. A head of its own weight may be named, too: "lm_head".
+        sets: Sets of blocks, or the path of their file, read when a fit starts.
+        rank: Rank of the adapters.
+        alpha: Numerator of the adapters' scale alpha / rank; None: 2 * rank.
+        dropout: Share of an adapter's inputs set to zero in training.
+        target_modules: Modules to adapt: shell patterns of paths or of their ends, such as "q_proj". None: every linear
+            of the blocks. A head with a weight of its own may be named, too: "lm_head".
         distill: Weight of the teacher, 0 to 1.
-        temperature: T; divides the logits of both.
-        start: Epoch from which on adapters train.
-        target: Path of the network inside the LightningModule; default: the only one.
-        seed: Of the adapters' initial values and of the order of the sets.
+        temperature: Temperature T, a divisor of the logits of teacher and student.
+        start: First epoch in which adapters train.
+        target: Path of the network inside the LightningModule; default: the only network.
+        seed: Seed of the adapters' initial values and of the order of the sets.
 
     Raises:
         ValueError: If an argument is out of range.
-        TypeError: If an argument is of another type.
+        TypeError: If an argument has the wrong type.
     """
 
     def __init__(
@@ -102,14 +101,14 @@ class RoutedLoRARecover(LoRARecover):
 
     @cached_property
     def sets(self) -> PlanSet:
-        """The sets of blocks; their file is read when a fit starts."""
+        """Sets of blocks; a file is read when a fit starts."""
         return self._given if isinstance(self._given, PlanSet) else PlanSet.load(self._given)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Install the ledger; let DDP expect that the blocks of a set get no gradients in its steps.
+        """Install the ledger; let DDP expect blocks without gradients in a step.
 
         Raises:
-            ValueError: With a strategy that shards the model or takes every step for alike.
+            ValueError: With a strategy that shards the model or assumes equal steps (`static_graph`).
         """
         super().setup(trainer, pl_module, stage)
         if isinstance(trainer.strategy, DDPStrategy):
@@ -121,11 +120,12 @@ class RoutedLoRARecover(LoRARecover):
             trainer.strategy._ddp_kwargs["find_unused_parameters"] = True
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Resume from the ledger of a checkpoint; refuse sets of another model, and what changes it or its loss.
+        """Resume from the ledger of a checkpoint; refuse sets of another model, and pruning or distilling callbacks.
 
         Raises:
-            FileNotFoundError: If there is no file of sets.
-            ValueError: If the file holds no sets, or they do not fit the model or what is beside this callback.
+            FileNotFoundError: If the file of the sets is missing.
+            ValueError: If the file holds no sets, or the sets do not fit the model, or another callback prunes or
+                distills.
         """
         super().on_fit_start(trainer, pl_module)
         others: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
@@ -191,7 +191,7 @@ class RoutedLoRARecover(LoRARecover):
                 write_routed(RoutedCausalLM(network, self.sets), place, INSIDE, run)
 
     def _begin(self, ledger: Ledger) -> None:
-        """Note the arguments, or compare them with those of the run that is resumed."""
+        """Note the arguments, or compare them with the arguments of the resumed run."""
         key = f"{type(self).__name__}.0"
         asked = {
             "blocks": [sorted(blocks) for blocks in self.sets.blocks],

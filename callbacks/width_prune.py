@@ -14,26 +14,27 @@ from prunerecover.width.arguments import WidthArguments, WidthConfig
 
 
 class WidthPruneArguments(SurgeryArguments, WidthArguments, total=False):
-    """Types of further arguments of `WidthPrune`."""
+    """Types of the keyword arguments of `WidthPrune`."""
 
 
 @spelled_out(PruneCallback, SurgeryArguments, WidthConfig)
 class WidthPrune(PruneCallback):
     """Prune the width of a network inside any LightningModule, and keep training it.
 
-    As with `DepthPrune`, the surgery happens at the start of an epoch, checkpoints hold what was done, and optimizers
-    (with the moments of what stays), schedulers, averaged copies and DDP follow. Right after it networks
-    with BatchNorm are reconstructed, and their statistics are estimated anew. Composes with `DepthPrune` on one module.
+    As with `DepthPrune`, the surgery happens at the start of an epoch, checkpoints record the surgery, and optimizers
+    (with the moments of the remaining weights), schedulers, averaged copies and DDP follow. Right after the surgery,
+    networks with BatchNorm are reconstructed, and their statistics are estimated again. Composes with `DepthPrune` on
+    one module.
 
     Args:
-        budget: A share of the MACs, the parameters or the measured latency, or a number or ratio of experts; or
-            Quality(...), a metric of validation until whose fall the network is pruned in steps (see `step`).
-        labels: `labels(batch) -> (N,)` integer classes of what the training step was given, for "u_score"; None: the
-            second element of a tuple, or `labels` of a mapping.
+        budget: Share of the MACs, the parameters or the measured latency, or a number or ratio of experts; or
+            Quality(...), the level of a validation metric down to which the network is pruned in steps (see `step`).
+        labels: Function `labels(batch) -> (N,)` from the batch of the training step to integer classes, for "u_score";
+            None: the second element of a tuple, or `labels` of a mapping.
 
     Raises:
         ValueError: If the arguments do not fit together, also once the plan is read.
-        TypeError: If one is of another type.
+        TypeError: If an argument has the wrong type.
     """
 
     def __init__(

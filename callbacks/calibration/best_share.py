@@ -1,4 +1,4 @@
-"""A test of learning rates in the middle of a fit, by the user's own training step and optimizer."""
+"""Test of learning rates in the middle of a fit, by the user's own training step and optimizer."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from prunerecover.model.evaluation import uncompiled
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.recovery.scaled_steps import STEPS, best_share
 
-SAMPLES = 1024  # at most; of larger batches than 64 some come again
+SAMPLES = 1024  # at most; with batches above 64, some batches repeat
 
 
 def best_share_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: str, seed: int = 0) -> float:
-    """Return the share of the present learning rates that `best_share` finds, the same on all ranks.
+    """Return the share of the present learning rates found by `best_share`, the same on all ranks.
 
-    The module, its optimizer, the fit and random states are as they were afterwards.
+    Module, optimizer, fit and random states are restored afterwards.
 
     Args:
-        trainer: In a fit, before a batch that begins with gradients of zero.
-        module: Optimized automatically, and not sharded.
+        trainer: Trainer in a fit, before a batch that begins with gradients of zero.
+        module: LightningModule with automatic optimization, not sharded.
         target: Path of the pruned network.
-        seed: Of the training samples, and of what the training step draws.
+        seed: Seed of the training samples, and of random numbers in the training step.
     """
     network, step_loss = unwrap(get_module(module, target)), training_loss(trainer, module)
     (optimizer,) = trainer.optimizers
     inputs = capture_inputs(trainer, module, target, SAMPLES, seed, most=STEPS)
 
     def loss(index: int, batch: CapturedInputs) -> Tensor | None:
-        seed_all(seed + index)  # noise of the step is the same at all rates
+        seed_all(seed + index)  # the same noise in a step at all rates
         return step_loss(network, batch)
 
     def clip() -> None:

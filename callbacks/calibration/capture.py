@@ -1,7 +1,7 @@
-"""Collect calibration inputs of the target network from the user's own training data and training step.
+"""Calibration inputs of the target network, collected from the user's own training data and training step.
 
-A forward pre-hook on the target notes the arguments of its first call and ends the step there: the user's loss and
-optimizer never run, whatever the step looks like.
+A forward pre-hook on the target notes the arguments of the first call in a step and ends the step there: the user's
+loss and optimizer never run, whatever the code of the step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from prunerecover.model.paths import get_module, unwrap
 
 @dataclass(frozen=True)
 class CapturedInputs(ModelInputs):
-    """The arguments of the target's call, with what the training step was given: a `loss` needs its labels."""
+    """Arguments of a call of the target, with the batch of the training step: a `loss` needs the labels."""
 
     batch: Any = None
     index: int = 0
@@ -44,20 +44,20 @@ def capture_inputs(
     seed: int,
     most: int | None = None,
 ) -> list[CapturedInputs]:
-    """Return the target's inputs for about `n_samples` training samples, or for all there are.
+    """Return the target's inputs for about `n_samples` training samples, or for all samples if there are fewer.
 
-    Fewer come where the training step skips batches, which is found out only by running it.
+    Fewer samples come if the training step skips batches, as only running the step can show.
 
-    The module is in evaluation mode meanwhile, and afterwards as before: modes, buffers, attributes, requires_grad
-    flags, random state. Inputs carry no gradients and have the dtype of the target's weights.
+    The module is in evaluation mode meanwhile; modes, buffers, attributes, requires_grad flags and the random state are
+    restored afterwards. Inputs carry no gradients and have the dtype of the target's weights.
 
     Args:
-        trainer: In a fit.
-        module: Whose training step is run.
-        target: Path of the network in it.
-        n_samples: Samples of the network's calls, all batches together.
-        seed: Of the samples that are taken, and of what the training step draws.
-        most: How many of the batches are wanted, the first ones; None: all.
+        trainer: Trainer in a fit.
+        module: LightningModule whose training step runs.
+        target: Path of the network in the module.
+        n_samples: Number of samples, all batches together.
+        seed: Seed of the choice of samples, and of random numbers in the training step.
+        most: Number of batches at most, the first ones; None: no limit.
 
     Raises:
         ValueError: If there is no training data, or the training step never calls the target.
@@ -75,7 +75,7 @@ def capture_inputs(
         for index, batch in enumerate(calibration_batches(trainer, n_samples, seed)):
             seen = index + 1
             inputs = _run_until_captured(trainer, module, _on_device(trainer, module, batch), index, found)
-            if inputs is None:  # a step may leave batches out
+            if inputs is None:  # a step may skip batches
                 continue
             captured.append(inputs)
             if len(captured) == most or sum(c.n_samples for c in captured) >= n_samples:
@@ -96,11 +96,11 @@ def capture_inputs(
 
 
 def labels_of_captured(labels: Callable[[Any], Tensor] | None = None) -> Callable[[CapturedInputs], Tensor]:
-    """Return a function that reads the classes of captured inputs off what the training step was given.
+    """Return a function that reads class labels from the training batch of captured inputs.
 
     Args:
-        labels: `labels(batch)` of what the training step was given; None: the second element of a tuple, or `labels`
-            of a mapping.
+        labels: Function `labels(batch)` of a training batch; None: the second element of a tuple, or `labels` of a
+            mapping.
     """
     return lambda inputs: labels_in(inputs.batch) if labels is None else labels(inputs.batch)
 
@@ -125,12 +125,12 @@ def _on_device(trainer: pl.Trainer, module: pl.LightningModule, batch: Any) -> A
 
 
 def step_arguments(module: pl.LightningModule, batch: Any, index: int) -> tuple[Any, ...]:
-    """Return what Lightning would call the training step with.
+    """Return the arguments with which Lightning would call the training step.
 
     Args:
-        module: Whose training step it is: it may take an index or not, or a `dataloader_iter`.
-        batch: As the step gets it, on the device.
-        index: The step's `batch_idx`.
+        module: LightningModule of the training step, with or without an index argument, or with a `dataloader_iter`.
+        batch: Batch on the device, in the form passed to the step.
+        index: Number `batch_idx` of the step.
     """
     _, *parameters = inspect.signature(type(module).training_step).parameters.values()
     if any(p.name == "dataloader_iter" for p in parameters):
@@ -140,7 +140,7 @@ def step_arguments(module: pl.LightningModule, batch: Any, index: int) -> tuple[
 
 
 def _at_rest(inputs: ModelInputs, network: nn.Module) -> ModelInputs:
-    """Detach, and undo what autocast did before the target: planning runs without it."""
+    """Detach the inputs and undo autocast before the target: planning runs without autocast."""
     dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
 
     def visit(leaf: Any) -> Any:
@@ -169,7 +169,7 @@ def _stopped_at(network: nn.Module) -> Iterator[list[ModelInputs]]:
 
 @contextmanager
 def undisturbed(trainer: pl.Trainer, module: pl.LightningModule) -> Iterator[None]:
-    """Keep what a step may touch: attributes and flags, logs, metrics, other optimizers."""
+    """Preserve everything a step may touch: attributes and flags, logs, metrics, other optimizers."""
     wrapped: Any = module.optimizers()
     optimizers = [*trainer.optimizers, *(wrapped if isinstance(wrapped, list) else [wrapped])]
     kept = [(holder, dict(vars(holder))) for holder in (module, *optimizers)]
@@ -194,4 +194,4 @@ def _copied(leaf: Any) -> Any:
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:
-    """Stand in for logging, backward passes and optimizer steps."""
+    """Replace logging, backward passes and optimizer steps."""

@@ -1,7 +1,7 @@
-"""Draw calibration batches from the user's training dataloaders, without disturbing the loaders, samplers and workers.
+"""Calibration batches from the user's training dataloaders; loaders, samplers and workers are not disturbed.
 
-Samples are a seeded random subset of the training set, the same on every rank and whatever the random state is. A
-sampler of the user's own is followed, on a copy: it may leave validation samples out, or weigh classes.
+Samples are a seeded random subset of the training set, the same on every rank, independent of the random state. A
+custom sampler is followed, on a copy: it may exclude validation samples, or weigh classes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ WHOLE_DATASET = (RandomSampler, SequentialSampler, DistributedSampler)
 
 
 def calibration_batches(trainer: pl.Trainer, n_samples: int, seed: int) -> Iterator[Any]:
-    """Yield batches of about `n_samples` samples in the form in which the training step gets them.
+    """Yield batches of about `n_samples` samples in the form expected by the training step.
 
     Args:
-        trainer: In a fit.
-        n_samples: Per dataloader.
-        seed: Of the subset.
+        trainer: Trainer in a fit.
+        n_samples: Number of samples per dataloader.
+        seed: Seed of the subset.
     """
     combined = trainer.fit_loop._combined_loader
     assert combined is not None, "a fit without training data never gets here"
@@ -46,7 +46,7 @@ def calibration_batches(trainer: pl.Trainer, n_samples: int, seed: int) -> Itera
 
 
 def _quiet_loader(loader: Any, n_samples: int, seed: int) -> Iterable[Any]:
-    """Return a loader of some of the same samples, in this process."""
+    """Return a loader of some of the same samples, without worker processes."""
     if not isinstance(loader, DataLoader):
         return cast(Iterable[Any], _own_copy(loader))
     dataset: Dataset[Any] = loader.dataset
@@ -76,5 +76,5 @@ def _indices(loader: DataLoader[Any], n: int, seed: int) -> list[int]:
 
 
 def _own_copy(data: Any) -> Any:
-    """Copy what is its own iterator, so that the epoch misses nothing; others start anew whenever they are asked."""
+    """Copy a one-pass iterator, lest the epoch miss a batch; return other iterables themselves."""
     return copy.deepcopy(data) if hasattr(data, "__next__") else data

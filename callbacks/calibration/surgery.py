@@ -1,4 +1,4 @@
-"""One surgery on a network in a Trainer: where the network is, and what planning and recovery read, captured once."""
+"""One surgery on a network in a Trainer: the place of the network, and the inputs of planning and recovery."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from prunerecover.session.session import Session
 
 
 class Surgery:
-    """A surgery; nothing is captured before it is read, and nothing twice.
+    """Surgery on a network; calibration inputs are captured once, when first read.
 
     Args:
         trainer: Trainer in a fit.
         module: LightningModule whose training step calls the network.
-        target: Path of the network in it.
-        calibration: Number of training samples that are captured.
-        seed: Seed of the samples, and of everything random in planning.
-        most: Number of batches that are captured at most; None: all.
+        target: Path of the network in the module.
+        calibration: Number of training samples to capture.
+        seed: Seed of the samples, and of all random numbers in planning.
+        most: Number of batches to capture at most; None: no limit.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Surgery:
 
     @property
     def network(self) -> nn.Module:
-        """Network, as it is now; unwrapped."""
+        """Network in its present state, unwrapped."""
         return unwrap(get_module(self.module, self.target))
 
     @cached_property
@@ -56,12 +56,12 @@ class Surgery:
 
     @cached_property
     def loss(self) -> Loss:
-        """What the training step returns, of inputs."""
+        """Loss of the training step, as a function of inputs."""
         return training_loss(self.trainer, self.module)
 
     @cached_property
     def statistics(self) -> dict[str, Tensor]:
-        """BatchNorm statistics of the network's weights, the same on all ranks; see `recovery.dense_reference`."""
+        """BatchNorm statistics of the network's present weights, the same on all ranks; see `dense_reference`."""
         network = self.network
         if not batchnorms(network):
             return {}
@@ -70,19 +70,19 @@ class Surgery:
 
     @property
     def dense(self) -> nn.Module:
-        """Network before anything goes, with these statistics: itself, or a copy that shares all else."""
+        """Network before removal, with the statistics of `statistics`; any copy shares all other tensors."""
         return with_own_statistics(self.network, self.statistics) if self.statistics else self.network
 
     @property
     def untouched(self) -> Session:
-        """Session of the network as it is, for checks that compute nothing."""
+        """Session of the network without loss and statistics, for checks that compute no scores."""
         return Session(self.network, self.inputs, seed=self.seed)
 
     def session(self, loss: Loss | None = None) -> Session:
-        """Return what planning reads.
+        """Return a session for planning.
 
         Args:
-            loss: `loss(network, inputs) -> scalar`; None: planning has none.
+            loss: Function `loss(network, inputs) -> scalar`; None: planning without a loss.
         """
         session = Session(self.network, self.inputs, loss=loss, seed=self.seed)
         session.take_statistics(self.statistics)

@@ -1,4 +1,4 @@
-"""The user's own training loss as a function of a network's inputs, for importances that need one."""
+"""The user's own training loss as a function of a network's inputs, for importances with a loss."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from prunerecover.callbacks.calibration.capture import CapturedInputs, step_argu
 
 
 def training_loss(trainer: pl.Trainer, module: pl.LightningModule) -> Callable[[nn.Module, CapturedInputs], Tensor]:
-    """Return `loss(network, inputs)`, which runs the module's training step on the batch that gave the inputs.
+    """Return `loss(network, inputs)`, which runs the module's training step on the batch of the inputs.
 
     Args:
-        trainer: In a fit; its logs and optimizers are not touched.
-        module: Holds the network, which the step calls.
+        trainer: Trainer in a fit; logs and optimizers are not touched.
+        module: LightningModule whose training step calls the network.
 
-    The loss raises ValueError under manual optimization, where the step does not return it.
+    The loss raises ValueError under manual optimization, where the step returns no loss.
     """
 
     def loss(network: nn.Module, inputs: CapturedInputs) -> Tensor:

@@ -1,10 +1,10 @@
 """On-disk cache of a teacher's answers, one per sample: in a fit of several epochs the teacher runs once.
 
-A sample is known by a hash of all that the network is called with for it, so shuffling does no harm, and samples that
-are augmented are new ones. Where a network ends in a linear layer of fewer inputs than outputs, as language models do,
-its inputs are kept in their place, and the layer runs again: a 49,152-way answer per token becomes 576 numbers, and
-nothing is rounded. In the batches that they came in, answers have the bits of the teacher; in other batches they differ
-from those as its answers to two batches do, by float32's rounding. Not covered: hidden states within the network.
+The key of a sample is a hash of all arguments of the network for the sample, so shuffling does no harm, and augmented
+samples count as new. Where a network ends in a linear layer with fewer inputs than outputs, as language models do, the
+inputs of the layer are kept instead, and the layer runs again: a 49,152-way answer per token becomes 576 numbers, and
+no rounding is added. In unchanged batches, answers have the bits of the teacher; in other batches they differ by
+float32's rounding, as answers of the teacher to two batches do. Not covered: hidden states within the network.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from prunerecover.model.evaluation import device_of
 from prunerecover.model.paths import get_module
 from prunerecover.recovery.distillation import feature_loss
 
-SEEN_AGAIN = 0.1  # the least share of samples for which a cache is worth its files
+SEEN_AGAIN = 0.1  # the least share of repeated samples worth a cache
 OPEN = 1024  # files at a time
-SAME = 0.01  # relative squared error within which two answers are one, of half precision, too
+SAME = 0.01  # relative squared error between equal answers, also in half precision
 
 
 class CachedTeacher:
-    """A frozen network that answers each sample once.
+    """Frozen network that answers each sample once.
 
     Args:
-        network: In evaluation mode.
-        folder: Where answers go; other files in it are left alone.
-        earlier: Folders of the fits that this one goes on with.
+        network: Network in evaluation mode.
+        folder: Folder for the answers; other files in the folder are left alone.
+        earlier: Folders of earlier fits continued by this fit.
     """
 
     def __init__(self, network: nn.Module, folder: Path, earlier: Iterable[Path] = ()) -> None:
@@ -58,11 +58,11 @@ class CachedTeacher:
         self._asked = self._known = self._epochs = 0
 
     def __call__(self, inputs: ModelInputs) -> Tensor:
-        """Return the teacher's predictions `(N, ...)`; samples that are new are answered, and kept.
+        """Return the teacher's predictions `(N, ...)`; the teacher runs on new samples, and the answers are kept.
 
         Raises:
-            TypeError: If the network is called with something whose values cannot be compared.
-            ValueError: If its answer is not one per sample.
+            TypeError: If an argument of the network has no comparable value.
+            ValueError: If the network does not give one answer per sample.
         """
         if self.folder is None:
             return predictions_of(call(self.network, inputs))
@@ -76,7 +76,7 @@ class CachedTeacher:
         return self._recalled(inputs, keys)
 
     def end_epoch(self) -> None:
-        """Stop if hardly a sample was seen before, from the second epoch on; warn of it."""
+        """Stop caching, with a warning, if hardly any sample was seen before, from the second epoch on."""
         self._epochs += bool(self._asked)
         if self.folder is not None and self._epochs > 1 and self._known < SEEN_AGAIN * self._asked:
             rank_zero_warn(
@@ -88,7 +88,7 @@ class CachedTeacher:
         self._asked = self._known = 0
 
     def _answer(self, inputs: ModelInputs, keys: Sequence[str]) -> Tensor:
-        """Run the teacher, and keep its answers in a file."""
+        """Run the teacher, and keep the answers in a file."""
         assert self.folder is not None
         answer, kept, layer = short_answer(self.network, inputs)
         if kept.ndim == 0 or len(kept) != len(keys) or inputs.undivided():
@@ -108,7 +108,7 @@ class CachedTeacher:
         return answer
 
     def _recalled(self, inputs: ModelInputs, keys: Sequence[str]) -> Tensor:
-        """Return answers that are there; to tokens that pad a text, those to zeros."""
+        """Return cached answers; zeros for padding tokens of a text."""
         files = [self._opened(self._places[key]) for key in keys]
         rows, about = [file.get_tensor(key) for file, key in zip(files, keys, strict=True)], files[0].metadata()
         if about["tokens"]:
@@ -120,11 +120,11 @@ class CachedTeacher:
 
 
 class AnswerFolders:
-    """Where the answers of a rank of a run lie: beside its checkpoints, in a folder of its own.
+    """Folder of the cached answers of a rank, beside the checkpoints.
 
     Args:
-        trainer: Of the run; if it writes no checkpoints, the folder is a temporary one, until `close`.
-        ledger: Of the run, which those that resume it go on with.
+        trainer: Trainer of the run; without checkpoints, the folder is a temporary one, until `close`.
+        ledger: Ledger of the run; a resumed run continues with the run's folder.
     """
 
     def __init__(self, trainer: pl.Trainer, ledger: Ledger) -> None:
@@ -142,12 +142,12 @@ class AnswerFolders:
 
 
 def check_samples(network: nn.Module, inputs: ModelInputs, answer: Tensor) -> None:
-    """Raise ValueError if samples are not in the first dimension, as in networks of sequences that have time there.
+    """Raise ValueError if samples are not in the first dimension, as in sequence networks with time first.
 
     Args:
-        network: Teacher. One that could have them elsewhere answers the last sample again, alone.
+        network: Teacher. An answer with three dimensions is checked by running the last sample alone.
         inputs: One batch.
-        answer: Its predictions.
+        answer: Predictions of the batch.
     """
     if answer.ndim != 3 or inputs.n_samples == 1 or is_transformers_model(network):
         return
@@ -161,10 +161,11 @@ def check_samples(network: nn.Module, inputs: ModelInputs, answer: Tensor) -> No
 
 
 def short_answer(network: nn.Module, inputs: ModelInputs) -> tuple[Tensor, Tensor, str]:
-    """Return a network's predictions, the smallest tensor that they follow from, and the path of the layer in between.
+    """Return a network's predictions, the smallest tensor that determines the predictions, and the layer in between.
 
     Returns:
-        The predictions twice and "", unless they come as they are from a linear layer of fewer inputs than outputs.
+        The predictions, the inputs of the last linear layer, and the path of the layer, if the predictions are the
+        layer's unchanged outputs and the inputs are fewer; else the predictions twice and "".
     """
     last: dict[str, tuple[Tensor, Tensor]] = {}
 

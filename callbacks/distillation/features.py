@@ -1,4 +1,4 @@
-"""Match the hidden states of a pruned network to its teacher's, after each block that lost something."""
+"""Hidden states of a pruned network, matched to those of the teacher after each block with removed units."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from prunerecover.recovery.distillation import feature_loss
 
 
 class FeatureMatcher:
-    """Reads the outputs of corresponding blocks of student and teacher.
+    """Reader of the outputs of corresponding blocks of student and teacher.
 
     Args:
-        student: The pruned network.
-        teacher: The dense one.
-        plan: What was removed. A block that went as a whole is matched at the one before it.
+        student: Pruned network.
+        teacher: Dense network.
+        plan: Plan of the removed units. A removed block is matched at the block before.
     """
 
     def __init__(self, student: nn.Module, teacher: nn.Module, plan: Plan) -> None:
@@ -35,12 +35,12 @@ class FeatureMatcher:
         self.teachers = [_Output(get_module(teacher, dense.blocks[i].path), False) for i in sorted(ends)]
 
     def loss(self) -> Tensor:
-        """Mean relative squared error over the matched blocks; what was read is forgotten, for the next call."""
+        """Mean relative squared error over the matched blocks; the outputs read so far are forgotten."""
         pairs = [(s.take(), t.take()) for s, t in zip(self.students, self.teachers, strict=True)]
         return torch.stack([feature_loss(s, t) for s, t in pairs if s is not None and t is not None]).mean()
 
     def clear(self) -> None:
-        """Forget what was read outside of training steps."""
+        """Forget outputs from outside training steps."""
         for output in (*self.students, *self.teachers):
             output.take()
 
@@ -51,10 +51,10 @@ class FeatureMatcher:
 
 
 class _Output:
-    """Keeps the first output of a block, with gradients or without, until it is taken.
+    """Hook that keeps the first output of a block, with gradients or without, until the output is taken.
 
-    The first, as `Tap` does with the whole network: a step may call it more than once. Copies of a network do not keep
-    it.
+    Only the first, as `Tap` does with the whole network: a step may call the block more than once. Copies of a network
+    do not copy the hook.
     """
 
     def __init__(self, block: nn.Module, gradients: bool) -> None:
@@ -67,7 +67,7 @@ class _Output:
             self.value = output[0] if isinstance(output, tuple) else output
 
     def take(self) -> Tensor | None:
-        """Return what was read, and forget it."""
+        """Return the kept output, and forget it."""
         value, self.value = self.value, None
         return value
 
@@ -76,4 +76,4 @@ class _Output:
 
 
 def _ignore(*args: Any) -> None:
-    """What a copied network has in the place of the hook."""
+    """Replace the hook in a copied network."""

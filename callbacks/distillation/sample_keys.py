@@ -1,7 +1,7 @@
-"""Hashes by which samples and teachers are known again.
+"""Hashes of samples and teachers, by which both are recognized.
 
-A sample's is of all that a network is called with for it, whatever batch it comes in; only zeros of `attention_mask`
-behind its last token, and what stands there, are left out: how many there are depends on the batch.
+The hash of a sample covers all arguments of the network for the sample, independent of the batch; only padding is left
+out (zeros of `attention_mask` behind the last token, with the values there), since its length depends on the batch.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)  # beside
 
 
 def sample_keys(inputs: ModelInputs) -> list[str]:
-    """Return a hash of each sample, of values, dtypes and shapes.
+    """Return a hash of each sample, from values, dtypes and shapes.
 
     Raises:
-        TypeError: If the network is called with something that is neither a tensor nor a plain value.
+        TypeError: If an argument of the network is neither a tensor nor a plain value.
     """
     held, lengths = inputs.to(torch.device("cpu")), text_lengths(inputs)
     samples = [held.select(torch.tensor([number])) for number in range(inputs.n_samples)]
@@ -34,7 +34,7 @@ def sample_keys(inputs: ModelInputs) -> list[str]:
 
 
 def text_lengths(inputs: ModelInputs) -> list[int] | None:
-    """Return how many tokens each text has before what pads it on the right; None of a batch without a mask."""
+    """Return the number of tokens of each text before its padding on the right; None for a batch without a mask."""
     mask = inputs.kwargs.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return None
@@ -43,7 +43,7 @@ def text_lengths(inputs: ModelInputs) -> list[int] | None:
 
 
 def fingerprint(network: nn.Module) -> str:
-    """Return a hash of all that a network's answers depend on but its inputs: every weight, and autocast's dtype."""
+    """Return a hash of all that decides a network's answers but the inputs: every weight, and autocast's dtype."""
     device = device_of(network).type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     digest = hashlib.sha256(f"{network}{dtype}".encode())

@@ -1,4 +1,4 @@
-"""Run the training step of an unmodified LightningModule inside a context."""
+"""The training step of an unmodified LightningModule, run inside a context."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from prunerecover.callbacks.distillation.wrapped_method import WrappedMethod
 
 
 class StepContext(WrappedMethod):
-    """Wraps `training_step` on the instance, until `detach`.
+    """Wrapper of `training_step` on the instance, until `detach`.
 
     Args:
-        module: The LightningModule.
-        context: Returns what each step runs in.
+        module: LightningModule with the training step.
+        context: Function that returns a context manager for each step.
     """
 
     def __init__(self, module: pl.LightningModule, context: Callable[[], AbstractContextManager[Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Attach to the training step of an unmodified LightningModule: read what its network computed, and change its loss."""
+"""Attachment to the training step of an unmodified LightningModule: reads the network's calls and changes the loss."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ AddTerm = Callable[[pl.LightningModule, Tensor, ModelInputs, Any], Tensor]
 
 
 class Student:
-    """The training step with a term added to its loss, until `detach`.
+    """Training step with a term added to the loss, until `detach`.
 
     Args:
-        module: The LightningModule; `training_step` (automatic optimization) or `manual_backward` is wrapped on the
+        module: LightningModule; `training_step` (automatic optimization) or `manual_backward` is wrapped on the
             instance.
-        network: The network inside it whose first call in each step is read.
-        add_term: `add_term(module, loss, inputs, output) -> loss`.
-        forget: Called at the beginning of each step, with `self.tap` emptied: what was computed before is none of it.
+        network: Network inside the module whose first call in each step is read.
+        add_term: Function `add_term(module, loss, inputs, output) -> loss`.
+        forget: Function called at the beginning of each step, when `self.tap` is emptied, too: calls before the step do
+            not belong to the step.
     """
 
     def __init__(
@@ -36,18 +37,18 @@ class Student:
         self._wrapper = (_Step if module.automatic_optimization else _Backward)(self, add_term)
 
     def begin_step(self) -> None:
-        """Forget what the network computed outside of training steps."""
+        """Forget calls of the network outside training steps."""
         self.tap.take()
         self._forget()
 
     def detach(self) -> None:
-        """Leave the module as it was."""
+        """Restore the module's own method."""
         self._handle.remove()
         self._wrapper.detach()
 
 
 class Tap:
-    """A forward hook that keeps the first call with gradients until it is taken; copies of a network do not keep it."""
+    """Forward hook that keeps the first call with gradients until taken; copies of a network do not copy the hook."""
 
     def __init__(self) -> None:
         self.seen: tuple[ModelInputs, Any] | None = None
@@ -58,7 +59,7 @@ class Tap:
             self.seen = (ModelInputs(args, dict(kwargs)), output)
 
     def take(self) -> tuple[ModelInputs, Any] | None:
-        """Return what was seen, and forget it."""
+        """Return the kept call, and forget it."""
         seen, self.seen = self.seen, None
         return seen
 
@@ -67,11 +68,11 @@ class Tap:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What a copied network has in the place of the tap."""
+    """Replace the tap in a copied network."""
 
 
 class _WithTerm(WrappedMethod):
-    """A method that a loss goes through, by its name."""
+    """Method, by name, through which the loss passes."""
 
     name: str
 
@@ -80,7 +81,7 @@ class _WithTerm(WrappedMethod):
         self.student, self.add_term = student, add_term
 
     def with_term(self, loss: Tensor) -> Tensor:
-        """Add the term if the network was called."""
+        """Return the loss with the term if the network was called."""
         seen = self.student.tap.take()
         return loss if seen is None else self.add_term(self.module, loss, *seen)
 

@@ -1,4 +1,4 @@
-"""The dense teacher: the network right before its first surgery, kept in a file because no checkpoint has it."""
+"""The dense teacher: the network right before its first surgery, kept in a file since no checkpoint holds it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from prunerecover.surgery.apply_edits import undo
 
 
 def copy_dense(module: pl.LightningModule, target: str) -> nn.Module:
-    """Return a frozen copy of the network with its structure before all surgery; pruned parts have stale values."""
+    """Return a frozen copy of the network with the structure before all surgery; pruned parts have stale values."""
     ledger = Ledger.of(module)
     network, journal = copy.deepcopy((unwrap(get_module(module, target)), ledger.journals.get(target)))
     if target in ledger.adapters:
@@ -42,7 +42,7 @@ def save_teacher(trainer: pl.Trainer, network: nn.Module) -> TeacherFile | None:
     """Write the teacher's weights beside the checkpoints, once.
 
     Returns:
-        What the ledger notes; None if the trainer writes no checkpoints.
+        The record for the ledger; None if the trainer writes no checkpoints.
     """
     folder = artifact_folder(trainer)
     if folder is None:
@@ -65,17 +65,17 @@ def _write(folder: Path, network: nn.Module) -> TeacherFile:
 
 
 def load_teacher(trainer: pl.Trainer, module: pl.LightningModule, target: str, record: TeacherFile) -> nn.Module:
-    """Read the teacher that the ledger names: beside the checkpoint being resumed or the new ones, or where it was.
+    """Load the teacher named by the ledger from beside the resumed checkpoint, the new checkpoints or the first ones.
 
     Args:
-        trainer: Whose checkpoint folders are searched.
-        module: Holds the pruned network, whose journal gives the dense structure.
+        trainer: Trainer whose checkpoint folders are searched.
+        module: LightningModule of the pruned network; the journal in its ledger gives the dense structure.
         target: Path of the network.
-        record: What `save_teacher` returned: file name, folder and sha256.
+        record: Record returned by `save_teacher`: file name, folder and sha256.
 
     Raises:
-        FileNotFoundError: If the file is in none of these places.
-        ValueError: If it is another file.
+        FileNotFoundError: If the file is in none of the folders.
+        ValueError: If the file has another sha256.
     """
     new = artifact_folder(trainer)
     places = [Path(trainer.ckpt_path).parent if trainer.ckpt_path else None, new, Path(record.folder)]
@@ -98,12 +98,12 @@ def load_teacher(trainer: pl.Trainer, module: pl.LightningModule, target: str, r
 
 
 def open_teacher(module: pl.LightningModule, target: str, path: str | Path) -> nn.Module:
-    """Read a teacher that the user names.
+    """Load a teacher named by the user.
 
     Args:
-        module: Holds the network, whose dense structure a state dict is loaded into.
+        module: LightningModule of the network; a state dict is loaded into the network's dense structure.
         target: Path of the network.
-        path: A `save_pruned` folder, or a .safetensors state dict of the dense network.
+        path: Folder written by `save_pruned`, or a .safetensors state dict of the dense network.
     """
     path = Path(path)
     if path.suffix == ".safetensors":

@@ -1,4 +1,4 @@
-"""Stand in for a method of an unmodified LightningModule."""
+"""Replacement of a method of an unmodified LightningModule."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import lightning.pytorch as pl
 
 
 class WrappedMethod:
-    """Takes the place of a method on the instance, until `detach`; copies of the module have the plain one.
+    """Callable in the place of a method on the instance, until `detach`; copies of the module have the plain method.
 
-    `__wrapped__` lets Lightning see the signature of the original. Subclasses say what is done when it is called.
+    `__wrapped__` lets Lightning see the signature of the original. Subclasses define the call.
 
     Args:
-        module: The LightningModule.
-        name: Of the method.
+        module: LightningModule of the method.
+        name: Name of the method.
     """
 
     def __init__(self, module: pl.LightningModule, name: str) -> None:
@@ -28,13 +28,13 @@ class WrappedMethod:
         object.__setattr__(module, name, self)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
-        """Call what was there before."""
+        """Call the replaced method."""
         if self.previous is not None:
             return self.previous(*args, **kwargs)
         return self.own(self.module, *args, **kwargs)
 
     def detach(self) -> None:
-        """Leave the module as it was."""
+        """Restore the replaced method."""
         vars(self.module).pop(self.name, None)
         if self.previous is not None:
             object.__setattr__(self.module, self.name, self.previous)

@@ -1,1 +1,1 @@
-"""One ledger per LightningModule: what was done to it, kept in checkpoints and replayed on load."""
+"""One ledger per LightningModule: a record of all surgery, kept in checkpoints and replayed on load."""

@@ -1,7 +1,7 @@
 """Adapters in float32 where a Trainer has all other weights in half precision ("16-true", "bf16-true").
 
-Lightning converts the whole module before each loop, a resumed fit among them: adapters would be rounded then, and a
-resumed fit would go on from other values than an uninterrupted one.
+Lightning converts the whole module before each loop, resumed fits included: adapters would be rounded, and a resumed
+fit would continue with other values than an uninterrupted fit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prunerecover.recovery.lora import adapter_parameters
 
 
 def keep_adapters_precise(trainer: pl.Trainer) -> None:
-    """Have a Trainer leave adapters as they are when it converts its module; to be called before it does."""
+    """Make a Trainer keep adapters unchanged when converting the module; call before the conversion."""
     plugin = trainer.precision_plugin
     if isinstance(plugin, HalfPrecision) and "convert_module" not in vars(plugin):
         object.__setattr__(plugin, "convert_module", partial(_convert, plugin.convert_module))

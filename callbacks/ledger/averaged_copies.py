@@ -1,8 +1,8 @@
-"""Averaged copies of the module that other callbacks keep (weight averaging, EMA, SWA): surgery changes them too.
+"""Averaged copies of the module in other callbacks (weight averaging, EMA, SWA): surgery changes the copies, too.
 
-They pair parameters by position. Left as they are they raise when shapes differ, and average the wrong tensors when
-not. Copies for another purpose, such as a teacher, stay as they are: a copy counts as averaged if it is torch's
-`AveragedModel` or if its attribute says so.
+Averaging pairs parameters by position. Without surgery on the copies, averaging would raise on differing shapes, or mix
+the wrong tensors. Copies for another purpose, a teacher for example, stay unchanged: a copy counts as averaged if its
+class is torch's `AveragedModel` or if the attribute's name says "ema", "swa", "avg" or "average".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ AVERAGED = re.compile(r"(^|_)(ema|swa|avg|average|averaged|average)(_|$)")
 
 
 def averaged_copies(module: pl.LightningModule) -> list[pl.LightningModule]:
-    """Return the averaged copies of `module` that callbacks of its trainer hold."""
+    """Return the averaged copies of `module` held by callbacks of its trainer."""
     trainer = module._trainer
     if trainer is None:
         return []

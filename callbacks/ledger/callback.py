@@ -1,4 +1,4 @@
-"""The base of all callbacks that read or write the ledger."""
+"""Base class of all callbacks that read or write the ledger."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prunerecover.display.summary import call_text
 
 
 def _is_same(value: object, default: object) -> bool:
-    """Whether an argument, as a callback keeps it, is its default: lists are kept as tuples, and paths as such."""
+    """Whether an argument, in its stored form, is its default: lists are stored as tuples."""
     if isinstance(value, Path):
         return str(value) == default
     is_empty = isinstance(value, tuple) and not value and not default
@@ -25,12 +25,12 @@ def _is_same(value: object, default: object) -> bool:
 
 
 class LedgerCallback(pl.Callback):
-    """Base: the ledger is there before a checkpoint is read, and optimizers are in order before their state is.
+    """Base class: installs the ledger before a checkpoint is read, and orders optimizers before their state is loaded.
 
     Attributes:
         target: Path of the network inside the LightningModule; None: see `network_path`.
-        prunes: Whether this callback removes something.
-        adapts: Whether it injects adapters.
+        prunes: Whether the callback removes units.
+        adapts: Whether the callback injects adapters.
     """
 
     target: str | None = None
@@ -38,14 +38,14 @@ class LedgerCallback(pl.Callback):
     adapts: ClassVar[bool] = False
 
     def __repr__(self) -> str:
-        """Return the call that makes it, without the arguments that have their defaults."""
+        """Return the call that makes the callback, without arguments equal to their defaults."""
         return call_text(type(self).__name__, self._arguments())
 
     def _arguments(self, **more: Any) -> dict[str, Any]:
-        """Return the arguments that differ from the defaults, by name, as they are known now.
+        """Return the arguments that differ from the defaults, by name, with their present values.
 
         Args:
-            more: Arguments that are kept elsewhere.
+            more: Arguments stored elsewhere.
         """
         held = vars(self) | more
         for part in ("config", "settings", "recovery"):
@@ -55,7 +55,7 @@ class LedgerCallback(pl.Callback):
         return {name: value for name, value in given.items() if not _is_same(value, parameters[name].default)}
 
     def network_path(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
-        """Return this callback's target, else what all pruning callbacks name, else the only network there is."""
+        """Return the callback's target, else the common target of all pruning callbacks, else the only network."""
         pruning = (c for c in trainer.callbacks if isinstance(c, LedgerCallback) and c.prunes)  # type: ignore[attr-defined]
         named = {callback.target for callback in pruning}
         shared = named.pop() if len(named) == 1 else None
@@ -68,42 +68,42 @@ class LedgerCallback(pl.Callback):
         make_leaves_quietly()
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Resume from the ledger of a checkpoint, if one was read."""
+        """Resume from the ledger of a checkpoint, if a checkpoint was read."""
         Ledger.of(pl_module).resume(trainer, pl_module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Have a resumed fit go on from any file as the fit that wrote it did; see `resumed_progress`."""
+        """Make a resumed fit continue from any file as the interrupted fit would have; see `resumed_progress`."""
         if isinstance(trainer, pl.Trainer):
             begin_next_epoch(trainer)
             load_loader_states(trainer)
             pass_over_validation(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on with the random numbers of training, whatever was drawn since its last step."""
+        """Restore the random numbers of training, whatever was drawn since the last step."""
         Ledger.of(pl_module).continue_random_state()
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Let random numbers be drawn; note that this fit trains."""
+        """Allow random draws; note that the fit trains."""
         ledger = Ledger.of(pl_module)
         ledger.training_random_state, ledger.has_trained = None, True
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note the random state: a file that is written now is resumed without the validation that comes next."""
+        """Note the random state: a fit resumed from a file written now skips the next validation."""
         Ledger.of(pl_module).note_random_state()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on with the random numbers of training."""
+        """Restore the random numbers of training."""
         Ledger.of(pl_module).continue_random_state()
 
     def before_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
         """Called on every rank before the network at `target` changes.
 
         Args:
-            trainer: That is fitting.
-            pl_module: Holds the network.
-            target: Path of the network in it.
+            trainer: Trainer in a fit.
+            pl_module: LightningModule of the network.
+            target: Path of the network in the module.
         """

@@ -1,9 +1,9 @@
-"""One ledger per LightningModule: what all callbacks did, kept in every checkpoint and done again when one is read.
+"""One ledger per LightningModule: a record of all surgery, kept in every checkpoint and replayed on load.
 
-The ledger hangs on the module itself, with one pair of hooks on the instance, so a user's own class needs no change. It
-survives pickling and deep copies (weight averaging copies the module with it), and stays after the fit, because
-checkpoints may be saved later. Loading a file first takes back what the live module has and then replays what the file
-has: a file may be less pruned than the module.
+The ledger is an attribute of the module, with one pair of hooks on the instance: a user's own class needs no change.
+The ledger survives pickling and deep copies (weight averaging copies the module with the ledger), and stays after the
+fit, because checkpoints may be saved later. Loading a file first undoes the surgery of the live module and then replays
+the surgery of the file: a file may be less pruned than the module.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ HOOKS = ("on_save_checkpoint", "on_load_checkpoint")
 
 @dataclass
 class Ledger:
-    """What was done to one LightningModule.
+    """Record of the surgery on one LightningModule.
 
     Attributes:
-        run: Which fit this is: those that resume it are the same one, and go on writing its files.
+        run: Identifier of the fit: a resumed fit keeps the identifier, and continues the files of the first.
         plans: All edits so far of each network, by its path.
-        journals: How to take them back, by the same paths.
+        journals: Journals to undo the edits, by the same paths.
         events: Surgeries in order.
-        begun: What each callback found when its schedule began.
+        begun: State at the beginning of each callback's schedule.
         quality: Steps of the callbacks that prune until a metric falls.
-        teachers: Where the dense teacher of each network is, once it was saved.
-        adapters: What is injected on each network after all its edits; merged before the next edit.
-        places: Where optimizers held what those adapters froze, by network and name.
+        teachers: Saved files of each network's dense teacher.
+        adapters: Adapters injected on each network after all edits; merged before the next edit.
+        places: Positions in the optimizers of the parameters frozen by adapters, by network and name.
         from_checkpoint: Whether the last file read held a ledger; None: no file was read.
-        pending: What the last file read says, until the fit starts: of optimizers and random states.
-        training_random_state: Of this rank after a training step, until the next one begins.
-        has_trained: Whether the present fit has begun a training step, or the last one had.
+        pending: Record of the last file read, until the fit starts: of optimizers and random states.
+        training_random_state: Random state of this rank after a training step, until the next step begins.
+        has_trained: Whether the present fit has begun a training step; between fits, whether the last fit had.
     """
 
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -78,7 +78,7 @@ class Ledger:
 
     @classmethod
     def of(cls, module: pl.LightningModule) -> Ledger:
-        """Return the ledger of a module, and install it if there is none yet."""
+        """Return the ledger of a module; install a new ledger if there is none."""
         ledger = vars(module).get(ATTRIBUTE)
         if not isinstance(ledger, cls):
             ledger = cls()
@@ -89,20 +89,20 @@ class Ledger:
 
     @property
     def is_dense(self) -> bool:
-        """Whether nothing was removed yet."""
+        """Whether no unit has been removed so far."""
         return not any(plan.edits for plan in self.plans.values())
 
     def apply(self, module: pl.LightningModule, target: str, plan: Plan, *, structure_only: bool = False) -> Applied:
-        """Apply a plan, made for the network as it is now, and write it down.
+        """Apply a plan, made for the network in its present state, and record the plan.
 
         Args:
-            module: The module this ledger belongs to.
-            target: Path of the network in it.
-            plan: With its fitted tensors.
-            structure_only: Leave the values of what is put in to a checkpoint.
+            module: LightningModule of this ledger.
+            target: Path of the network in the module.
+            plan: Plan with its fitted tensors.
+            structure_only: Whether values of new modules are left to a checkpoint.
 
         Raises:
-            ValueError: If the plan does not fit, or does not lead where it says; nothing is changed then.
+            ValueError: If the plan does not fit, or does not lead to the recorded result; the network stays unchanged.
         """
         composed = self.plans.get(target, Plan()) + plan
         applied = self._edit(module, target, plan, None if structure_only else plan.tensors)
@@ -110,32 +110,32 @@ class Ledger:
         return applied
 
     def inject(self, module: pl.LightningModule, target: str, adapters: Adapters, seed: int = 0) -> Applied:
-        """Inject adapters on the network at `target`, and write it down.
+        """Inject adapters on the network at `target`, and record the adapters.
 
         Args:
-            module: Holds the network.
-            target: Path of the network in it.
-            adapters: Which, and where.
-            seed: Of their initial values.
+            module: LightningModule of the network.
+            target: Path of the network in the module.
+            adapters: Adapters with their places.
+            seed: Seed of the adapters' initial values.
         """
         applied = inject_adapters(get_module(module, target), adapters, seed)
         self.adapters[target] = adapters
         return applied
 
     def merge(self, module: pl.LightningModule, target: str, *, structure_only: bool = False) -> Applied:
-        """Merge the adapters of the network at `target` into it; see `merge_adapters`.
+        """Merge the adapters of the network at `target` into its weights; see `merge_adapters`.
 
         Args:
-            module: Holds the network.
-            target: Path of the network in it.
-            structure_only: Take the adapters out and leave the weights as they are.
+            module: LightningModule of the network.
+            target: Path of the network in the module.
+            structure_only: Whether adapters are removed without changing the weights.
         """
         applied = merge_adapters(get_module(module, target), self.adapters[target], structure_only=structure_only)
         del self.adapters[target]
         return applied
 
     def plain_copy(self, module: pl.LightningModule, target: str) -> nn.Module:
-        """Return a copy of the network at `target` without adapters, which computes the same."""
+        """Return a copy of the network at `target` with merged adapters, of equal output."""
         network = copy.deepcopy(unwrap(get_module(module, target)))
         if target in self.adapters:
             merge_adapters(network, self.adapters[target])
@@ -143,26 +143,26 @@ class Ledger:
 
     @property
     def structure(self) -> tuple[dict[str, tuple[Edit, ...]], dict[str, Adapters]]:
-        """What the networks are made of, by path: all edits, and adapters."""
+        """Structure of the networks, by path: all edits, and adapters."""
         return _edits(self.plans), dict(self.adapters)
 
     @property
     def removed_units(self) -> int:
-        """How many units were removed so far, in all networks."""
+        """Number of units removed so far, in all networks."""
         return sum(len(event.units) for event in self.events)
 
     def made_by(self, callback: str) -> list[SurgeryEvent]:
-        """Return the surgeries that a callback has made since its schedule began."""
+        """Return the surgeries of a callback since its schedule began."""
         own = [event for event in self.events if event.by == callback]
         return own[self.begun[callback].events :] if callback in self.begun else own
 
     def record(self, module: pl.LightningModule) -> LedgerRecord:
-        """Return everything that a checkpoint must hold."""
+        """Return the full record for a checkpoint."""
         states = random_state.collect(self.training_random_state)
         return self.present(module).model_copy(update={"random_states": states})
 
     def present(self, module: pl.LightningModule) -> LedgerRecord:
-        """Return everything but the random states, which all ranks have to collect together."""
+        """Return the record without the random states, which all ranks have to collect together."""
         trainer = module._trainer
         return LedgerRecord(
             run=self.run,
@@ -178,14 +178,14 @@ class Ledger:
         )
 
     def restore(self, module: pl.LightningModule, record: LedgerRecord | None) -> None:
-        """Give the module the structure that a checkpoint's weights are for; weights are loaded afterwards.
+        """Give the module the structure of a checkpoint's weights; weights are loaded afterwards.
 
         Args:
-            module: The module this ledger belongs to.
-            record: Of the file; None: it has none.
+            module: LightningModule of this ledger.
+            record: Record of the file; None: a file without a record.
 
         Raises:
-            ValueError: If the file is of another network.
+            ValueError: If the file belongs to another network.
         """
         self.from_checkpoint = record is not None
         record = record or LedgerRecord()
@@ -198,8 +198,8 @@ class Ledger:
         """Give the module the structure, and this ledger the surgeries, of a record; weights are loaded afterwards.
 
         Args:
-            module: The module this ledger belongs to.
-            record: As of `present`, of this module or of one that had the same dense networks.
+            module: LightningModule of this ledger.
+            record: Record from `present`, of this module or of a module with the same dense networks.
         """
         if self.structure != (_edits(record.plans), record.adapters):
             for target in list(self.adapters):
@@ -224,7 +224,7 @@ class Ledger:
     def _edit(
         self, module: pl.LightningModule, target: str, plan: Plan, tensors: Mapping[str, Tensor] | None
     ) -> Applied:
-        """Apply a plan, and note how to take it back; without tensors, only the structure is made."""
+        """Apply a plan, and record its journal; without tensors, only the structure is made."""
         network = unwrap(get_module(module, target))
         applied = apply_and_check(network, plan, tensors)
         applied.journal.to_cpu()
@@ -232,29 +232,29 @@ class Ledger:
         return applied
 
     def note_random_state(self) -> None:
-        """Note how training goes on, unless it is noted."""
+        """Note the random state of training, unless already noted."""
         if self.training_random_state is None:
             self.training_random_state = random_state.of_this_rank()
 
     def continue_random_state(self) -> None:
-        """Take back what was drawn since the last training step: a run that is resumed from there has not drawn it."""
+        """Undo random draws since the last training step: a run resumed from the step has not made them."""
         if self.training_random_state is not None:
             random_state.restore_this_rank(self.training_random_state)
 
     def restore_random_state(self) -> None:
-        """Set the random states of the file that was read last."""
+        """Set the random states of the last file read."""
         if self.pending.random_states is not None:
             random_state.restore(self.pending.random_states)
 
     def resume(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """At the start of a fit: order optimizer groups as the file has them, and set the random states.
+        """At the start of a fit: order optimizer groups as in the file, and set the random states.
 
-        They were set when the file was read, too: a scheduler that asks for the number of steps has had the first batch
-        drawn since, which must not be drawn again.
+        Random states were set when the file was read, too: a scheduler that asks for the number of steps draws the
+        first batch in between, and the batch must not be drawn a second time.
         """
         if self.pending.optimizers is not None and trainer.optimizers:
             optimizers.rebind(trainer.optimizers, module, self.pending.optimizers)
-        for target, adapters in self.adapters.items():  # new optimizers may hold all parameters that there are
+        for target, adapters in self.adapters.items():  # new optimizers may hold all parameters, frozen ones included
             frozen = frozen_parameters(get_module(module, target), adapters)
             self.places[target] = self.places.get(target, {}) | optimizers.positions_of(trainer.optimizers, frozen)
             for optimizer in trainer.optimizers:
@@ -271,7 +271,7 @@ def _edits(plans: dict[str, Plan]) -> dict[str, tuple[Edit, ...]]:
 
 @dataclass
 class _Hook:
-    """A LightningModule hook on the instance; the one that was there before (instance or class) runs too."""
+    """LightningModule hook on the instance; a hook of the same name on the instance or the class runs, too."""
 
     module: pl.LightningModule
     name: str

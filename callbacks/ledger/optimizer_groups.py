@@ -1,4 +1,4 @@
-"""Optimizers of a Trainer: checked before surgery, and bound to the same parameters again when a run is resumed."""
+"""Optimizers of a Trainer: checked before surgery, and bound to the same parameters again in a resumed run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_held(optimizers: Sequence[Optimizer], network: nn.Module) -> None:
 
 
 def group_names(optimizers: Sequence[Optimizer], module: nn.Module) -> GroupNames:
-    """Return the names of the parameters in each group of each optimizer; "" for parameters of something else."""
+    """Return the names of the parameters in each group of each optimizer; "" for parameters outside the module."""
     names = {p: name for name, p in module.named_parameters()}
     return [[[names.get(p, "") for p in group["params"]] for group in o.param_groups] for o in optimizers]
 
@@ -35,16 +35,16 @@ def group_names(optimizers: Sequence[Optimizer], module: nn.Module) -> GroupName
 def rebind(
     optimizers: Sequence[Optimizer], module: nn.Module, saved: GroupNames, gone: Collection[Parameter] = ()
 ) -> None:
-    """Put parameters into the groups and the order that an optimizer's state was saved with.
+    """Put parameters into the groups and the order of a saved optimizer state.
 
     Args:
-        optimizers: As `configure_optimizers` made them, or as they are in a fit.
-        module: Holds the parameters.
+        optimizers: Optimizers from `configure_optimizers`, or of a running fit.
+        module: Module of the parameters.
         saved: Names of parameters, by optimizer and group.
-        gone: Parameters that the module held before, and groups may still hold.
+        gone: Parameters removed from the module, perhaps still in groups.
 
     Raises:
-        RuntimeError: If the optimizers are not those of the checkpoint.
+        RuntimeError: If the optimizers do not match the checkpoint.
     """
     by_name = dict(module.named_parameters())
     inside = set(by_name.values())
@@ -71,7 +71,7 @@ def rebind(
 
 
 def forget_gradients(optimizers: Iterable[Optimizer]) -> None:
-    """Drop all gradients: stale ones would move what is gone and distort the clip norm."""
+    """Drop all gradients: stale gradients would move removed parameters and distort the clip norm."""
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
 
@@ -86,18 +86,18 @@ def check_joinable(optimizers: Sequence[Optimizer], network: nn.Module) -> None:
 
 
 def take_adapters(optimizers: Sequence[Optimizer], network: nn.Module, injected: Applied) -> GroupPositions:
-    """Let adapters join the groups of the weights under them; what they froze leaves.
+    """Add adapters to the groups of the weights under them; remove frozen parameters.
 
-    Adapters on weights that no optimizer holds, because the user froze them, join the first group that holds any
-    parameter of the network.
+    Adapters on weights outside all optimizers, frozen by the user, join the first group with any parameter of the
+    network.
 
     Args:
-        optimizers: Of the fit.
-        network: With its adapters.
-        injected: What injecting them added and froze.
+        optimizers: Optimizers of the fit.
+        network: Network with its adapters.
+        injected: Parameters added and frozen by the injection.
 
     Returns:
-        Where what left was.
+        The former positions of the frozen parameters.
     """
     held = _held(optimizers)
     other = next((p for p in network.parameters() if p in held), None)
@@ -112,13 +112,13 @@ def take_adapters(optimizers: Sequence[Optimizer], network: nn.Module, injected:
 def return_adapters(
     optimizers: Sequence[Optimizer], merged: Applied, thawed: Mapping[str, Parameter], places: GroupPositions
 ) -> None:
-    """Let adapters leave and what they froze return to where it was, with its moments to begin anew.
+    """Remove adapters from the optimizers, and put unfrozen parameters back at their positions, without moments.
 
     Args:
-        optimizers: Of the fit.
-        merged: What merging the adapters removed.
-        thawed: Parameters that they had frozen, by name.
-        places: Optimizer and group of each, as `take_adapters` returned them.
+        optimizers: Optimizers of the fit.
+        merged: Parameters removed by the merge.
+        thawed: Parameters unfrozen by the merge, by name.
+        places: Optimizer and group of each parameter, as returned by `take_adapters`.
     """
     for optimizer in optimizers:
         update_optimizer(optimizer, merged)
@@ -133,7 +133,7 @@ def _held(optimizers: Iterable[Optimizer]) -> set[Parameter]:
 
 
 def positions_of(optimizers: Iterable[Optimizer], parameters: Mapping[str, Parameter]) -> GroupPositions:
-    """Return where parameters are; without those that no optimizer holds."""
+    """Return the positions of parameters, by name; parameters outside all optimizers are left out."""
     names = {parameter: name for name, parameter in parameters.items()}
     return {
         names[p]: [i, j]

@@ -1,7 +1,7 @@
-"""Random states of all ranks as plain data, so that a resumed run draws what an uninterrupted one would.
+"""Random states of all ranks as plain data, so that a resumed run draws the same numbers as an uninterrupted run.
 
-Lightning saves none. Exact from a file written at the end of an epoch; from the middle of one the state of the surgery
-is exact, but the order of the remaining batches is not.
+Lightning saves none. Exact from a file written at the end of an epoch; from the middle of an epoch, the state at the
+surgery is exact, but the order of the remaining batches is not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Restore the random states afterwards, as Lightning's `isolate_rng` does, but also when an error passes."""
+    """Restore the random states afterwards, as Lightning's `isolate_rng` does, but also after an error."""
     passing: BaseException | None = None
     with isolate_rng():
         try:
@@ -31,7 +31,7 @@ def isolated() -> Iterator[None]:
 
 
 def seed_all(seed: int) -> None:
-    """Seed what `isolated` restores; Lightning's own function would also leave the seed in the environment."""
+    """Seed the random states covered by `isolated`; Lightning's own function also sets an environment variable."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
@@ -41,7 +41,7 @@ def collect(own: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     """Return the states of every rank (all ranks must call this), readable with `torch.load(weights_only=True)`.
 
     Args:
-        own: The state of this rank; None: as it is now.
+        own: State of this rank; None: the present state.
     """
     own = of_this_rank() if own is None else own
     if not (dist.is_available() and dist.is_initialized()):
@@ -52,7 +52,7 @@ def collect(own: dict[str, Any] | None = None) -> list[dict[str, Any]]:
 
 
 def restore(states: list[dict[str, Any]]) -> None:
-    """Set this rank's state; nothing happens if the world has another size than when it was saved."""
+    """Set the state of this rank; no effect if the number of ranks has changed since saving."""
     distributed = dist.is_available() and dist.is_initialized()
     rank, world = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
     if world != len(states):
@@ -61,7 +61,7 @@ def restore(states: list[dict[str, Any]]) -> None:
 
 
 def restore_this_rank(state: dict[str, Any]) -> None:
-    """Set this rank's state to what `of_this_rank` returned."""
+    """Set the state of this rank to a state from `of_this_rank`."""
     torch.set_rng_state(state["torch"])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
@@ -83,6 +83,6 @@ def of_this_rank() -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "python": (version, list(internal), gauss),
         "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
-        # Of this rank's device alone: asking the others would put a context on each of them.
+        # Of this rank's device alone: reading the state of other devices would create a context on each.
         "cuda": torch.cuda.get_rng_state() if _uses_cuda() else None,
     }

@@ -1,7 +1,7 @@
-"""Corrections of Lightning's restored progress, with which a resumed fit would not equal an uninterrupted one.
+"""Corrections of Lightning's restored progress, without which a resumed fit would differ from an uninterrupted fit.
 
-All of it is of Lightning 2.6, which takes the validation that comes next for done in files that are written after a
-training step, and forgets the state of loaders that it had to make early.
+All corrections concern Lightning 2.6: in files written after a training step, the next validation counts as done, and
+the state of loaders made early is lost.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from prunerecover.callbacks.ledger.random_state import isolated
 
 
 def begin_next_epoch(trainer: pl.Trainer) -> None:
-    """Have the next epoch begin with all its hooks if the file was written at the last step of one.
+    """Make the next epoch begin with all its hooks if the file was written at the last step of an epoch.
 
-    Lightning counts that epoch as done, but takes the one that follows for the one that it is in the middle of.
+    Lightning counts the finished epoch as done, but treats the next epoch as already begun.
 
     Args:
-        trainer: At the start of training, its progress restored.
+        trainer: Trainer at the start of training, with restored progress.
     """
     loop = trainer.fit_loop
     steps = loop.epoch_loop
@@ -26,12 +26,13 @@ def begin_next_epoch(trainer: pl.Trainer) -> None:
 
 
 def load_loader_states(trainer: pl.Trainer) -> None:
-    """Give loaders with a state of their own the one of the file, which Lightning does not if they were made before.
+    """Restore the state of stateful loaders from the file; Lightning does not for loaders made before.
 
-    They were if `configure_optimizers` asked for the number of steps (`trainer.estimated_stepping_batches`).
+    Loaders are made early if `configure_optimizers` asks for the number of steps
+    (`trainer.estimated_stepping_batches`).
 
     Args:
-        trainer: At the start of training, its progress restored.
+        trainer: Trainer at the start of training, with restored progress.
     """
     loop = trainer.fit_loop
     if not loop.restarting or not loop._combined_loader_states_to_load:
@@ -42,10 +43,10 @@ def load_loader_states(trainer: pl.Trainer) -> None:
 
 
 def pass_over_validation(trainer: pl.Trainer) -> None:
-    """Have Lightning draw no random numbers when it counts a validation as done: it makes the loaders' iterators.
+    """Keep Lightning from drawing random numbers when counting a validation as done: it makes the loaders' iterators.
 
     Args:
-        trainer: At the start of training.
+        trainer: Trainer at the start of training.
     """
     validation = trainer.fit_loop.epoch_loop.val_loop
     if "increment_progress_to_evaluation_end" in vars(validation):

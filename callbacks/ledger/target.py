@@ -1,4 +1,4 @@
-"""Find the network to prune inside a LightningModule that knows nothing of us."""
+"""Search for the network to prune inside an unmodified LightningModule."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from prunerecover.model.paths import get_module, unwrap
 
 
 def find_target(module: pl.LightningModule, target: str | None) -> str:
-    """Return the path of the network: `target` if given, else the single supported one.
+    """Return the path of the network: `target` if given, else the single network of a supported family.
 
     Raises:
-        ValueError: If there is no supported network, or several and `target` does not say which.
+        ValueError: If no network is supported, or several are and `target` is None.
     """
     candidates = list(_candidates(module).values())
     if target is not None:
@@ -39,12 +39,12 @@ def find_target(module: pl.LightningModule, target: str | None) -> str:
 
 
 def find_network(module: pl.LightningModule, target: str | None) -> str:
-    """Return the path of any network: `target`, else the single supported one, else the only child with weights.
+    """Return the path of any network: `target`, else the single supported network, else the only child with weights.
 
     The empty path is the module itself, whose training step must call `self(...)`.
 
     Raises:
-        ValueError: If there are none or several, and `target` does not say which.
+        ValueError: If there is no network, or several and `target` is None.
     """
     if target is not None:
         _at(module, target)
@@ -80,7 +80,7 @@ def _children(module: nn.Module) -> list[str]:
 
 
 def _candidates(module: nn.Module, path: str = "") -> dict[nn.Module, str]:
-    """Return the supported networks with their paths; one that is there twice by its first."""
+    """Return the supported networks with their paths; a shared network by its first path."""
     network = unwrap(module)
     if is_supported(network):
         return {network: path}

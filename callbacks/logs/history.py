@@ -1,4 +1,4 @@
-"""Metrics of the validations that PruneReport saw, and how pruned the network was in each of them."""
+"""Metrics of the validations seen by PruneReport, with the state of pruning in each."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ OF_CALLBACKS = ("removed_units", "recovery_factor")
 
 @dataclass
 class LoggedHistory:
-    """Metrics over the epochs of all fits that one callback has seen.
+    """Metrics over the epochs of all fits seen by one callback.
 
     Attributes:
-        points: By name of the metric, in order.
-        validated: Names of those that were logged in validation.
+        points: Points in order, by name of the metric.
+        validated: Names of the metrics logged in validation.
         dense: Values of a validation before the fit.
-        fit: Number of the present fit; one that is resumed goes on with its number.
-        begun: How many surgeries there had been when that fit began.
+        fit: Number of the present fit; a resumed fit keeps its number.
+        begun: Number of surgeries before the fit began.
         resumed: Whether a checkpoint's state was read since the fit was set up.
     """
 
@@ -35,7 +35,7 @@ class LoggedHistory:
     resumed: bool = False
 
     def begin(self, events: Sequence[SurgeryEvent]) -> None:
-        """Begin a fit, or go on with the one that is resumed; `events` are the network's surgeries so far."""
+        """Begin a fit, or continue a resumed fit; `events` are the network's surgeries so far."""
         if not self.resumed:
             self.fit, self.begun = self.fit + 1, len(events)
         for points in self.points.values():  # earlier versions noted epochs alone
@@ -45,13 +45,13 @@ class LoggedHistory:
                     points[i] = point._replace(surgeries=done, own=done)
 
     def add(self, values: Mapping[str, float], epoch: int, surgeries: int) -> None:
-        """Note the values of an epoch, after so many surgeries."""
+        """Note the values of an epoch, with the number of surgeries before."""
         for name, value in values.items():
             point = LoggedPoint(epoch, value, surgeries, surgeries - self.begun, self.fit)
             self.points.setdefault(name, []).append(point)
 
     def note_validated(self, names: Iterable[str]) -> None:
-        """Note which metrics are logged in validation."""
+        """Note the names of metrics logged in validation."""
         self.validated += [name for name in names if name not in self.validated]
 
     def of_this_fit(self) -> dict[str, list[tuple[int, float]]]:
@@ -71,7 +71,7 @@ class LoggedHistory:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> LoggedHistory:
-        """Read what `state_dict` returned, or what earlier versions wrote: a history of epochs and values alone."""
+        """Read a state from `state_dict`, or from earlier versions: a history of epochs and values alone."""
         points = state["points"] if "points" in state else state["history"]
         return cls(
             points={name: [LoggedPoint(*point) for point in found] for name, found in points.items()},
@@ -84,13 +84,13 @@ class LoggedHistory:
 
 
 def logged_now(results: Any, on_step: bool = False) -> dict[str, float]:
-    """Return what was logged since the loop of these results began its epoch, of all its dataloaders.
+    """Return the metrics logged since the loop of `results` began its epoch, of all dataloaders.
 
-    `trainer.callback_metrics` is no such thing: it keeps what was logged in epochs before.
+    `trainer.callback_metrics` does not serve: metrics of earlier epochs stay there.
 
     Args:
-        results: Lightning's collection of one loop; None: it has not run.
-        on_step: Take the last batch's value of what is not averaged over the epoch.
+        results: Lightning's collection of one loop; None: the loop has not run.
+        on_step: Whether the last batch's value is read for metrics not averaged over the epoch.
     """
     found: dict[str, float] = {}
     present = results.dataloader_idx if results is not None else None
@@ -104,6 +104,6 @@ def logged_now(results: Any, on_step: bool = False) -> dict[str, float]:
 
 
 def logged_in_training(trainer: pl.Trainer) -> dict[str, float]:
-    """Return what training has logged in this epoch, without what PruneReport's siblings log of themselves."""
+    """Return the metrics logged by training in the present epoch, except those of our own callbacks."""
     found = logged_now(trainer.fit_loop.epoch_loop._results, on_step=True)
     return {name: value for name, value in found.items() if name not in OF_CALLBACKS}

@@ -1,4 +1,4 @@
-"""A fit's report where its loggers show text, tables and pictures."""
+"""A fit's report in loggers that show text, tables and pictures."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ REPORT = "prune_report"
 
 
 def log_report(logger: Logger, report: Report, figures: Mapping[str, Figure], step: int) -> None:
-    """Show a report and its figures in a logger; those that only take numbers got them at each surgery.
+    """Show a report and its figures in a logger; loggers of numbers alone are told at each surgery.
 
-    TensorBoard has the report as text and the figures as images, Weights & Biases the table of before and after and the
-    figures, and a CSV logger's folder the report's files.
+    TensorBoard shows the report as text and the figures as images, Weights & Biases shows the table of before and after
+    and the figures, and a CSV logger's folder gets the report's files.
 
     Args:
-        logger: Of the trainer.
-        report: Of the fit.
-        figures: By name.
-        step: At which they stand.
+        logger: Logger of the trainer.
+        report: Report of the fit.
+        figures: Figures by name.
+        step: Step of the entry in the log.
     """
     if isinstance(logger, TensorBoardLogger):
         logger.experiment.add_text(REPORT, report.to_markdown(), step)

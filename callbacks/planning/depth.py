@@ -33,12 +33,12 @@ class DepthPlanning(Planning):
 
     @property
     def deciding(self) -> dict[str, Any]:
-        """Arguments that decide which units go; those that came later are named where they are given."""
+        """Arguments that decide which units go; newer arguments, unknown to old checkpoints, only if given."""
         given = {name: value for name, value in super().deciding.items() if name != "scores"}
         return {name: value for name, value in given.items() if value or name not in ("kinds", "include_strided")}
 
     def check_budget(self, budget: Budget | None) -> None:
-        """Raise TypeError if this is no budget, and ValueError if it is of units of width or of several costs."""
+        """Raise TypeError if `budget` is no budget, and ValueError for units of width or several costs."""
         for kind in budget_of(budget, None).kinds(()):
             if kind not in DEPTH_KINDS:
                 raise ValueError(
@@ -47,10 +47,10 @@ class DepthPlanning(Planning):
                 )
 
     def units(self, network: nn.Module, budget: Budget | None) -> dict[str, int]:
-        """Return how many units of each kind there are; what only data shows is taken to be there.
+        """Return the number of units of each kind; units found only with data are taken from the budget.
 
         Raises:
-            ValueError: If a ratio is asked for of units that only data shows.
+            ValueError: If a ratio is asked for of units found only with data.
         """
         kinds = () if budget is None else budget.kinds(())
         if known_by_parts(network, kinds):
@@ -69,13 +69,13 @@ class DepthPlanning(Planning):
             check_patterns(self.config.ignore, [unit.name for unit in find_units(network)], "units")
 
     def check_feasible(self, surgery: Surgery, budget: Budget | None, whole: Budget | None) -> None:
-        """Raise ValueError if a budget is more than all units hold, as far as that is known without scores."""
+        """Raise ValueError if a budget exceeds the cost of all units, as far as known without scores."""
         by_parts = budget is None or planned_by_parts(surgery.network, budget.kinds(()), self.config)
         if budget is not None and (not by_parts or (not budget.in_units and budget.latency is None)):
             check_feasible(surgery.untouched, budget, self.config)
 
     def decide(self, surgery: Surgery, budget: Budget | None) -> Plan:
-        """Return `plan_depth`'s plan, calibrated on inputs that the network gets while training."""
+        """Return the plan of `plan_depth`, calibrated on the network's inputs in training."""
         assert budget is not None, "a plan is not decided about"
         config = self.config
         if config.reads_loss:

@@ -19,20 +19,22 @@ from prunerecover.width.groups.rounding import RoundTo
 
 
 class PruningArguments(TypedDict, total=False):
-    """Types of the arguments of `PruningConfig`, as `plan_pruning` describes them at length.
+    """Types of the arguments of `PruningConfig`; see `plan_pruning` for details.
 
     Args:
-        loss: `loss(network, batch) -> scalar`. In a fit `batch` is the inputs of a call, `network(*batch.args,
-            **batch.kwargs)`, and `batch.batch` what the training step was given; None: what the training step returns.
-        kinds: Kinds of the units that may go, in depth and width; None: all that are usual, and experts for a share of
-            the parameters.
-        equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say.
-        round_to: What a group keeps is a multiple of this number: 8 for channels and neurons, or one per kind, such as
-            {"channel": 8, "neuron": 64}. None: any; for a latency 8 is tried, too.
+        loss: Function `loss(network, batch) -> scalar`. In a fit, `batch` holds the inputs of a call,
+            `network(*batch.args, **batch.kwargs)`, and `batch.batch` the batch of the training step; None: the loss of
+            the training step.
+        kinds: Kinds of the units that may go, in depth and width; None: the usual kinds, and experts for a share of the
+            parameters.
+        equal_layers: Whether layers of one kind and size keep an equal number of units, as far as a config of
+            transformers can express sizes.
+        round_to: Divisor of the number of kept units in a group: 8 for channels and neurons, or a divisor per kind,
+            e.g. {"channel": 8, "neuron": 64}. None: no rounding; for a latency, 8 is tried, too.
         ignore: Shell patterns of units and groups that stay.
-        seed: Seed of the samples and of everything random in planning.
-        store: Folder of what planning has found: a fit that is killed while it plans, and begun again, goes on there;
-            see `plan_pruning`. None: nothing is kept.
+        seed: Seed of the samples and of all random numbers in planning.
+        store: Folder for intermediate results of planning: a fit killed while planning resumes planning from the
+            folder; see `plan_pruning`. None: no results are kept.
     """
 
     loss: Loss | None
@@ -51,7 +53,8 @@ class JointPlanning(Planning):
         arguments: Arguments of `PruningConfig`.
 
     Attributes:
-        evaluate: What recovers splits for a short while, see `plan_pruning`; None: they are compared by their outputs.
+        evaluate: Function that recovers pruned networks for a short while, see `plan_pruning`; None: networks are
+            compared by their outputs.
     """
 
     evaluate: Evaluate | None = None
@@ -60,11 +63,11 @@ class JointPlanning(Planning):
         self.config: PruningConfig = PruningConfig(**arguments)
 
     def check_budget(self, budget: Budget | None) -> None:
-        """Raise unless it is of one cost or of several."""
+        """Raise an error unless the budget is in one or several costs."""
         check_costs(budget)
 
     def check_feasible(self, surgery: Surgery, budget: Budget | None, whole: Budget | None) -> None:
-        """Raise ValueError if nothing can go, a pattern in `ignore` matches nothing, or a budget is too large."""
+        """Raise ValueError if no unit can go, a pattern in `ignore` matches no unit, or a budget is too large."""
         assert whole is not None, "a plan is not checked"
         if budget is None:
             check_names(surgery.untouched, whole, self.config)
@@ -72,6 +75,6 @@ class JointPlanning(Planning):
             check_feasible(surgery.untouched, budget, self.config)
 
     def decide(self, surgery: Surgery, budget: Budget | None) -> Plan:
-        """Return `plan_pruning`'s plan, decided on what the network gets while training."""
+        """Return the plan of `plan_pruning`, made on the network's inputs in training."""
         assert budget is not None, "a plan is not decided about"
         return joint_plan(surgery.session(self.config.loss or surgery.loss), budget, self.config, self.evaluate)

@@ -30,7 +30,7 @@ class WidthPlanning(Planning):
 
     @property
     def deciding(self) -> dict[str, Any]:
-        """Arguments that decide which units go; runs of before there were some of them go on without."""
+        """Arguments that decide which units go; newer arguments, unknown to old checkpoints, only if given."""
         newer = {"equal_layers": False, "round_to": None}
         unused = (name for name, default in newer.items() if getattr(self.config, name) is default)
         elsewhere = ("loss", "labels", "scores", "importance", *unused)
@@ -40,24 +40,24 @@ class WidthPlanning(Planning):
         return roles | others | {"allocation": self.config.allocation or "per_cost"}
 
     def check_budget(self, budget: Budget | None) -> None:
-        """Raise unless there is one that goes with the kinds of units, or a tolerance."""
+        """Raise an error unless a budget that fits the kinds of units, or a tolerance, is given."""
         self.config.for_budget(budget)
 
     def units(self, network: nn.Module, budget: Budget | None) -> dict[str, int]:
-        """Return how many experts there are; other units are known once data comes, and counted in shares of cost."""
+        """Return the number of experts; other units are found only with data, and counted in shares of cost."""
         return {"expert": sum(group.size for group in find_experts(network))}
 
     def check_feasible(self, surgery: Surgery, budget: Budget | None, whole: Budget | None) -> None:
-        """Raise ValueError if a pattern in `ignore` matches nothing, or a budget is more than can go."""
+        """Raise ValueError if a pattern in `ignore` matches no group, or a budget is out of reach."""
         if budget is not None and budget.latency is None:
             check_feasible(surgery.untouched, budget, self.config)
         elif self.config.ignore:
             check_names(surgery.untouched, whole, self.config)
 
     def config_of(self, budget: Budget | None) -> WidthConfig:
-        """Return the arguments for a budget; labels are those of what the training step was given."""
+        """Return the arguments for a budget; labels are read from the batch of the training step."""
         return dataclasses.replace(self.config, labels=labels_of_captured(self.config.labels)).for_budget(budget)
 
     def decide(self, surgery: Surgery, budget: Budget | None) -> Plan:
-        """Return `plan_width`'s plan, scored on what the network gets while training."""
+        """Return the plan of `plan_width`, scored on the network's inputs in training."""
         return width_plan(surgery.session(self.config.loss or surgery.loss), budget, self.config_of(budget))

@@ -1,1 +1,1 @@
-"""Schedules of surgeries: a budget in one or several, or steps until a metric falls."""
+"""Schedules of surgeries: a budget in one or several surgeries, or steps until a metric falls."""

@@ -1,7 +1,7 @@
-"""Surgeries in steps until a metric of validation falls: each is recovered from, judged, and kept or taken back.
+"""Surgeries in steps until a metric of validation falls: each step is recovered from, judged, and kept or undone.
 
-A step is judged at the start of an epoch, like surgery itself, by the validation that came last, or by one that is run
-then. After one that is taken back the fit goes on with the network that was kept.
+A step is judged at the start of an epoch, as surgery happens there, by the last validation, or by a validation run at
+that time. After an undone step, the fit continues with the last kept network.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class QualitySurgeries(ScheduledSurgeries):
     """Steps of one callback.
 
     Args:
-        quality: Metric to keep, and how far.
-        step: What goes in each step; see `step_of`.
-        schedule: Epoch of the first step, and epochs between two.
-        target: Returns the path of the network in a module.
+        quality: Metric to keep, with the allowed drop.
+        step: Amount to remove in each step; see `step_of`.
+        schedule: Epoch of the first step, and epochs between two steps.
+        target: Function that returns the path of the network in a module.
 
     Raises:
-        ValueError: If these do not go together.
+        ValueError: If the arguments do not fit together.
         TypeError: If `step` is neither a number nor a budget.
 
     Attributes:
-        kept: Module to come back to if what follows does not hold the quality; None: there was no step in this fit.
+        kept: Snapshot of the last module of sufficient quality; None: the fit has made no step.
     """
 
     budget: Budget
@@ -70,22 +70,22 @@ class QualitySurgeries(ScheduledSurgeries):
 
     @property
     def every(self) -> int:
-        """Epochs in which a step is recovered from."""
+        """Epochs of recovery after a step."""
         return self.schedule.every or 1
 
     def asked(self, plan: Plan | None, planning: Mapping[str, str]) -> dict[str, Any]:
-        """Return what decides which surgeries come when, as plain data."""
+        """Return the arguments that decide the surgeries and their times, as plain data."""
         return {**super().asked(plan, planning), "quality": self.quality.to_dict()}
 
     def begin(self, ledger: Ledger, me: str, asked: dict[str, Any], units: Callable[[], dict[str, int]]) -> None:
-        """Note what there was before the first step, unless this schedule is already under way."""
+        """Note the state before the first step, unless this schedule is already under way."""
         before = ledger.begun.get(me)
         super().begin(ledger, me, asked, units)
         if ledger.begun[me] is not before:
             ledger.quality.pop(me, None)
 
     def due(self, ledger: Ledger, me: str) -> list[tuple[int, Budget | None]]:
-        """Return the next step if there may be one: epoch, and what is to have gone in all."""
+        """Return the next step if a step may follow: the epoch, and the total amount to remove by then."""
         trail = ledger.quality.get(me)
         steps = () if trail is None else trail.steps
         total = total_of(self.budget, len(steps) + 1, self.quality)
@@ -94,11 +94,11 @@ class QualitySurgeries(ScheduledSurgeries):
         return [(steps[-1].epoch + self.every if steps else self.schedule.start, total)]
 
     def end_fit(self, trainer: pl.Trainer, module: pl.LightningModule, me: str) -> None:
-        """Settle a fit that had nothing left to train; one that ends has had as many steps as it had epochs for."""
+        """Settle a fit without any training left; steps left undone by a finished fit need no warning."""
         self.settle(trainer, module, me)
 
     def check_fit(self, trainer: pl.Trainer, module: pl.LightningModule, me: str) -> None:
-        """Raise ValueError if a fit has no validation, ends before the first step is judged, or has two of these."""
+        """Raise ValueError if a fit has no validation, ends before a first judgement, or has two Quality callbacks."""
         if not trainer.enable_validation:
             raise ValueError(
                 f"Expected a fit with validation for {self.quality}, but {type(module).__name__} has no "
@@ -115,21 +115,21 @@ class QualitySurgeries(ScheduledSurgeries):
             self.schedule.check_fits([self.schedule.start + self.every], self.schedule.end(trainer))
 
     def begin_fit(self) -> None:
-        """Forget what another fit has left."""
+        """Forget the state of an earlier fit."""
         self.kept, self._noted, self._is_settled = None, None, False
 
     def note(self, trainer: pl.Trainer) -> None:
-        """Note what a validation within a fit has logged.
+        """Note the metrics logged by a validation within a fit.
 
         Raises:
-            ValueError: If the metric is not among it.
+            ValueError: If the metric is not logged.
         """
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._noted = (trainer.global_step, logged_now(trainer._results))
             self._read(self._noted[1])
 
     def judge(self, trainer: pl.Trainer, module: pl.LightningModule, me: str) -> None:
-        """Keep the step that was recovered from, or take it back; say whether another one may come."""
+        """Keep the last step, or undo the step; decide whether another step may follow."""
         ledger = Ledger.of(module)
         trail = ledger.quality.get(me)
         if trail is None or not trail.steps or trainer.current_epoch < trail.steps[-1].epoch + self.every:
@@ -143,13 +143,13 @@ class QualitySurgeries(ScheduledSurgeries):
             ledger.quality[me] = trail.model_copy(update={"ended": ALL_WENT if left is None else ended})
 
     def operate(self, trainer: pl.Trainer, module: pl.LightningModule, me: str, do: Callable[[], None]) -> None:
-        """Do a step; before the first one the network is validated as it is, and after each, too.
+        """Do a step; the network is validated before the first step, and after each step.
 
         Args:
             trainer: Trainer at the start of an epoch.
-            module: Its LightningModule.
+            module: LightningModule of the fit.
             me: Key of the callback.
-            do: Does the surgery; nothing is left to go if there is none in the ledger afterwards.
+            do: Function that does the surgery; without a new event in the ledger, no unit is left to remove.
 
         Raises:
             ValueError: If the metric is not logged, is no number, or misses the quality before the first step.
@@ -182,7 +182,7 @@ class QualitySurgeries(ScheduledSurgeries):
         ledger.quality[me] = trail.model_copy(update={"steps": (*trail.steps, step)})
 
     def decided(self, decide: Callable[[], Plan], ledger: Ledger, me: str) -> Plan:
-        """Return what `decide()` decides; what it refuses after the first step is a plan that removes nothing."""
+        """Return the plan of `decide()`; after the first step, an empty plan where `decide()` raises ValueError."""
         try:
             return decide()
         except ValueError as error:
@@ -192,7 +192,7 @@ class QualitySurgeries(ScheduledSurgeries):
             return Plan()
 
     def settle(self, trainer: pl.Trainer, module: pl.LightningModule, me: str) -> None:
-        """See at the end of training that the network is one that holds the quality, or make it one."""
+        """Check the quality at the end of training; if missed, go back to the last kept network."""
         trail = Ledger.of(module).quality.get(me)
         if trail is None or not trail.steps or self.kept is None or self._is_settled:
             return
@@ -212,12 +212,12 @@ class QualitySurgeries(ScheduledSurgeries):
             save_as_best(trainer)
 
     def save(self, checkpoint: dict[str, Any], me: str) -> None:
-        """Write into a checkpoint what there is to come back to."""
+        """Write the last kept network into a checkpoint."""
         if self.kept is not None:
             checkpoint.setdefault(KEY, {})[me] = self.kept.to_dict()
 
     def load(self, checkpoint: Mapping[str, Any], me: str) -> None:
-        """Read what `save` wrote."""
+        """Read the network written by `save`."""
         found = checkpoint.get(KEY, {}).get(me)
         self.kept = None if found is None else Snapshot.from_dict(found)
 
@@ -231,7 +231,7 @@ class QualitySurgeries(ScheduledSurgeries):
         return logged[name]
 
     def _value(self, trainer: pl.Trainer, module: pl.LightningModule) -> float:
-        """Return the metric of the network as it is now, the mean over ranks."""
+        """Return the metric of the network in its present state, the mean over ranks."""
         if self._noted is None or self._noted[0] != trainer.global_step:
             self._noted = (trainer.global_step, validate(trainer, module))
         own = torch.tensor(self._read(self._noted[1]), device=module.device)
@@ -270,10 +270,10 @@ def surgeries_of(
     schedule: PruneSchedule,
     target: Callable[[pl.LightningModule], str],
 ) -> ScheduledSurgeries:
-    """Return the surgeries that a budget asks for, or a quality in steps.
+    """Return the surgeries for a budget, or for a quality in steps.
 
     Raises:
-        ValueError: If the arguments do not go together.
+        ValueError: If the arguments do not fit together.
         TypeError: If `step` is neither a number nor a budget.
     """
     if isinstance(budget, Quality):

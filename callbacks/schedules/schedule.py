@@ -1,4 +1,4 @@
-"""The schedule of surgeries: all at once, or a few units every few epochs."""
+"""Schedule of surgeries: all units at once, or a few units every few epochs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Unit = Literal["epoch", "step"]
 
 @dataclass(frozen=True)
 class PruneSchedule:
-    """Epochs at which surgery happens, always at their start.
+    """Epochs of surgery, always at the start of the epoch.
 
     Args:
         start: First epoch (0: before any training).
-        every: Epochs between surgeries; None removes everything at `start`, and is 1 until a metric falls (`Quality`).
-        step: Units *per kind* that each surgery removes, for budgets in units; 1 if only `every` is given.
-        alternate: Take the kinds in turn, one kind per surgery.
-        times: Surgeries among which a budget in a share of cost is divided evenly; needed with `every` for those.
-        by: What `start` and `every` count: "epoch", or "step" for optimizer steps, in a Trainer of transformers.
+        every: Epochs between surgeries; None removes everything at `start` (with `Quality`: 1).
+        step: Number of units *per kind* removed by each surgery, for budgets in units; 1 if only `every` is given.
+        alternate: Whether the kinds take turns, one kind per surgery.
+        times: Number of surgeries that divide a budget in a share of cost evenly; required with `every` for a share.
+        by: Unit of `start` and `every`: "epoch", or "step" for optimizer steps, in a Trainer of transformers.
 
     Raises:
         ValueError: If a number is out of range or `step` and `every` do not come together.
-        TypeError: If something is no whole number.
+        TypeError: If an argument is no whole number.
 
     >>> PruneSchedule(start=1, every=2, step=1).events({"attention": 2, "activation": 1})
     [(1, {'attention': 1, 'activation': 1}), (3, {'attention': 1})]
@@ -60,7 +60,7 @@ class PruneSchedule:
                 raise ValueError(f"Expected argument every with {name}: how many epochs lie between two surgeries.")
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
+        """Return the call that makes the schedule."""
         return call_text("PruneSchedule", changed_fields(self))
 
     @property
@@ -69,7 +69,7 @@ class PruneSchedule:
         return self.every is not None
 
     def events(self, counts: Mapping[str, int]) -> list[tuple[int, dict[str, int]]]:
-        """Return the epoch of each surgery and the units it removes, given how many go in all."""
+        """Return the epoch and the removed units of each surgery, given the total number of units per kind."""
         left = {kind: n for kind, n in counts.items() if n > 0}
         if self.every is None:
             return [(self.start, left)] if left else []
@@ -84,7 +84,7 @@ class PruneSchedule:
         return events
 
     def parts(self, budget: Budget) -> list[tuple[int, Budget]]:
-        """Return the epoch of each surgery, and which share of the first network's cost is to have gone after it.
+        """Return the epoch of each surgery, and the total share of the first network's cost removed by then.
 
         >>> PruneSchedule(every=2, times=2).parts(Budget(macs=0.5))[0]
         (0, Budget(macs=0.25))
@@ -92,7 +92,7 @@ class PruneSchedule:
         return [(self.start + (self.every or 0) * i, step) for i, step in enumerate(budget.in_steps(self.times or 1))]
 
     def check_budget(self, budget: Budget | None) -> None:
-        """Raise ValueError if the budget and the schedule do not go together."""
+        """Raise ValueError if the budget and the schedule do not fit together."""
         if budget is None:
             if self.is_progressive:
                 raise ValueError(
@@ -112,7 +112,7 @@ class PruneSchedule:
             )
 
     def check_steps(self) -> None:
-        """Raise ValueError if the schedule says more than when steps until a metric falls begin, and how often."""
+        """Raise ValueError if the schedule of steps by quality has other arguments than `start` and `every`."""
         said = [name for name in changed_fields(self) if name not in ("start", "every")]
         if said:
             raise ValueError(
@@ -121,11 +121,11 @@ class PruneSchedule:
             )
 
     def now(self, trainer: pl.Trainer) -> int:
-        """Return the epoch, or the optimizer step, whichever is counted."""
+        """Return the present epoch or optimizer step, in the schedule's unit."""
         return trainer.current_epoch if self.by == "epoch" else trainer.global_step
 
     def end(self, trainer: pl.Trainer) -> int | None:
-        """Return the number of epochs, or of optimizer steps, whichever is counted.
+        """Return the number of epochs or optimizer steps in the fit, in the schedule's unit.
 
         Raises:
             ValueError: If steps are counted in a Trainer of Lightning.
@@ -148,11 +148,11 @@ class PruneSchedule:
 
 
 def schedule_of(schedule: PruneSchedule | int | Mapping[str, Any] | None) -> PruneSchedule:
-    """Accept a schedule, the epoch to start at, the arguments as a mapping, or None for the default.
+    """Return a schedule from a schedule, a first epoch, a mapping of arguments, or None for the default.
 
     Raises:
-        ValueError: If the mapping has something else, or a number is out of range.
-        TypeError: If it is none of these.
+        ValueError: If the mapping has an unknown argument, or a number is out of range.
+        TypeError: If the argument has another type.
 
     >>> schedule_of(3).start
     3

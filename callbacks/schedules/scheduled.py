@@ -1,6 +1,6 @@
-"""Surgeries that a pruning callback is asked for: by a budget and a schedule, or by a given plan.
+"""Surgeries of a pruning callback: by a budget and a schedule, or by a given plan.
 
-Everything is counted off the ledger, so that a resumed run goes on where the file was written.
+All progress is counted from the ledger, so a resumed run continues at the state of the file.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from prunerecover.surgery.saved_cost import budget_used
 
 
 class GivenPlan:
-    """A plan that was made elsewhere, or the path of one, which is read when a loop is set up.
+    """Plan made elsewhere, or the path of a plan file, read when a loop is set up.
 
     Args:
-        plan: The plan, its path, or None.
+        plan: Plan, path of a plan file, or None.
 
     Raises:
-        TypeError: If it is something else.
+        TypeError: If `plan` has another type.
     """
 
     def __init__(self, plan: str | Path | Plan | None) -> None:
@@ -42,15 +42,15 @@ class GivenPlan:
             raise TypeError(f"Expected argument plan to be a Plan or the path of one, but got {type(plan).__name__}.")
         self.plan = plan if isinstance(plan, Plan) else None
         self.file = Path(plan) if isinstance(plan, str | Path) else None
-        self.unread: OSError | ValueError | None = None  # why there is no plan from the file
+        self.unread: OSError | ValueError | None = None  # error from reading the file
 
     @property
     def said(self) -> str | Plan | None:
-        """The plan as it was given, or the path of its file."""
+        """The plan as given, or the path of its file."""
         return self.plan if self.file is None else str(self.file)
 
     def read(self) -> None:
-        """Read the file; whether it is needed, is known once a checkpoint is read."""
+        """Read the file; only a checkpoint, read later, tells whether the file is needed."""
         if self.file is None or self.plan is not None:
             return
         try:
@@ -59,10 +59,10 @@ class GivenPlan:
             self.unread = error
 
     def check_was_read(self, unless: bool = False) -> None:
-        """Raise what went wrong with the file, if anything did; say it where the file is not needed.
+        """Raise the error from reading the file, if any; warn instead if the file is not needed.
 
         Args:
-            unless: Whether a checkpoint holds what the plan did.
+            unless: Whether a checkpoint holds the surgery of the plan.
         """
         if unless:
             self.say_it_is_not_needed()
@@ -70,16 +70,16 @@ class GivenPlan:
             raise self.unread
 
     def say_it_is_not_needed(self) -> None:
-        """Warn of a file that could not be read, and need not be."""
+        """Warn about an unreadable file that is not needed."""
         if self.unread is not None:
             rank_zero_warn(f"The plan file is not needed, since the checkpoint holds what it did. {self.unread}")
 
     def before_evaluation(self, ledger: Ledger, network: Callable[[], nn.Module], name: str) -> Plan | None:
-        """Return the plan if it is to be applied before a network is evaluated; warn where nothing is pruned.
+        """Return the plan if it must be applied before evaluation, else None; warn if the network stays dense.
 
         Args:
             ledger: Ledger of the module.
-            network: Returns the network.
+            network: Function that returns the network.
             name: Class of the callback.
         """
         if ledger.from_checkpoint:
@@ -98,7 +98,7 @@ class GivenPlan:
         return self.plan
 
     def fitted(self, surgery: Surgery) -> Plan:
-        """Return the plan for the weights that are there now; missing tensors are refused once it is applied.
+        """Return the plan for the present weights; missing tensors are refused later, on application.
 
         Args:
             surgery: Network and captured inputs.
@@ -117,14 +117,14 @@ class ScheduledSurgeries:
     """Surgeries of one callback.
 
     Args:
-        budget: How much goes in all, or in each step until a metric falls; None: a plan or a tolerance says it.
-        schedule: Epochs at which surgeries happen.
+        budget: Amount to remove in all, or in each step until a metric falls; None: set by a plan or a tolerance.
+        schedule: Epochs of the surgeries.
 
     Raises:
-        ValueError: If the two do not go together.
+        ValueError: If budget and schedule do not fit together.
 
     Attributes:
-        shared: Whether surgeries share a budget, whatever the schedule is.
+        shared: Whether surgeries share a budget, whatever the schedule.
     """
 
     shared: ClassVar[bool] = False
@@ -138,16 +138,16 @@ class ScheduledSurgeries:
         self.schedule.check_budget(self.budget)
 
     def begin(self, ledger: Ledger, me: str, asked: dict[str, Any], units: Callable[[], dict[str, int]]) -> None:
-        """Note what there was before the first surgery, unless this schedule is already under way.
+        """Note the state before the first surgery, unless this schedule is already under way.
 
         Args:
             ledger: Ledger of the module.
             me: Key of the callback.
-            asked: What decides which surgeries come when, as plain data.
-            units: Returns how many units of each kind there are now.
+            asked: Arguments that decide the surgeries and their times, as plain data.
+            units: Function that returns the present number of units of each kind.
 
         Raises:
-            ValueError: If the run that is resumed had other arguments.
+            ValueError: If the resumed run had other arguments.
         """
         under_way = me in ledger.begun and (self._has_begun or ledger.from_checkpoint)
         if under_way and ledger.begun[me].asked != asked:
@@ -161,7 +161,7 @@ class ScheduledSurgeries:
         self._has_begun = True
 
     def due(self, ledger: Ledger, me: str) -> list[tuple[int, Budget | None]]:
-        """Return the surgeries that are not done: epoch or step, and what is to have gone in all; None: no budget.
+        """Return the surgeries left: epoch or step, and the total amount to remove by then; None: no budget.
 
         Args:
             ledger: Ledger of the module, in which the schedule has begun.
@@ -180,11 +180,11 @@ class ScheduledSurgeries:
         return events[len(ledger.made_by(me)) :]
 
     def check_fit(self, trainer: pl.Trainer, module: pl.LightningModule, me: str) -> None:
-        """Raise ValueError if a surgery that is not done would come at or after the end of a fit."""
+        """Raise ValueError if a remaining surgery would come at or after the end of a fit."""
         self.schedule.check_fits([moment for moment, _ in self.due(Ledger.of(module), me)], self.schedule.end(trainer))
 
     def end_fit(self, trainer: pl.Trainer, module: pl.LightningModule, me: str) -> None:
-        """Warn of surgeries that a fit which has ended should have done."""
+        """Warn about surgeries left undone by a finished fit."""
         left = self.due(Ledger.of(module), me)
         if left and not is_dry_run(trainer):
             rank_zero_warn(
@@ -196,44 +196,44 @@ class ScheduledSurgeries:
         """Begin a fit, before its checkpoint is read."""
 
     def note(self, trainer: pl.Trainer) -> None:
-        """Note what a validation within a fit has logged."""
+        """Note the metrics logged by a validation within a fit."""
 
     def judge(self, trainer: pl.Trainer, module: pl.LightningModule, me: str) -> None:
-        """Judge at the start of an epoch what surgeries before have done."""
+        """Judge the earlier surgeries at the start of an epoch."""
 
     def operate(self, trainer: pl.Trainer, module: pl.LightningModule, me: str, do: Callable[[], None]) -> None:
         """Do a surgery that is due: `do()`."""
         do()
 
     def decided(self, decide: Callable[[], Plan], ledger: Ledger, me: str) -> Plan:
-        """Return what `decide()` decides."""
+        """Return the plan of `decide()`."""
         return decide()
 
     def settle(self, trainer: pl.Trainer, module: pl.LightningModule, me: str) -> None:
-        """See at the end of training that what is left is what was asked for."""
+        """Check at the end of training that the network meets the request."""
 
     def save(self, checkpoint: dict[str, Any], me: str) -> None:
-        """Write into a checkpoint what the ledger does not hold."""
+        """Write state outside the ledger into a checkpoint."""
 
     def load(self, checkpoint: Mapping[str, Any], me: str) -> None:
-        """Read what `save` wrote."""
+        """Read the state written by `save`."""
 
     def taken(self, surgery: Surgery, plan: Plan) -> dict[str, float]:
-        """Return what a plan takes of the budget, which surgeries to come need not take."""
+        """Return the part of the budget used by a plan; later surgeries need not remove this part."""
         if self.budget is None or not (self.shared or self.schedule.is_progressive):
             return {}
         return budget_used(plan, self.budget, surgery.network, lambda: surgery.inputs[0], surgery.seed)
 
     def asked(self, plan: Plan | None, planning: Mapping[str, str]) -> dict[str, Any]:
-        """Return what decides which surgeries come when, as plain data.
+        """Return the arguments that decide the surgeries and their times, as plain data.
 
         Args:
-            plan: The given plan.
-            planning: The arguments of planning.
+            plan: Given plan.
+            planning: Arguments of planning.
         """
         budget = None if self.budget is None else self.budget.to_dict()
         tensors = None if plan is None else plan.result.tensors
         schedule = dict(vars(self.schedule))
-        if schedule["by"] == "epoch":  # runs of before there was a choice go on
+        if schedule["by"] == "epoch":  # runs from before this argument can be resumed
             del schedule["by"]
         return {"budget": budget, "plan": tensors, "schedule": schedule, "planning": dict(planning)}

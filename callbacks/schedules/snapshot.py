@@ -1,7 +1,7 @@
-"""A module in the middle of a fit, kept to come back to: its structure, its values, and what its optimizers know.
+"""Snapshot of a module in the middle of a fit, to go back to: structure, values, and states of the optimizers.
 
-Coming back is what a resumed run does with a file, without what belongs to the time of the fit: epochs, steps, learning
-rates and random states go on.
+Going back equals loading a checkpoint in a resumed run, without the progress of the fit: epochs, steps, learning rates
+and random states go on.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from prunerecover.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What it takes to come back, on the CPU.
+    """State of a module to go back to, on the CPU.
 
     Attributes:
-        record: What the ledger said.
+        record: Record of the ledger.
         values: Parameters and buffers, by name: of the module, then of its averaged copies.
         states: States of the optimizers, by the number of the parameter.
     """
@@ -42,12 +42,12 @@ class Snapshot:
 
     @classmethod
     def of(cls, trainer: pl.Trainer, module: pl.LightningModule, target: str) -> Snapshot:
-        """Keep a module as it is now.
+        """Return a snapshot of a module in its present state.
 
         Args:
             trainer: Trainer in a fit, between steps.
-            module: Its LightningModule.
-            target: Path of the network that is about to change: from now on it counts as one that surgery has seen.
+            module: LightningModule of the fit.
+            target: Path of the network about to change; the record lists the network as touched by surgery from now on.
         """
         record = Ledger.of(module).present(module)
         record = record.model_copy(update={"plans": {target: Plan(), **record.plans}})
@@ -56,11 +56,11 @@ class Snapshot:
         return cls(record, values, [_on_cpu(optimizer.state_dict()["state"]) for optimizer in trainer.optimizers])
 
     def restore(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Make a module what it was, with its averaged copies, optimizers and DDP wrapper.
+        """Restore a module, with its averaged copies, optimizers and DDP wrapper.
 
         Args:
-            trainer: Trainer in the same fit, or in one that resumed it, between steps.
-            module: Its LightningModule.
+            trainer: Trainer in the same fit, or in a fit that resumed it, between steps.
+            module: LightningModule of the fit.
         """
         gone = set(module.parameters())
         optimizers.forget_gradients(trainer.optimizers)
@@ -75,12 +75,12 @@ class Snapshot:
         forget_best(trainer)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what goes into a checkpoint: primitives and tensors."""
+        """Return primitives and tensors for a checkpoint."""
         return {"record": self.record.to_dict(), "values": self.values, "states": self.states}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Snapshot:
-        """Read what `to_dict` returned."""
+        """Return the snapshot of a dict from `to_dict`."""
         return cls(LedgerRecord.from_dict(data["record"]), data["values"], data["states"])
 
 
@@ -92,13 +92,13 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 def _load(module: nn.Module, values: Mapping[str, Tensor]) -> None:
     for name, tensor in _tensors(module).items():
         if isinstance(tensor, nn.Parameter) or (name in values and values[name].shape == tensor.shape):
-            tensor.copy_(values[name])  # buffers of another shape are caches, which forward passes fill anew
+            tensor.copy_(values[name])  # buffers of another shape are caches, filled again by forward passes
 
 
 def _load_state(optimizer: Optimizer, state: dict[int, Any]) -> None:
-    """Give an optimizer another state; its groups stay the objects that schedulers hold, with their present rates."""
+    """Give an optimizer another state; its groups stay the objects held by schedulers, with their present rates."""
     groups, held = optimizer.param_groups, optimizer.state
-    held.clear()  # it is of parameters that no group holds
+    held.clear()  # state of parameters outside all groups
     optimizer.load_state_dict({"state": copy.deepcopy(state), "param_groups": optimizer.state_dict()["param_groups"]})
     loaded = dict(optimizer.state)
     optimizer.param_groups, optimizer.state = groups, held

@@ -1,4 +1,4 @@
-"""Steps of pruning in terms of a budget: what goes in one, in so many, and what is left after them."""
+"""Steps of pruning in terms of a budget: the amount of one step, the total of several, and the cost left."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ USUAL = 0.1  # of the MACs
 
 
 def step_of(step: float | Budget | None, quality: Quality) -> Budget:
-    """Return what goes in one step, relative to the network before the first one.
+    """Return the amount to remove in one step, relative to the network before the first step.
 
     Args:
         step: Share of the MACs, or a budget; None: a tenth of the MACs.
-        quality: Says how much may go in all.
+        quality: Quality to keep, with the largest share to remove in all.
 
     Raises:
-        ValueError: If it is nothing, more than may go in all, or no share that can be taken several times.
-        TypeError: If it is neither a number nor a budget.
+        ValueError: If the step is empty, above the largest share, or no share or number that can be removed several
+            times.
+        TypeError: If the step is neither a number nor a budget.
 
     >>> step_of(0.05, Quality("val_acc", drop=0.01))
     Budget(macs=0.05)
@@ -51,7 +52,7 @@ def step_of(step: float | Budget | None, quality: Quality) -> Budget:
 
 
 def first_of(budget: Budget | Quality | None, step: float | Budget | None) -> Budget | None:
-    """Return what planning is asked for at first: the budget, or one step; see `step_of` for what is raised."""
+    """Return the first budget for planning: the budget, or one step; raises the errors of `step_of`."""
     return step_of(step, budget) if isinstance(budget, Quality) else budget
 
 
@@ -64,7 +65,7 @@ def _check_share(name: str, share: float, most: float) -> None:
 
 
 def total_of(step: Budget, steps: int, quality: Quality) -> Budget | None:
-    """Return what is to have gone after so many steps; None: the steps before have taken all that may go.
+    """Return the amount to remove in a number of steps together; None: earlier steps have reached the largest share.
 
     >>> quality = Quality("val_acc", drop=0.01, most=0.25)
     >>> [total_of(Budget(macs=0.1), steps, quality) for steps in (2, 3, 4)]
@@ -81,15 +82,15 @@ def _shares(step: Budget, steps: int, quality: Quality) -> dict[str, Any]:
 
 
 def begun(quality: Quality, target: str, dense: float) -> QualityTrail:
-    """Return the record of what begins, if the network before the first step holds the quality.
+    """Return the record of steps that begin now, if the network before the first step has the quality.
 
     Args:
-        quality: Metric to keep, and how far.
+        quality: Metric to keep, with the allowed drop.
         target: Path of the network.
         dense: Value of the metric.
 
     Raises:
-        ValueError: If it does not, or the value is no number.
+        ValueError: If the network misses the quality, or the value is no number.
     """
     name, worst = quality.monitor, quality.worst(dense)
     if not math.isfinite(dense):
@@ -107,11 +108,11 @@ def begun(quality: Quality, target: str, dense: float) -> QualityTrail:
 
 
 def cost_left(taken: Iterable[Mapping[str, float]], step: Budget) -> dict[str, float]:
-    """Return the share of each cost that is left of the first network's; empty for steps in units.
+    """Return the share of each of the first network's costs left after surgeries; empty for steps in units.
 
     Args:
-        taken: By each surgery, the share of what there was before it.
-        step: What goes in a step.
+        taken: Shares removed by each surgery, relative to the network before the surgery.
+        step: Amount to remove in a step.
     """
     surgeries = list(taken)
     return {name: math.prod(1 - each.get(name, 0.0) for each in surgeries) for name in step.shares}

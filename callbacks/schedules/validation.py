@@ -1,4 +1,4 @@
-"""A validation in the middle of a fit, of the network as it is, that nothing but the caller takes note of."""
+"""Validation in the middle of a fit, of the network in its present state, visible to the caller alone."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.random_state import isolated
 from prunerecover.callbacks.logs.history import logged_now
 
-UNCONCERNED = (Checkpoint, EarlyStopping, ProgressBar, LedgerCallback)  # act on what they see, or keep it
+UNCONCERNED = (Checkpoint, EarlyStopping, ProgressBar, LedgerCallback)  # act on metrics, or keep them
 
 
 class _Reader(pl.Callback):
-    """Reads what a validation has logged, its end included."""
+    """Reader of the metrics logged by a validation, including its end."""
 
     def __init__(self) -> None:
         self.logged: dict[str, float] = {}
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Read it, before Lightning forgets it."""
+        """Read the metrics before Lightning forgets them."""
         self.logged = logged_now(trainer._results)
 
 
 def validate(trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, float]:
-    """Run the fit's own validation, on all ranks, and return what it logs.
+    """Run the fit's own validation, on all ranks, and return the logged metrics.
 
-    Averaged weights and other callbacks that change what is validated have their part in it. Random states, the
-    progress of the fit, its metrics and its loggers are as they were afterwards.
+    Averaged weights and other callbacks that change the validated network take part. Random states, progress, metrics
+    and loggers of the fit are restored afterwards.
 
     Args:
         trainer: Trainer in a fit, between steps.
-        module: Its LightningModule.
+        module: LightningModule of the fit.
     """
     reader = _Reader()
     with isolated(), _unnoticed(trainer, reader):
@@ -46,7 +46,7 @@ def validate(trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, float
 
 @contextmanager
 def _unnoticed(trainer: pl.Trainer, reader: pl.Callback) -> Iterator[None]:
-    """Have a validation begin from its first batch, and put back what it leaves."""
+    """Make a validation begin from its first batch, and restore the state of the fit."""
     loop, connector = trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     progress, restarting, stage = loop.batch_progress, loop.restarting, trainer.state.stage

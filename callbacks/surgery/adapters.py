@@ -1,4 +1,4 @@
-"""Inject adapters and merge them in the middle of a fit: in the module, its optimizers, its averaged copies and DDP."""
+"""Injection and merging of adapters in the middle of a fit: in the module, optimizers, averaged copies and DDP."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from prunerecover.recovery.lora import Adapters, frozen_parameters
 def inject_adapters_in_trainer(
     trainer: pl.Trainer, module: pl.LightningModule, target: str, adapters: Adapters, seed: int
 ) -> None:
-    """Inject adapters on the plain network at `target`; optimizers hold them instead of what they freeze.
+    """Inject adapters on the plain network at `target`; adapters replace the frozen parameters in the optimizers.
 
     Args:
-        trainer: In the middle of a fit, between steps.
-        module: Its LightningModule.
-        target: Path of the network, which has no adapters yet.
-        adapters: Planned for the network as it is.
-        seed: Of their initial values; the same on every rank.
+        trainer: Trainer in the middle of a fit, between steps.
+        module: LightningModule of the fit.
+        target: Path of the network, still without adapters.
+        adapters: Adapters planned for the network in its present state.
+        seed: Seed of the adapters' initial values; the same on every rank.
 
     Raises:
-        RuntimeError: If no optimizer holds any parameter of the network; nothing is changed then.
+        RuntimeError: If no optimizer holds any parameter of the network; the module stays unchanged.
     """
     ledger, network = Ledger.of(module), unwrap(get_module(module, target))
     optimizers.check_joinable(trainer.optimizers, network)
@@ -41,11 +41,11 @@ def inject_adapters_in_trainer(
 
 
 def merge_adapters_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: str) -> None:
-    """Merge the adapters of the network at `target`, if it has any: surgery begins from a plain network.
+    """Merge the adapters of the network at `target`, if any: surgery begins from a plain network.
 
     Args:
-        trainer: In the middle of a fit, between steps, or before any other loop.
-        module: Its LightningModule.
+        trainer: Trainer in the middle of a fit, between steps, or before any other loop.
+        module: LightningModule of the network.
         target: Path of the network.
     """
     ledger = Ledger.of(module)

@@ -29,20 +29,20 @@ def announce(
     taken: Mapping[str, float] | None = None,
     kept: str = "",
 ) -> None:
-    """Record one surgery; within a fit also tell the loggers and the console, and write a plan file.
+    """Record one surgery; within a fit, also inform the loggers and the console, and write a plan file.
 
-    Its units are named as in the network right before it. In the plan file, which holds all surgeries so far, and in
-    reports they are named as in the dense network.
+    The event names units as in the network right before the surgery. The plan file, which holds all surgeries so far,
+    and reports name units as in the dense network.
 
     Args:
-        trainer: Whose loggers are told (units removed, parameters, MACs per calibration sample).
-        ledger: Where the event is kept, so that a resumed run knows it happened.
-        by: Which callback did it.
+        trainer: Trainer whose loggers are informed (units removed, parameters, MACs per calibration sample).
+        ledger: Ledger for the event, so that a resumed run knows the surgery is done.
+        by: Key of the callback.
         target: Path of the network.
-        plan: What was done, before any merging.
-        seconds: That it took to decide; None if that was done elsewhere.
-        taken: Of the budget that surgeries share; see `budget_used`.
-        kept: Of what was tried on the pruned network; see `Kept`.
+        plan: Plan of the surgery, before any merging.
+        seconds: Time spent on planning, in seconds; None if the plan was made elsewhere.
+        taken: Used part of a budget shared by surgeries; see `budget_used`.
+        kept: Recovery kept on the pruned network, in words; see `Kept`.
     """
     units = [name for names in plan.removed.values() for name in names]
     if not units:
@@ -72,7 +72,7 @@ def announce(
     if not units or trainer.state.fn != "fit":
         return
     metrics: dict[str, Any] = {"surgery/params": params}
-    if plan.result.macs:  # counted on a sample; plans that were made elsewhere may not say
+    if plan.result.macs:  # counted on a sample; a plan made elsewhere may lack the number
         metrics["surgery/macs"] = plan.result.macs
     metrics["surgery/removed_units"] = ledger.removed_units
     for logger in trainer.loggers:
@@ -87,10 +87,10 @@ def announce(
 
 
 def warn_of_launcher(trainer: pl.Trainer, ledger: Ledger) -> None:
-    """Warn that a launcher that forks or spawns brings back weights, but no structure.
+    """Warn that a launcher with forked or spawned processes returns weights, but no structure.
 
-    Lightning loads them with `strict=False`: the module in the process that called `fit` would stay dense, with the
-    weights of what was removed untrained, and nothing would say so.
+    Lightning loads the weights with `strict=False`: the module in the process that called `fit` would stay dense, with
+    untrained weights in the place of removed units, without any error.
     """
     if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher) and not ledger.is_dense:
         best = getattr(trainer.checkpoint_callback, "best_model_path", "") or "a checkpoint"
@@ -102,11 +102,11 @@ def warn_of_launcher(trainer: pl.Trainer, ledger: Ledger) -> None:
 
 
 def warn_of_missing(ledger: Ledger, there: Collection[str]) -> None:
-    """Warn of callbacks that had begun in the run of a checkpoint, and are not there now.
+    """Warn about callbacks that had begun in the run of a checkpoint, and are missing now.
 
     Args:
         ledger: Ledger of the module.
-        there: Keys of the callbacks that are there.
+        there: Keys of the present callbacks.
     """
     missing = sorted(ledger.begun.keys() - set(there))
     if ledger.from_checkpoint and missing:
@@ -117,7 +117,7 @@ def warn_of_missing(ledger: Ledger, there: Collection[str]) -> None:
 
 
 def warn_of_untrained(network: nn.Module, by: str) -> None:
-    """Warn if a network is as it was initialised when a callback is about to prune it."""
+    """Warn if a network still has its initial values when a callback is about to prune."""
     instead = "train before: schedule=10 prunes at the start of epoch 10."
     if warning := said_of_untrained(network, f"{by} prunes", instead):
         rank_zero_warn(warning)

@@ -1,4 +1,4 @@
-"""One surgery in the middle of a fit: everything that has to change with the model changes here, in one place."""
+"""One surgery in the middle of a fit: everything attached to the model changes with the model, in one place."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def apply_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: st
     """Apply a plan to the network at `target`, in the module, its optimizers, its average copies and its DDP wrapper.
 
     Args:
-        trainer: In the middle of a fit, at the start of an epoch, or before any other loop.
-        module: Its LightningModule.
+        trainer: Trainer in the middle of a fit, at the start of an epoch, or before any other loop.
+        module: LightningModule of the network.
         target: Path of the network.
-        plan: Made for the network as it is; the same on every rank. One without edits changes nothing.
+        plan: Plan for the network in its present state; the same on every rank. An empty plan changes no weights.
 
     Raises:
         RuntimeError: If trainable parameters are in no optimizer.
-        ValueError: If the plan is for another model, its fitted tensors are missing or were fitted to other weights.
-            Nothing is changed in any of these cases.
+        ValueError: If the plan is for another model, or its fitted tensors are missing or of other weights. After any
+            of these errors, the module is unchanged.
     """
     if not plan.edits:
         return
@@ -49,7 +49,7 @@ def apply_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: st
         if isinstance(callback, LedgerCallback):
             callback.before_surgery(trainer, module, target)
     forget_gradients(trainer.optimizers)
-    with torch.inference_mode(False):  # before test and predict Lightning is in it, and new weights could never train
+    with torch.inference_mode(False):  # Lightning's mode before test and predict: new weights could never train
         applied = Ledger.of(module).apply(module, target, plan)
         for optimizer in trainer.optimizers:
             update_optimizer(optimizer, applied)
@@ -60,11 +60,11 @@ def apply_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: st
 
 
 def merge_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: str) -> None:
-    """Merge what became linear in the network at `target`, everywhere.
+    """Merge adjacent linear layers of the network at `target`, everywhere.
 
     Args:
-        trainer: In the middle of a fit, at the start of an epoch, or before any other loop.
-        module: Its LightningModule.
+        trainer: Trainer in the middle of a fit, at the start of an epoch, or before any other loop.
+        module: LightningModule of the network.
         target: Path of the network.
     """
     network = unwrap(get_module(module, target))
@@ -72,7 +72,7 @@ def merge_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: st
 
 
 def rewrap(trainer: pl.Trainer) -> None:
-    """Give DDP a reducer for the parameters that are there now; what was compiled for others is forgotten."""
+    """Give DDP a reducer for the present parameters; compiled code is dropped."""
     strategy = trainer.strategy
     if isinstance(strategy, DDPStrategy) and isinstance(strategy.model, DistributedDataParallel):
         strategy.model = strategy.lightning_module  # drops the last reference to the old wrapper first
@@ -83,7 +83,7 @@ def rewrap(trainer: pl.Trainer) -> None:
 
 
 def forget_best(trainer: pl.Trainer) -> None:
-    """Have "best" start anew, and patience with it: scores from before a surgery are of another model."""
+    """Reset "best" and the patience of early stopping: scores from before a surgery belong to another model."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, ModelCheckpoint) and callback.monitor is not None:
             _forget_best_checkpoint(callback)

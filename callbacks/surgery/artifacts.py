@@ -1,4 +1,4 @@
-"""Files that callbacks write beside the checkpoints."""
+"""Files written by callbacks beside the checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prunerecover.surgery.merging import merge
 
 
 def artifact_folder(trainer: pl.Trainer) -> Path | None:
-    """Return the folder of the trainer's checkpoints; None if it writes none (no ModelCheckpoint, fast_dev_run)."""
+    """Return the folder of the trainer's checkpoints; None without checkpoints (no ModelCheckpoint, fast_dev_run)."""
     callback = trainer.checkpoint_callback
     if is_dry_run(trainer) or not isinstance(callback, ModelCheckpoint) or callback.dirpath is None:
         return None
@@ -28,25 +28,25 @@ def artifact_folder(trainer: pl.Trainer) -> Path | None:
 
 
 def is_dry_run(trainer: pl.Trainer) -> bool:
-    """Whether this is a `fast_dev_run`, which leaves no files."""
+    """Whether the run is a `fast_dev_run`, which leaves no files."""
     return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
 
 
 def save_plan(folder: Path, ledger: Ledger, target: str) -> None:
-    """Write all edits so far of one network, for strategies that must know them early; see `own_place`.
+    """Write all edits so far of one network, for strategies that need the edits early; see `own_place`.
 
-    Checkpoints do not hold fitted tensors of their own: after a resume, those of earlier surgeries come from the file
-    that is there. One that says the same already, such as the user's own plan, stays as it is.
+    Checkpoints do not hold fitted tensors of their own: after a resume, tensors of earlier surgeries come from the
+    existing file. A file with the same content, the user's own plan for example, stays unchanged.
 
     Args:
-        folder: Of the checkpoints.
-        ledger: Of the run.
-        target: Path of the network; if there are several, the file is plan-<target>.json, else plan.json.
+        folder: Folder of the checkpoints.
+        ledger: Ledger of the run.
+        target: Path of the network; with several networks the file is plan-<target>.json, else plan.json.
     """
     first = folder / (f"plan-{target}.json" if len(ledger.plans) > 1 else "plan.json")
     plan, written = ledger.plans[target], _plans_at(first)
     for earlier in written:
-        shared = min(len(earlier.edits), len(plan.edits))  # the plan is the shorter one after a step was taken back
+        shared = min(len(earlier.edits), len(plan.edits))  # the plan is shorter after an undone step
         if earlier.edits[:shared] == plan.edits[:shared] and earlier.source.weights == plan.source.weights:
             tensors = {**earlier.tensors, **plan.tensors}
             plan = plan.with_tensors({key: tensors[key] for key in plan.needed_tensors if key in tensors})
@@ -57,10 +57,10 @@ def save_plan(folder: Path, ledger: Ledger, target: str) -> None:
 
 
 def save_as_best(trainer: pl.Trainer) -> None:
-    """Save what the end of a fit came back to, and have "best" mean it: other files are of what was not kept.
+    """Save the network restored at the end of a fit, and make "best" mean the new file: other files hold undone steps.
 
     Args:
-        trainer: Trainer at the end of training; nothing happens if it writes no checkpoints.
+        trainer: Trainer at the end of training; no effect without checkpoints.
     """
     folder = artifact_folder(trainer)
     if folder is None:
@@ -74,10 +74,10 @@ def save_as_best(trainer: pl.Trainer) -> None:
 
 
 def save_merged(module: pl.LightningModule, folder: Path) -> None:
-    """Write a merged copy of each pruned or adapted network as pruned/ (pruned/<its path>, if there are several).
+    """Write a merged copy of each pruned or adapted network as pruned/ (pruned/<path> for several networks).
 
-    Adapters are merged first, then linears merge. Where somebody else's files are in the way, the name gets a number: a
-    fit must not fail at its end.
+    Adapters are merged first, then linears merge. If foreign files are in the way, the name gets a number: a fit must
+    not fail at its end.
     """
     ledger = Ledger.of(module)
     plans = dict.fromkeys(ledger.adapters, Plan()) | {t: plan for t, plan in ledger.plans.items() if plan.edits}
@@ -98,17 +98,17 @@ def save_merged(module: pl.LightningModule, folder: Path) -> None:
 
 
 def place_at_end(module: pl.LightningModule, path: Path, run: str, what: str) -> Path | None:
-    """Return where a fit that ends writes; None if it leaves things as they are.
+    """Return the place of a file at the end of a fit; None if the existing file stays.
 
-    A fit that is begun again from the file of its own end has nothing to train, so its module may not be what its files
-    were made of: weights that are averaged are its own at the end of training, which does not come again. What is
-    missing, because a kill came before it was written, is written if no callback averages.
+    A fit begun again from the file of its own end has no training left, so its module may differ from the module behind
+    its files: averaged weights replace the module's own only at the end of training, which is not repeated. A file
+    missing after a kill is written if no callback averages.
 
     Args:
-        module: LightningModule that was fitted.
+        module: LightningModule of the fit.
         path: Folder to write.
-        run: Run that writes, as of `own_place`.
-        what: Name of the folder for messages, as of `own_place`.
+        run: Mark of the run, see `own_place`.
+        what: Name of the folder in messages, see `own_place`.
     """
     place = own_place(path, run, what)
     if Ledger.of(module).has_trained or (_is_free(place) and not averaged_copies(module)):
@@ -121,12 +121,12 @@ def place_at_end(module: pl.LightningModule, path: Path, run: str, what: str) ->
 
 
 def own_place(path: Path, run: str, what: str) -> Path:
-    """Return where a run writes: `path`, or the same with a number if another run or somebody else has written there.
+    """Return the place for the files of a run: `path`, or a numbered version if `path` holds files of another writer.
 
     Args:
-        path: Of a plan's file, or of a folder of `save_pruned` or `save_routed`.
-        run: The mark of the run; a run that is resumed finds its own files by it.
-        what: Is written there, for the warning.
+        path: Path of a plan file, or of a folder of `save_pruned` or `save_routed`.
+        run: Mark of the run; a resumed run finds its own files by the mark.
+        what: Name of the files, for the warning.
     """
     for number in itertools.count():
         place = _numbered(path, number)
@@ -144,12 +144,12 @@ def own_place(path: Path, run: str, what: str) -> Path:
 
 
 def run_of(ledger: Ledger, target: str) -> str:
-    """Return the mark of a run in what it writes about the network at `target`."""
+    """Return the mark of a run in files about the network at `target`."""
     return f"{ledger.run}/{target}"
 
 
 def _numbered(path: Path, number: int) -> Path:
-    """The same path, or another version of it, named as ModelCheckpoint names versions."""
+    """Return the path itself, or another version, named as ModelCheckpoint names versions."""
     end = ".json" if path.name.endswith(".json") else ""
     return path.with_name(f"{path.name.removesuffix(end)}-v{number}{end}") if number else path
 
@@ -159,7 +159,7 @@ def _is_free(path: Path) -> bool:
 
 
 def _writer_of(path: Path) -> str:
-    """Return the mark of the run that wrote a plan's file or a folder; empty: none did, or it cannot be read."""
+    """Return the mark of the run that wrote a plan file or a folder; empty if unmarked or unreadable."""
     if (path / ROUTING).is_file():
         return run_of_routed(path)
     try:
@@ -169,7 +169,7 @@ def _writer_of(path: Path) -> str:
 
 
 def _plans_at(path: Path) -> list[Plan]:
-    """Return the plan at a path, and other versions of it; one that cannot be read is not needed, and left alone."""
+    """Return the plan at a path, and all numbered versions; an unreadable file is not needed, and left alone."""
     found: list[Plan] = []
     for number in itertools.count():
         place = _numbered(path, number)

@@ -1,4 +1,4 @@
-"""Recovery right after surgery: layers fitted to the dense network, and BatchNorm estimated anew."""
+"""Recovery right after surgery: layers fitted to the dense network, and recalibrated BatchNorm."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from prunerecover.recovery.reconstruction import made_for, reconstructible
 
 
 class Reconstruction:
-    """Recovery right after a surgery: weights that are left are fitted, and BatchNorm statistics estimated anew.
+    """Recovery right after a surgery: the remaining weights are fitted, and BatchNorm statistics estimated again.
 
     Args:
-        reconstruct: Whether weights are fitted; None: of networks that mostly normalise by BatchNorm.
-        seed: Seed of the samples that are held out.
+        reconstruct: Whether weights are fitted; None: only in networks with mostly BatchNorm layers.
+        seed: Seed of the held-out samples.
 
     Raises:
         TypeError: If `reconstruct` is neither True nor False nor None.
@@ -44,24 +44,25 @@ class Reconstruction:
             )
 
     def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
-        """Return a copy of the network, which the pruned one is compared with; None if nothing is done to that."""
+        """Return a copy of the network before surgery, for comparison; None if no recovery follows."""
         touched = plan.edits and (batchnorms(network) or self.fits(network, plan))
         return deep_copy(network) if touched else None
 
     def fits(self, network: nn.Module, plan: Plan) -> bool:
-        """Whether weights are fitted to the outputs of a network from before."""
+        """Whether weights are fitted to the outputs of the network before surgery."""
         wanted = made_for(network) if self.reconstruct is None else self.reconstruct
         return wanted and reconstructible(plan)
 
     def recover(self, surgery: Surgery, plan: Plan, before: nn.Module | None) -> str:
-        """Reconstruct the network, or estimate BatchNorm statistics anew, if it comes nearer to what it was by that.
+        """Reconstruct the network, or recalibrate BatchNorm, if the output comes nearer to the output before surgery.
 
-        All ranks and averages take what the first has. Returned is which of these was kept, and how near each came.
+        All ranks and averaged copies take the result of the first rank. Returns the kept recovery, and the divergence
+        of each, in words.
 
         Args:
             surgery: Network and captured inputs.
-            plan: What was done.
-            before: What `keep` returned.
+            plan: Plan of the surgery.
+            before: Copy returned by `keep`.
         """
         if before is None:
             return ""
@@ -75,14 +76,14 @@ class Reconstruction:
         rank_zero_info(f"prunerecover: after the surgery, kept: {said}.")
         statistics = {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS}
         _take_from_first(trainer, statistics)
-        for average in averaged_copies(surgery.module):  # an average of old statistics is one of other activations
+        for average in averaged_copies(surgery.module):  # averages of old statistics belong to other activations
             averaged = dict(unwrap(get_module(average, surgery.target)).named_buffers())
             for name, value in statistics.items():
                 averaged[name].copy_(value)
         return said
 
     def _reconstruct(self, surgery: Surgery, plan: Plan, before: nn.Module, inputs: list[CapturedInputs]) -> Kept:
-        """Reconstruct the network, and BatchNorm with it; averages of what it was move along."""
+        """Reconstruct the network, BatchNorm included; averaged copies move by the same difference."""
         network, averages = surgery.network, averaged_copies(surgery.module)
         pruned = {name: p.detach().clone() for name, p in network.named_parameters()} if averages else {}
         kept = reconstruction.reconstruct(network, before, plan, inputs, seed=self.seed)
@@ -95,7 +96,7 @@ class Reconstruction:
 
 
 def _take_from_first(trainer: pl.Trainer, tensors: dict[str, Tensor]) -> None:
-    """Give all ranks the values of the first."""
+    """Give all ranks the values of the first rank."""
     if trainer.world_size > 1:
         values = trainer.strategy.broadcast({name: tensor.detach().cpu() for name, tensor in tensors.items()})
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""Surgery under strategies that shard the model: the structure must be there before any weights are loaded."""
+"""Surgery under strategies that shard the model: the structure must be final before any weights are loaded."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ SHARDED = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 
 
 def given_early(trainer: pl.Trainer, name: str, plan: Plan | None, start: int) -> Plan:
-    """Return the given plan; it must prune at the start of the fit.
+    """Return the given plan, to be applied at the start of the fit.
 
     Args:
-        trainer: Trainer whose strategy shards.
+        trainer: Trainer with a strategy that shards.
         name: Name of the callback.
-        plan: The given plan; None: there is none.
+        plan: Given plan, or None.
         start: Epoch of the surgery.
 
     Raises:
-        ValueError: If there is no plan, or it is for later.
+        ValueError: If there is no plan, or the plan is for a later epoch.
     """
     strategy = type(trainer.strategy).__name__
     if plan is None:
@@ -45,18 +45,18 @@ def given_early(trainer: pl.Trainer, name: str, plan: Plan | None, start: int) -
 
 
 class EarlySurgery:
-    """A surgery before the model is sharded, and what is done about it once it is known whether weights are loaded."""
+    """Surgery before the model is sharded, checked once it is known whether a checkpoint brings weights."""
 
     def __init__(self) -> None:
         self._error: ValueError | None = None
         self._network: nn.Module | None = None
 
     def operate(self, trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: Plan, by: str) -> None:
-        """Apply a plan; weights that it does not fit are no matter if others are loaded from a checkpoint.
+        """Apply a plan; a mismatch with the present weights does not matter if a checkpoint brings other weights.
 
         Args:
             trainer: Trainer that sets up a loop.
-            module: LightningModule with the network.
+            module: LightningModule of the network.
             target: Path of the network.
             plan: Plan for the network.
             by: Key of the callback.
@@ -72,13 +72,13 @@ class EarlySurgery:
         announce(trainer, ledger, by, target, plan)
 
     def finish(self, ledger: Ledger) -> None:
-        """Warn of the statistics of a network that was pruned and keeps its weights.
+        """Warn about the BatchNorm statistics of a network pruned without a checkpoint.
 
         Args:
-            ledger: Ledger of the module, which says whether a checkpoint was read.
+            ledger: Ledger of the module, which knows whether a checkpoint was read.
 
         Raises:
-            ValueError: If the plan's tensors are of other weights, and no checkpoint brings any.
+            ValueError: If the plan's tensors belong to other weights, and no checkpoint brings any.
         """
         network, self._network = self._network, None
         if ledger.from_checkpoint:
@@ -100,7 +100,7 @@ def warn_of_statistics(network: nn.Module) -> None:
 
 
 def save_copy(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Save merged copies of what was pruned or adapted beside the checkpoints, where there are any."""
+    """Save merged copies of pruned or adapted networks beside the checkpoints, if any."""
     folder = artifact_folder(trainer)
     if folder is not None and isinstance(trainer.strategy, SHARDED):
         rank_zero_info("prunerecover: no rank has the whole model to merge; load_pruned opens the checkpoint.")

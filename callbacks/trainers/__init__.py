@@ -1,1 +1,1 @@
-"""Trainers of other libraries, in which the same callbacks prune and recover."""
+"""Trainers of other libraries, with the same callbacks for pruning and recovery."""

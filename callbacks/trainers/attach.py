@@ -1,4 +1,4 @@
-"""Attach pruning callbacks to a Trainer of transformers, or to one that inherits from it, such as TRL's SFTTrainer."""
+"""Attachment of pruning callbacks to a Trainer of transformers, or to a subclass, e.g. TRL's SFTTrainer."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ USABLE = (PruneCallback, DistillRecover, LoRARecover, RecoverySchedule)
 
 
 def attach(trainer: Any, *callbacks: LedgerCallback) -> None:
-    """Let callbacks prune and recover the model of a transformers Trainer while it trains.
+    """Let callbacks prune and recover the model of a transformers Trainer during training.
 
-    They are the callbacks of Lightning, with the same arguments: `attach(trainer, Prune(Budget(macs=0.3), schedule=1),
-    DistillRecover())`. A schedule may also count steps, `schedule={"start": 500, "by": "step"}`. Checkpoints hold what
-    was done, `trainer.train(resume_from_checkpoint=True)` goes on from them, and `load_pruned` opens them; at the end
-    `pruned/` in the output folder holds the merged model. A `target` begins with "model", as in `trainer.model`.
+    The callbacks are the Lightning callbacks, with the same arguments: `attach(trainer, Prune(Budget(macs=0.3),
+    schedule=1), DistillRecover())`. A schedule may also count steps, `schedule={"start": 500, "by": "step"}`.
+    Checkpoints record the surgery, `trainer.train(resume_from_checkpoint=True)` continues from a checkpoint, and
+    `load_pruned` opens checkpoints; at the end, `pruned/` in the output folder holds the merged model. A `target`
+    begins with "model", as in `trainer.model`.
 
     Args:
-        trainer: Trainer that was made and does not train yet.
-        callbacks: Among Prune, DepthPrune, WidthPrune, DistillRecover, LoRARecover and RecoverySchedule.
+        trainer: Trainer before its training.
+        callbacks: Callbacks among Prune, DepthPrune, WidthPrune, DistillRecover, LoRARecover and RecoverySchedule.
 
     Raises:
         TypeError: If the trainer or a callback is of another kind.
-        ValueError: If the trainer shards or replicates its model, makes it anew, or trains adapters of peft.
+        ValueError: If the trainer shards or replicates its model, creates models itself, or trains adapters of peft.
         RuntimeError: If callbacks were attached before.
     """
     _check_trainer(trainer)

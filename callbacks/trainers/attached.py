@@ -1,7 +1,7 @@
-"""A transformers Trainer with pruning callbacks: what its class does, and what has to come before or after it.
+"""Class of a transformers Trainer with pruning callbacks: methods extended by work before or after.
 
-A Trainer reads weights before any of its callbacks is called, and optimizers' states before training begins. So methods
-are extended, not only events followed.
+A Trainer reads weights before calling any callback, and optimizer states before training begins. So methods are
+extended, beside the events.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ CALLBACKS = "callbacks"  # as in checkpoints of Lightning
 
 
 class AttachedTrainer(Trainer):  # type: ignore[misc]
-    """Comes before the Trainer's own class.
+    """Subclass mixed in before the Trainer's own class.
 
     Attributes:
-        pruning: What callbacks read.
+        pruning: Fit, as seen by the callbacks.
     """
 
     pruning: Fit
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train; callbacks let go of the model when an error passes."""
+        """Train; callbacks detach from the model after an error."""
         self.pruning.ckpt_path = None
         self.pruning.call("setup", "fit")
         try:
@@ -47,7 +47,7 @@ class AttachedTrainer(Trainer):  # type: ignore[misc]
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **more: Any
     ) -> Any:
-        """Return the loss, in training with what callbacks add to it."""
+        """Return the loss, in training with the terms of the callbacks."""
         if return_outputs or not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch, **more)
         parts = self.current_gradient_accumulation_steps if self._is_scaled(num_items_in_batch) else 1
@@ -55,28 +55,28 @@ class AttachedTrainer(Trainer):  # type: ignore[misc]
         return loss / parts if parts > 1 else loss
 
     def own_loss(self, model: nn.Module, inputs: Any, items: Any) -> Tensor:
-        """Return the loss that the Trainer's class computes.
+        """Return the loss computed by the Trainer's own class.
 
         Args:
             model: Model.
             inputs: Batch.
-            items: Number of items in the optimizer step; None: it is not counted.
+            items: Number of items in the optimizer step; None: not counted.
         """
         loss: Tensor = super().compute_loss(model, inputs, num_items_in_batch=items)
         return loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log; what callbacks have noted stands beside the loss."""
+        """Log; values noted by callbacks are added to the entry with the loss."""
         super().log({**logs, **self.pruning.module.take_noted()} if "loss" in logs else logs, *args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, with what was done to it beside."""
+        """Save the model, with the record of the surgery beside the weights."""
         if self.args.should_save:
             held: dict[str, Any] = {KEY: Ledger.of(self.pruning.module).present(self.pruning.module).to_dict()}
             held[CALLBACKS] = {callback.state_key: callback.state_dict() for callback in self.pruning.callbacks}
             write_beside(Path(output_dir or self.args.output_dir), self.model, held)
         with warnings.catch_warnings(), _names_as_they_are(self.model):
-            if _internal_call:  # a checkpoint is for this Trainer and for load_pruned, which read what is beside it
+            if _internal_call:  # a checkpoint is for this Trainer and for load_pruned, which read the record beside it
                 warnings.filterwarnings("ignore", message="from_pretrained will not make")
             super().save_model(output_dir, _internal_call=_internal_call)
 
@@ -99,13 +99,13 @@ class AttachedTrainer(Trainer):  # type: ignore[misc]
         super()._load_best_model()
 
     def _give_structure_of(self, folder: str) -> dict[str, Any]:
-        """Make of the model what it was when a folder was written, and return what was written beside its weights."""
+        """Give the model the structure recorded in a folder, and return the record beside its weights."""
         held = read_beside(Path(folder))
         self.pruning.module.on_load_checkpoint(held)
         return held
 
     def _is_scaled(self, items: Any) -> bool:
-        """Whether the loss is one of the whole optimizer step, which the Trainer does not divide any more."""
+        """Whether the loss belongs to the whole optimizer step, so that the Trainer does not divide the loss."""
         said = getattr(self, "loss_is_scaled_for_ga", None)
         if said is not None:
             return bool(said)
@@ -114,10 +114,10 @@ class AttachedTrainer(Trainer):  # type: ignore[misc]
 
 @contextmanager
 def _names_as_they_are(model: Any) -> Iterator[None]:
-    """Have tensors saved by the names that the model has.
+    """Save tensors under the model's own names.
 
-    By itself `save_pretrained` writes those of older formats, under which the Trainer, when it resumes, finds none of
-    them: a ViT goes on from random layers. `from_pretrained` reads both.
+    By default, `save_pretrained` writes names of older formats, and a resumed Trainer would find no tensor by name: a
+    ViT would continue from random layers. `from_pretrained` reads both.
     """
     if not isinstance(model, PreTrainedModel):
         yield

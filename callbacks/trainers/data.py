@@ -1,4 +1,4 @@
-"""The training data of a transformers Trainer without what accelerate makes of its loader."""
+"""Training data of a transformers Trainer, without accelerate's wrappers around the loader."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 def plain_loader(loader: Any, trainer: Any) -> Any:
     """Return a loader of the whole training set, the same in every process, whatever accelerate shards.
 
-    A sampler of the user's own is kept.
+    A custom sampler is kept.
 
     Args:
-        loader: As accelerate has prepared it.
-        trainer: Trainer that trains on it.
+        loader: Loader prepared by accelerate.
+        trainer: Trainer of the loader.
     """
     if not isinstance(loader, DataLoader):
         return loader
@@ -34,7 +34,7 @@ def plain_loader(loader: Any, trainer: Any) -> Any:
 
 
 def _sampler_of(loader: Any) -> Any:
-    """Return the sampler under those that accelerate wraps around it."""
+    """Return the sampler under the wrappers of accelerate."""
     found = loader.batch_sampler
     while found is not None and type(found) is not BatchSampler and hasattr(found, "batch_sampler"):
         found = found.batch_sampler

@@ -1,4 +1,4 @@
-"""Events of a transformers Trainer, passed on to the callbacks that are attached to it."""
+"""Events of a transformers Trainer, passed on to attached callbacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prunerecover.callbacks.trainers.fit import Fit
 
 
 class Events(TrainerCallback):  # type: ignore[misc]
-    """Calls the hooks of attached callbacks.
+    """Callback of transformers that calls the hooks of attached callbacks.
 
     Args:
         fit: Fit of the Trainer.
@@ -27,12 +27,12 @@ class Events(TrainerCallback):  # type: ignore[misc]
         self.fit.current_epoch -= 1  # the first epoch is about to begin, too
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Do the surgeries that are due."""
+        """Do the surgeries due now."""
         self.fit.current_epoch += 1
         self.fit.call("on_train_epoch_start")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Begin a step; to a schedule that counts steps it is what an epoch is to others."""
+        """Begin a step; for a schedule in steps, a step begins as an epoch does."""
         self.fit.call("on_train_epoch_start", callbacks=self.fit.by_step)
         self.fit.call("on_train_batch_start", None, self.fit.batch_index)
 

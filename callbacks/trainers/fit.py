@@ -1,7 +1,7 @@
-"""A fit of a transformers Trainer, by the names under which callbacks of Lightning read one.
+"""Fit of a transformers Trainer, under the names of Lightning's Trainer that callbacks read.
 
-Callbacks, planning, surgery and ledger are the same in both Trainers. What they read off a Trainer of Lightning is said
-here: a test compares the names.
+Callbacks, planning, surgery and ledger are the same in both Trainers. The attributes of a Lightning Trainer that they
+read are defined here: a test compares the names.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from prunerecover.callbacks.trainers.module import TrainedModel
 
 
 class Fit:
-    """What callbacks read off a Trainer, and the calls of their hooks.
+    """Attributes of a Trainer read by callbacks, and the calls of their hooks.
 
     Args:
         trainer: Trainer of transformers.
-        callbacks: Callbacks that are attached to it.
+        callbacks: Attached callbacks.
 
     Attributes:
-        module: Holds the model, as its child "model".
+        module: LightningModule with the model, as its child "model".
         current_epoch: Epoch, counted from 0.
-        ckpt_path: Folder that is resumed from.
+        ckpt_path: Folder of the resumed checkpoint.
     """
 
     fast_dev_run = False
@@ -45,7 +45,7 @@ class Fit:
     def __init__(self, trainer: Any, callbacks: Sequence[LedgerCallback]) -> None:
         self.trainer, self.module = trainer, TrainedModel(trainer)
         self.module._trainer = self  # type: ignore[assignment]
-        # At one moment surgery comes first: what recovers looks after the network that is there then.
+        # Surgery comes first within a hook, so that recovery callbacks see the pruned network.
         self.callbacks = sorted(callbacks, key=lambda callback: not callback.prunes)
         self.strategy = _Strategy(trainer)
         self.precision_plugin = self.strategy.precision_plugin
@@ -55,11 +55,11 @@ class Fit:
         self.loggers = [self]
 
     def call(self, hook: str, *arguments: Any, callbacks: Iterable[LedgerCallback] | None = None) -> None:
-        """Call a hook of callbacks; wrappers and the search for the best checkpoint follow what they did.
+        """Call a hook of callbacks; afterwards, wrappers and the best checkpoint follow any surgery.
 
         Args:
             hook: Name of the hook.
-            arguments: What it is called with besides the fit and the module.
+            arguments: Arguments of the hook after the fit and the module.
             callbacks: Callbacks; None: all.
         """
         ledger = Ledger.of(self.module)
@@ -77,12 +77,12 @@ class Fit:
 
     @property
     def by_step(self) -> list[PruneCallback]:
-        """Callbacks whose schedule counts steps."""
+        """Callbacks with a schedule in steps."""
         return [c for c in self.callbacks if isinstance(c, PruneCallback) and c.schedule.by == "step"]
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The optimizer, without what accelerate wraps around it."""
+        """The optimizer, without accelerate's wrapper."""
         optimizer = self.trainer.optimizer
         return [] if optimizer is None else [getattr(optimizer, "optimizer", optimizer)]
 
@@ -94,20 +94,20 @@ class Fit:
 
     @property
     def checkpoint_callback(self) -> ModelCheckpoint | None:
-        """Says where checkpoints are written; None: nowhere."""
+        """Callback with the folder of the checkpoints; None: no checkpoints are written."""
         args = self.trainer.args
         return None if str(args.save_strategy.value) == "no" else ModelCheckpoint(dirpath=args.output_dir)
 
     @property
     def fit_loop(self) -> Any:
-        """Holds the training data."""
+        """Loop with the training data."""
         loader = self.trainer.callback_handler.train_dataloader
         combined = None if loader is None else CombinedLoader(plain_loader(loader, self.trainer), "max_size_cycle")
         return SimpleNamespace(_combined_loader=combined)
 
     @property
     def progress_bar_callback(self) -> Any:
-        """Whether there is a progress bar."""
+        """The Trainer if there is a progress bar, else None."""
         return None if self.trainer.args.disable_tqdm else self.trainer
 
     @property
@@ -132,7 +132,7 @@ class Fit:
 
     @property
     def num_training_batches(self) -> float:
-        """Batches of an epoch; infinite where the data have no length."""
+        """Number of batches in an epoch; infinite for data without a length."""
         try:
             return len(self.trainer.callback_handler.train_dataloader)
         except TypeError:
@@ -148,7 +148,7 @@ class Fit:
 
     @property
     def gradient_clip_val(self) -> float | None:
-        """Norm that gradients are clipped to."""
+        """Norm to clip gradients to."""
         return self.trainer.args.max_grad_norm or None
 
     @property
@@ -179,7 +179,7 @@ class _Strategy:
         )
 
     def broadcast(self, value: Any, src: int = 0) -> Any:
-        """Return what one process has."""
+        """Return the value of one process."""
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return value
         values = [value]
@@ -187,7 +187,7 @@ class _Strategy:
         return values[0]
 
     def batch_to_device(self, batch: Any, dataloader_idx: int = 0) -> Any:
-        """Return a batch as the training step gets it."""
+        """Return a batch in the form expected by the training step."""
         return self.trainer._prepare_inputs(batch)
 
     def _step_context(self) -> contextlib.AbstractContextManager[Any]:

@@ -12,9 +12,9 @@ from transformers import EarlyStoppingCallback
 
 
 def follow(trainer: Any) -> None:
-    """Give DDP a reducer for the parameters that are there now; what was compiled for others is forgotten.
+    """Give DDP a reducer for the present parameters; compiled code is dropped.
 
-    The Trainer's loop holds the wrapper itself, so it stays the same object.
+    The Trainer's loop holds the wrapper itself, so the wrapper stays the same object.
 
     Args:
         trainer: Trainer between steps.
@@ -43,8 +43,8 @@ def _make_anew(wrapped: Any, handler: Any) -> None:
     settings = {name: getattr(wrapped, name) for name in kept}
     if not getattr(wrapped, "bucket_bytes_cap_default", True):
         settings["bucket_cap_mb"] = wrapped.bucket_bytes_cap / 2**20
-    del wrapped.reducer  # whose hooks wait for gradients of what is gone
-    with warnings.catch_warnings():  # of names that torch has newer ones for
+    del wrapped.reducer  # its hooks wait for gradients of removed parameters
+    with warnings.catch_warnings():  # about names renamed in newer versions of torch
         warnings.simplefilter("ignore", FutureWarning)
         wrapped.__init__(wrapped.module, **settings)
     if handler is not None:
@@ -52,7 +52,7 @@ def _make_anew(wrapped: Any, handler: Any) -> None:
 
 
 def forget_best(trainer: Any) -> None:
-    """Scores from before a surgery are of another model: "best" starts anew, and patience with it.
+    """Reset "best" and the patience of early stopping: scores from before a surgery belong to another model.
 
     Args:
         trainer: Trainer between steps.

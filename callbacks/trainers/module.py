@@ -1,4 +1,4 @@
-"""The model of a transformers Trainer as a LightningModule, whose training step returns the Trainer's loss."""
+"""Model of a transformers Trainer as a LightningModule, with a training step that returns the Trainer's loss."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from prunerecover.model.evaluation import device_of
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What the Trainer computes the loss of.
+    """Batch of one call of the Trainer's loss.
 
     Attributes:
         inputs: Batch, on its device.
-        model: Model, as it is wrapped for training.
-        items: Number of items in all batches of the optimizer step; None: it is not counted.
-        parts: Number of such batches, where the loss is divided by it or by their items already.
+        model: Model, wrapped for training.
+        items: Number of items in all batches of the optimizer step; None: not counted.
+        parts: Number of batches in the optimizer step, if the loss is already divided by the number or by the items.
     """
 
     inputs: Any
@@ -32,10 +32,10 @@ class MicroBatch:
 
 
 class TrainedModel(pl.LightningModule):
-    """The model, as "model".
+    """LightningModule with the model as its child "model".
 
     Args:
-        trainer: Trainer that holds it.
+        trainer: Trainer of the model.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -44,28 +44,28 @@ class TrainedModel(pl.LightningModule):
         self.noted: dict[str, list[float | Tensor]] = {}
 
     def training_step(self, batch: Any) -> Tensor:
-        """Return the mean loss of a batch, as the Trainer's class computes it.
+        """Return the mean loss of a batch, computed by the Trainer's class.
 
         Args:
             batch: `MicroBatch` of a step, or a batch of the loader, on its device.
         """
         if not isinstance(batch, MicroBatch):
             batch = MicroBatch(batch, self.model)
-        inputs = {**batch.inputs} if isinstance(batch.inputs, Mapping) else batch.inputs  # the Trainer takes labels out
+        inputs = {**batch.inputs} if isinstance(batch.inputs, Mapping) else batch.inputs  # the Trainer pops labels
         loss: Tensor = self.owner.own_loss(batch.model, inputs, batch.items)
         return loss * batch.parts if batch.parts > 1 else loss
 
     def log(self, name: str, value: Any, **settings: Any) -> None:  # type: ignore[override]
-        """Note a value, which the Trainer logs beside the loss."""
+        """Note a value for the Trainer to log beside the loss."""
         self.noted.setdefault(name, []).append(value)
 
     def take_noted(self) -> dict[str, float]:
-        """Return the means of what was noted, and forget it."""
+        """Return the means of the noted values, and forget the values."""
         taken, self.noted = self.noted, {}
         return {name: sum(map(float, values)) / len(values) for name, values in taken.items()}
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """Return the optimizers, as they are."""
+        """Return the optimizers."""
         return self._trainer.optimizers if self._trainer is not None else []
 
     @property

@@ -1,7 +1,7 @@
-"""Trainers inside others, or in a command: to try a model out, and to decide in a fit that trains nothing.
+"""Trainers inside other Trainers, or in a command: to try a model out, and to plan in a fit without training.
 
-What is decided at the start of a fit (`capture_inputs`, `training_loss`) needs a Trainer that has set everything up:
-the user's hooks, data, optimizers and precision. `at_start_of_fit` lends one, on copies.
+Planning at the start of a fit (`capture_inputs`, `training_loss`) needs a Trainer with everything set up: the user's
+hooks, data, optimizers and precision. `at_start_of_fit` provides one, on copies.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 
 def nested_trainer(device: torch.device, callbacks: list[pl.Callback], **settings: Any) -> pl.Trainer:
-    """Return a Trainer on one device that writes nothing.
+    """Return a Trainer on one device that writes no files.
 
     Args:
-        device: Where it trains.
-        callbacks: All that it has.
+        device: Device of the training.
+        callbacks: All callbacks of the Trainer.
         settings: Further arguments of `Trainer`.
     """
     devices: Any = 1 if device.index is None else [device.index]
@@ -44,16 +44,17 @@ def at_start_of_fit(
     do: Callable[[pl.Trainer, pl.LightningModule], T],
     seed: int = 0,
 ) -> T:
-    """Return what `do(trainer, module)` returns where training would begin; nothing is trained.
+    """Return the value of `do(trainer, module)`, called at the beginning of training; no training follows.
 
     Args:
-        module: Copied first; random states stay as they are.
-        datamodule: None: the module has its own data.
-        do: Called once, with the copy, in 32-bit precision and without the other ranks.
-        seed: Of what `do` draws: a training step that scores may draw noise, and pruning callbacks seed it, too.
+        module: LightningModule, copied first; random states stay unchanged.
+        datamodule: Data of the fit; None: the module has its own data.
+        do: Function called once, with the copy, in 32-bit precision and without the other ranks.
+        seed: Seed of random numbers in `do`: a training step used for scores may draw noise, and pruning callbacks use
+            the seed, too.
 
     Raises:
-        ValueError: If there is nothing to train on.
+        ValueError: If there is no training data.
     """
     visit = _Visit(do, seed)
     with isolated(), quiet(), alone():
@@ -67,21 +68,21 @@ def at_start_of_fit(
 
 
 class _Visit(pl.Callback, Generic[T]):
-    """Does something at the start of training, and ends the fit there."""
+    """Callback that calls a function at the start of training, and ends the fit there."""
 
     def __init__(self, do: Callable[[pl.Trainer, pl.LightningModule], T], seed: int) -> None:
         self.do, self.seed = do, seed
         self.results: list[T] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Do it."""
+        """Call the function."""
         seed_all(self.seed)
         self.results.append(self.do(trainer, pl_module))
         trainer.should_stop = True
 
 
 def own_copy(module: pl.LightningModule) -> pl.LightningModule:
-    """Copy a module for a trainer of its own: not the trainer it is in, nor compiled calls, which lead back."""
+    """Copy a module for another trainer, without its present trainer and compiled calls, which refer to both."""
     memo = {id(vars(module).get(name)): None for name in ("_trainer", "_fabric") if vars(module).get(name) is not None}
     copied = copy.deepcopy(module, memo)
     for inner in copied.modules():
@@ -91,7 +92,7 @@ def own_copy(module: pl.LightningModule) -> pl.LightningModule:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what every trainer says at its start and end from the console; warnings stay."""
+    """Silence the messages of every trainer at start and end; warnings stay."""
     log = logging.getLogger("lightning.pytorch")
     before = log.level
     try:  # an interrupt may arrive while the level is set
@@ -103,17 +104,17 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Hide the other ranks: what they do meanwhile must not be waited for, nor averaged with."""
+    """Hide the other ranks: their work meanwhile must be neither waited for nor averaged with."""
     with among(None):
         yield
 
 
 @contextmanager
 def among(ranks: Any) -> Iterator[None]:
-    """Have a group as all the ranks that there are: those that `alone` hides, inside its `with` block.
+    """Make a group count as all ranks: the ranks hidden by `alone`, inside its `with` block.
 
     Args:
-        ranks: What `all_ranks` returned outside; None: no other.
+        ranks: Group returned by `all_ranks` outside; None: no other rank.
     """
     if not dist.is_available():
         yield
@@ -127,5 +128,5 @@ def among(ranks: Any) -> Iterator[None]:
 
 
 def all_ranks() -> Any:
-    """Return the group of all ranks; None if there are none, or others are hidden."""
+    """Return the group of all ranks; None without a group, or while the other ranks are hidden."""
     return dist.group.WORLD if dist.is_available() else None

@@ -1,7 +1,7 @@
-"""Records of trials, one JSON line each, appended as soon as a trial ends: a killed search goes on from there.
+"""Records of trials, one JSON line each, appended as soon as a trial ends: a killed search continues from the file.
 
-Each rank writes a file of its own (`trials.jsonl`, `trials.1.jsonl`, ...), so that nothing is written twice at once;
-all of them are read. A line that was cut off in the middle of writing is left out.
+Each rank writes a file of its own (`trials.jsonl`, `trials.1.jsonl`, ...), so that no file has two writers; all files
+are read. A line cut off in the middle of writing is skipped.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from prunerecover.display import markdown
 from prunerecover.files.json_lines import append_json, complete_lines
 from prunerecover.plan.kinds import plural
 
-COLUMNS = ("seed", "accuracy", "minutes", "peak memory")  # behind what is removed of each kind
+COLUMNS = ("seed", "accuracy", "minutes", "peak memory")  # after the removed units of each kind
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """The result of one trial.
+    """Result of one trial.
 
     Attributes:
         key: Hash of everything that decides the result: plan, weights, seed, settings.
-        removed: How many units of each kind.
-        seed: Of the run.
-        accuracy: After the run, in percent.
-        seconds: That it took.
-        peak_memory_bytes: Of the process on a CPU, of the allocator on an accelerator.
+        removed: Number of removed units of each kind.
+        seed: Seed of the run.
+        accuracy: Accuracy after the run, in percent.
+        seconds: Duration in seconds.
+        peak_memory_bytes: Peak memory in bytes: of the process on a CPU, of the allocator on an accelerator.
     """
 
     key: str
@@ -43,10 +43,10 @@ class TrialRecord:
 
 
 def read_records(path: Path) -> dict[str, TrialRecord]:
-    """Return all complete records by key; none if there is no file yet.
+    """Return all complete records by key; an empty dict if there is no file yet.
 
     Args:
-        path: Of the first rank's file.
+        path: Path of the first rank's file.
 
     Raises:
         ValueError: If a complete line is no trial record.
@@ -65,22 +65,22 @@ def read_records(path: Path) -> dict[str, TrialRecord]:
 
 
 def files_of_ranks(path: Path) -> list[Path]:
-    """Return the files that are there, of all ranks.
+    """Return the existing files of all ranks.
 
     Args:
-        path: Of the first rank's file.
+        path: Path of the first rank's file.
     """
     of_a_rank = re.compile(rf"{re.escape(path.stem)}(\.\d+)?{re.escape(path.suffix)}")
     return sorted(file for file in path.parent.glob(f"*{path.suffix}") if of_a_rank.fullmatch(file.name))
 
 
 def append_record(path: Path, rank: int, record: TrialRecord) -> None:
-    """Add one record to a rank's file, on the disk before this returns.
+    """Add one record to a rank's file, on the disk before this function returns.
 
     Args:
-        path: Of the first rank's file.
-        rank: Whose file it is, from 0.
-        record: A trial that has ended.
+        path: Path of the first rank's file.
+        rank: Number of the rank, from 0.
+        record: Record of a finished trial.
     """
     file = path.with_suffix(f".{rank}{path.suffix}") if rank else path
     append_json(file, asdict(record))
@@ -104,7 +104,7 @@ def table(records: Iterable[TrialRecord]) -> str:
 
 
 def _record_of(line: Any) -> TrialRecord:
-    """Return the record of a line; files of version 0.1.0 count attentions and activations by themselves."""
+    """Return the record of a line; files of version 0.1.0 count attentions and activations in fields of their own."""
     if isinstance(line, dict) and "removed" not in line:
         line["removed"] = {kind: line.pop(kind) for kind in TYPES}
     return TrialRecord(**line)

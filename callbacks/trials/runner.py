@@ -1,10 +1,10 @@
-"""Short runs of pruned models inside a nested Trainer: what a search compares plans by.
+"""Short runs of pruned models inside a nested Trainer, by which a search compares plans.
 
-Each trial copies the user's LightningModule, prunes the copy with `Prune`, recovers it for a few epochs with
-`DistillRecover`, and reads one metric that the module logs in validation. The user's own optimizers and data are used;
-the module, its random state and a fit that is going on around the trials are left as they were. All ranks take their
-share of the trials, and all get all results; within a trial a rank is alone.
-Lightning's `barebones` mode is not used: `self.log` does nothing in it.
+Each trial copies the user's LightningModule, prunes the copy with `Prune`, recovers the copy for a few epochs with
+`DistillRecover`, and reads one metric logged by the module in validation. The user's own optimizers and data are used;
+the module, its random state and a running fit around the trials stay unchanged. The ranks share the trials, and all
+ranks get all results; within a trial, a rank is alone. Lightning's `barebones` mode is not used: `self.log` has no
+effect there.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """How every trial trains, and what is read at its end.
+    """Settings of the training in every trial, and of the metric read at its end.
 
     Args:
-        metric: What the module logs in validation; higher is better.
-        scale: What brings the metric to percent: 100 for a share, 1 for a metric that is logged in percent.
-        epochs: Of each trial.
-        distill: Recover with the dense network as the teacher.
-        trainer: Further arguments of the trials' Trainer, such as {"limit_train_batches": 100}.
+        metric: Metric logged by the module in validation; higher is better.
+        scale: Factor from the metric to percent: 100 for a share, 1 for a metric logged in percent.
+        epochs: Number of epochs of each trial.
+        distill: Whether the dense network is the teacher of the recovery.
+        trainer: Further arguments of the trials' Trainer, e.g. {"limit_train_batches": 100}.
 
     Raises:
-        ValueError: If there is nothing to train, or an argument of the Trainer is one that trials set.
+        ValueError: If there are no epochs, or a Trainer argument is set by the trials themselves.
     """
 
     metric: str = "val_top1"
@@ -73,21 +73,20 @@ class TrialSettings:
 
 
 class TrialRunner:
-    """Runs trials and returns their accuracies in percent; an `Evaluate` of `prunerecover.boundary.search`.
+    """Runner of trials that returns accuracies in percent; an `Evaluate` of `prunerecover.boundary.search`.
 
     Args:
-        module: With dense weights; unchanged.
-        datamodule: None: the module has its own data.
-        store: JSONL file of the results; a trial that is in it is not run again. Its key covers what is removed, on how
-            many samples that was calibrated, the weights, the module's hyperparameters that are numbers or text, seed
-            and settings, not the data: name another file for other data.
-        settings: Of the trials.
-        target: Path of the network in the module; None: the only supported one, else the only child with
-            weights.
-        after_trial: Called when a trial's result is there.
+        module: LightningModule with dense weights; stays unchanged.
+        datamodule: Data of the trials; None: the module has its own data.
+        store: JSONL file of the results; a trial in the file is not run again. The key of a trial covers removed units,
+            number of calibration samples, weights, hyperparameters of the module that are numbers or text, seed and
+            settings, but not the data: name another file for other data.
+        settings: Settings of the trials.
+        target: Path of the network in the module; None: the only supported network, else the only child with weights.
+        after_trial: Function called after each trial.
 
     Attributes:
-        records: The trials asked for, in order.
+        records: Records of the requested trials, in order.
     """
 
     def __init__(
@@ -110,10 +109,10 @@ class TrialRunner:
         self._checked = False
 
     def __call__(self, trials: Sequence[Trial]) -> list[float]:
-        """Run what is not known yet, spread over the ranks, and return all accuracies in order.
+        """Run the trials without a known result, spread over the ranks, and return all accuracies in order.
 
         Raises:
-            ValueError: If the module does not log the metric, or it is no percentage.
+            ValueError: If the module does not log the metric, or the metric is no percentage.
         """
         trials = from_first_rank(list(trials))
         keys = [self._key(trial) for trial in trials]
@@ -136,7 +135,7 @@ class TrialRunner:
         return [self._known[key].accuracy for key in keys]
 
     def _share(self, found: dict[str, TrialRecord]) -> None:
-        """Know what every rank has found, the same on all of them."""
+        """Collect the results of every rank, the same on all ranks."""
         everyone: list[Any] = [found]
         if self._ranks is not None:
             everyone = [None] * dist.get_world_size()
@@ -176,7 +175,7 @@ class TrialRunner:
                 "Name another metric in the trials' settings, or add validation data."
             )
         logged = float(trainer.callback_metrics[self.settings.metric])
-        if not 0 <= logged * self.settings.scale <= 100:  # NaN is none, either
+        if not 0 <= logged * self.settings.scale <= 100:  # NaN is out of range, too
             raise ValueError(
                 f"Expected '{self.settings.metric}' times scale={self.settings.scale:g} to be a percentage, but the "
                 f"module logged {logged:g}. Use scale=1 for a metric in percent; NaN means that the run diverged."
@@ -184,7 +183,7 @@ class TrialRunner:
         return logged * self.settings.scale
 
     def _check_metric(self) -> None:
-        """Ask for the metric on one batch, before hours go into trials."""
+        """Read the metric on one batch, before hours go into trials."""
         with isolated(), quiet(), alone():
             trainer = self._trainer([], limit_val_batches=1)
             trainer.validate(own_copy(self.module), datamodule=copy.copy(self.datamodule), verbose=False)
@@ -203,12 +202,12 @@ class TrialRunner:
 
 
 def trials_in(store: Path) -> int:
-    """Return how many trials are in a file, and in those of other ranks beside it."""
+    """Return the number of trials in a file, and in the files of other ranks beside it."""
     return sum(len(complete_lines(file)) for file in files_of_ranks(store))
 
 
 def resumable_trials(store: Path) -> AbstractContextManager[None]:
-    """Say how to go on when a search by trials inside the `with` block is interrupted.
+    """Explain how to continue when a search by trials inside the `with` block is interrupted.
 
     Args:
         store: JSONL file of the first rank's trials.
@@ -217,7 +216,7 @@ def resumable_trials(store: Path) -> AbstractContextManager[None]:
 
 
 def from_first_rank(value: T) -> T:
-    """Return the first rank's value: ranks must not differ by a rounding error, or by what a clock shows."""
+    """Return the first rank's value: ranks must not differ by a rounding error, or by a clock."""
     held = [value]
     if rank_and_world()[1] > 1:
         dist.broadcast_object_list(held, src=0)
