@@ -21,10 +21,10 @@ class JointPruneArguments(SurgeryArguments, PruningArguments, total=False):
 class Prune(PruneCallback):
     """Prune a network inside any LightningModule in depth and in width, and keep training it.
 
-    Several divisions of the budget between depth and width are tried: see `plan_pruning`. As with `DepthPrune` and
-    `WidthPrune`, the surgery happens at the start of an epoch, checkpoints record the surgery, and optimizers,
-    schedulers, averaged copies and DDP follow. Right after the surgery, BatchNorm statistics are estimated again, and
-    networks with mostly BatchNorm layers are reconstructed.
+    An integer program chooses a variant for every site, in depth and width at once: see `plan_pruning`. As with
+    `DepthPrune` and `WidthPrune`, the surgery happens at the start of an epoch, checkpoints record the surgery, and
+    optimizers, schedulers, averaged copies and DDP follow. Right after the surgery, BatchNorm statistics are estimated
+    again, and networks with mostly BatchNorm layers are reconstructed.
 
     Args:
         budget: Share of the MACs, the parameters or the measured latency; or Quality(...), the level of a validation
