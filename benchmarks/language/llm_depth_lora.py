@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.data.real import BF16, DEVICE
 from benchmarks.data.smollm2 import tokenizer
-from benchmarks.depth.graph_depth_text import documents, token_ids
+from benchmarks.data.text import documents, token_ids
 from prunerecover.callbacks import LoRARecover
 from prunerecover.callbacks.ledger.ledger import Ledger
 

@@ -13,14 +13,14 @@ from functools import cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.data.questions import encoding, questions
 from benchmarks.data.real import BF16, DEVICE, autocast
 from benchmarks.data.smollm2 import tokenizer
-from benchmarks.depth.graph_depth_text import TEXTS, documents, token_ids
+from benchmarks.data.text import TEXTS, documents, token_ids
+from benchmarks.runner.rows import Figure, Scores
 from prunerecover.language.accuracy import choice_log_likelihoods
 from prunerecover.language.continuation import continued_right
 from prunerecover.model.copies import deep_copy
@@ -39,28 +39,31 @@ QUESTIONS = {  # by what the rows call them
 ASKED, LONGEST = 250, 64  # questions of a set, and tokens of a prompt
 WRITTEN = 32  # tokens of a window, behind the others
 TOGETHER = 16 if DEVICE.type == "cuda" else 4  # questions
-DOMAINS, METRICS = (*TEXTS, *QUESTIONS), ("loss", "exact", "acc", "acc_norm")
-Scores = dict[str, NDArray[np.float64]]
+BOTH, SEED = "loss on both texts", 0
 
 
-def metrics(domain: str) -> tuple[str, ...]:
-    """Return what a domain is scored by: windows of text, or questions."""
-    return ("loss", "exact") if domain in TEXTS else ("acc", "acc_norm")
+def text_scores(network: nn.Module) -> dict[str, Figure]:
+    """Return the loss on each text."""
+    return {f"loss {text}": Figure.of(window_losses(network, windows(text)), SEED) for text in TEXTS}
 
 
-def scores(network: nn.Module, domain: str, metric: str) -> Scores:
-    """Return what a network scores in a domain by a metric, and by what that gives besides."""
-    judges = {"loss": losses, "exact": exact}
-    return {metric: judges[metric](network, domain)} if metric in judges else hits(network, domain)
-
-
-def losses(network: nn.Module, text: str) -> NDArray[np.float64]:
-    """Return the mean loss per token of each held-out window, `(W,)`."""
-    return window_losses(network, windows(text))
+def scores(network: nn.Module) -> dict[str, Figure]:
+    """Return the losses, the share of tokens that decoding gets right, and of questions that are answered right."""
+    found = text_scores(network)
+    losses = [figure.scores for figure in found.values()]
+    each = sum(map(len, losses)) / len(losses)  # so that the mean of all is the mean of the texts' means
+    right = [hits(network, name) for name in QUESTIONS]
+    return {
+        **found,
+        BOTH: Figure.of(np.concatenate([values * each / len(values) for values in losses]), SEED),
+        "exact": Figure.of(np.concatenate([exact(network, text) for text in TEXTS]), SEED),
+        "acc": Figure.of(np.concatenate([acc for acc, _ in right]), SEED),
+        "acc_norm": Figure.of(np.concatenate([norm for _, norm in right]), SEED),
+    }
 
 
 @torch.inference_mode()
-def window_losses(network: nn.Module, ids: Tensor) -> NDArray[np.float64]:
+def window_losses(network: nn.Module, ids: Tensor) -> Scores:
     """Return the mean loss per token of each window of `ids`, `(W, T)` to `(W,)`."""
     found = []
     for some in ids.to(DEVICE).split(10):
@@ -70,7 +73,7 @@ def window_losses(network: nn.Module, ids: Tensor) -> NDArray[np.float64]:
     return torch.cat(found).double().cpu().numpy()
 
 
-def exact(network: nn.Module, text: str) -> NDArray[np.float64]:
+def exact(network: nn.Module, text: str) -> Scores:
     """Return the share of the last `WRITTEN` tokens of each held-out window that greedy decoding gets right, `(W,)`."""
     right = continued_right(in_bf16(network), windows(text), prompt=WINDOW - WRITTEN, batch_size=64)
     return right.double().mean(1).numpy()
@@ -89,15 +92,14 @@ def windows(text: str) -> Tensor:
     return whole[np.linspace(0, len(whole) - 1, WINDOWS[text]).astype(int)]
 
 
-def hits(network: nn.Module, domain: str) -> Scores:
-    """Return per question whether `acc` and `acc_norm` choose the right answer, `(ASKED,)` each."""
+def hits(network: nn.Module, domain: str) -> tuple[Scores, Scores]:
+    """Return per question whether the likeliest answer is right, and the likeliest per character, `(ASKED,)` each."""
     asked = questions(QUESTIONS[domain], LONGEST)[:ASKED]
     found = choice_log_likelihoods(in_bf16(network), asked, encoding(), batch_size=TOGETHER)
     likely = [own.float() for own in found]
-    sizes = [torch.tensor([len(choice) for choice in question.choices]) for question in asked]
-    rights = [question.answer for question in asked]
-    norm = [own / size for own, size in zip(likely, sizes, strict=True)]
-    return {
-        metric: np.array([int(own.argmax()) == right for own, right in zip(values, rights, strict=True)], dtype=float)
-        for metric, values in {"acc": likely, "acc_norm": norm}.items()
-    }
+    norm = [own / torch.tensor([len(one) for one in q.choices]) for own, q in zip(likely, asked, strict=True)]
+    acc, acc_norm = (
+        np.array([int(own.argmax()) == q.answer for own, q in zip(values, asked, strict=True)], dtype=float)
+        for values in (likely, norm)
+    )
+    return acc, acc_norm

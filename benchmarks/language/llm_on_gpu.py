@@ -12,57 +12,35 @@ take turns in every round. About 3 minutes on an H200.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from benchmarks.data.real import DEVICE, command, made_by, parser, write
+from benchmarks.data.real import DEVICE
 from benchmarks.depth.graph_depth_decode import weight_bytes
 from benchmarks.language.llm_on_gpu_steps import LENGTH, MODES, PROMPT
-from benchmarks.routing.routed_decode import in_turns
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Column, Line, Table, figure, text, told
+from benchmarks.runner.rows import Figure, Scores
+from benchmarks.runner.turns import in_turns
 from prunerecover import PlanSet, RoutedCausalLM, apply_plan, merge
+from prunerecover.cost.environment import device_name
 from prunerecover.cost.latency import stopwatch_for
-from prunerecover.cost.statistics import median_interval
-from prunerecover.display.markdown import table
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of
 from prunerecover.routing.router import PrefixRouter
 from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.provenance import plan_for
 
-NAME = "llm_on_gpu"
 HIDDEN, BLOCKS, SEED = 4096, 32, 0
 REMOVED, BATCHES = (3, 5, 7), (1, 2, 4, 8)
 SETS = (range(15, 20), range(20, 25))  # blocks that the two sets of the routed network leave out
 ROUNDS, TOKENS, WARMUP = 10, {"eager": 4, "compiled": 16}, 1  # timed rounds, and steps of each
 READ, GENERATED, GENERATIONS, SWAPS = 512, 128, 2, 6
-ROUTED = "routed / 5 blocks out"
-Seconds = Mapping[str, NDArray[np.float64]]
-Row = dict[str, Any]
-
-
-def main() -> None:
-    """Measure, and write the page."""
-    command_line = parser(__doc__)
-    command_line.add_argument("--hidden", type=int, default=HIDDEN)
-    options = command_line.parse_args()
-    about = {"device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu", "hidden": options.hidden}
-    dense = llama(options.hidden)
-    networks = {"dense": dense, **{f"{count} blocks out": without(dense, range(16, 16 + count)) for count in REMOVED}}
-    parts: list[Callable[[], list[Row]]] = [
-        *(partial(decoding, networks, mode, batch) for mode in reversed(MODES) for batch in BATCHES),
-        partial(routing, dense),
-        *(partial(reading, networks, batch) for batch in BATCHES),
-        partial(swapping, dense),
-    ]
-    rows: list[Row] = []
-    for part in parts:
-        rows += part()
-        write(NAME, {**about, "rows": rows}, page(rows, about))
+Found = dict[str, Any]
 
 
 def llama(hidden: int = HIDDEN, blocks: int = BLOCKS, vocabulary: int = 128256) -> Any:
@@ -90,12 +68,15 @@ def llama(hidden: int = HIDDEN, blocks: int = BLOCKS, vocabulary: int = 128256) 
         torch.set_default_dtype(before)
 
 
-def without(dense: Any, blocks: range) -> Any:
-    """Return the network without some blocks; it shares the weights of the others."""
-    other = share_copy(dense)
-    apply_plan(other, plan_without(dense, blocks))
-    merge(other)
-    return other
+@cache
+def networks(hidden: int) -> dict[str, Any]:
+    """Return the dense network, and those without blocks, which share its weights."""
+    dense, found = llama(hidden), {}
+    for count in REMOVED:
+        found[f"{count} blocks out"] = other = share_copy(dense)
+        apply_plan(other, plan_without(dense, range(16, 16 + count)))
+        merge(other)
+    return {"dense": dense, **found}
 
 
 def plan_without(dense: Any, blocks: range) -> Any:
@@ -103,11 +84,11 @@ def plan_without(dense: Any, blocks: range) -> Any:
     return plan_for(dense, block_removals(dense, blocks), method="by hand")
 
 
-def decoding(networks: Mapping[str, Any], mode: str, batch: int) -> list[Row]:
+def decoding(dense: Any, others: Mapping[str, Any], mode: str, batch: int) -> Iterator[Found]:
     """Time one token."""
-    steps, times = {name: MODES[mode](network, batch) for name, network in networks.items()}, TOKENS[mode]
-    runs = {name: partial(repeated, step, times) for name, step in steps.items()}
-    return compared(networks, in_turns(runs, ROUNDS, WARMUP, DEVICE), "decode", scale=1 / times, mode=mode, batch=batch)
+    every = {"dense": dense, **others}
+    runs = {name: partial(repeated, MODES[mode](network, batch), TOKENS[mode]) for name, network in every.items()}
+    return compared(every, in_turns(runs, ROUNDS, WARMUP, DEVICE), 1 / TOKENS[mode])
 
 
 def repeated(step: Callable[[], object], times: int) -> None:
@@ -116,19 +97,19 @@ def repeated(step: Callable[[], object], times: int) -> None:
         step()
 
 
-def reading(networks: Mapping[str, Any], batch: int) -> list[Row]:
+def reading(dense: Any, others: Mapping[str, Any], mode: str, batch: int) -> Iterator[Found]:
     """Time the reading of a prompt."""
-    ids = prompt(networks["dense"], batch, READ)
+    every, ids = {"dense": dense, **others}, prompt(dense, batch, READ)
 
     def read(network: Any) -> None:
         with torch.inference_mode():
             network(input_ids=ids, use_cache=False, logits_to_keep=1)
 
-    times = in_turns({name: partial(read, network) for name, network in networks.items()}, ROUNDS, WARMUP, DEVICE)
-    return compared(networks, times, "prefill", mode="eager", batch=batch)
+    runs = {name: partial(read, network) for name, network in every.items()}
+    return compared(every, in_turns(runs, ROUNDS, WARMUP, DEVICE))
 
 
-def routing(dense: Any) -> list[Row]:
+def generating(dense: Any, others: Mapping[str, Any], mode: str, batch: int) -> Iterator[Found]:
     """Time a generation, routed and not, and the routing alone."""
     plans = tuple(plan_without(dense, blocks) for blocks in SETS)
     torch.manual_seed(SEED)
@@ -149,14 +130,12 @@ def routing(dense: Any) -> list[Row]:
     }
     alone = {"route": lambda: routed.route(ids)}
     times = {**in_turns(runs, GENERATIONS, WARMUP, DEVICE), **in_turns(alone, ROUNDS, WARMUP, DEVICE)}
-    return [
-        *compared({"dense": dense, "5 blocks out": pruned}, times, "generate", mode="eager", batch=1),
-        row("generate", ROUTED, times["routed"] / times["5 blocks out"], mode="eager", batch=1),
-        row("generate, ms", "route", 1e3 * times["route"], mode="eager", batch=1),
-    ]
+    yield from compared({"dense": dense, "5 blocks out": pruned}, times)
+    yield {"method": "routed / 5 blocks out", "time": Figure.median(times["routed"] / times["5 blocks out"], SEED)}
+    yield {"method": "router alone", "ms": Figure.median(1e3 * times["route"], SEED)}
 
 
-def swapping(dense: Any) -> list[Row]:
+def swapping(dense: Any, others: Mapping[str, Any], mode: str, batch: int) -> Iterator[Found]:
     """Time the change from one set to the other where only the blocks of one are on the device."""
     plans = tuple(plan_without(dense, blocks) for blocks in SETS)
     routed = RoutedCausalLM(dense.cpu(), PlanSet(names=("a", "b"), plans=plans), device=DEVICE)
@@ -172,10 +151,8 @@ def swapping(dense: Any) -> list[Row]:
         same = np.array([seconds(turn(1)) for _ in range(SWAPS)])
         other = np.array([seconds(turn(number % 2)) for number in range(SWAPS)])
     moved = sum(p.numel() * p.element_size() for i in SETS[0] for p in dense.model.layers[i].parameters())
-    found = 1e3 * (other - np.median(same))
-    return [
-        {**row("swap, ms", f"{len(SETS[0])} blocks for {len(SETS[1])}", found, mode="eager", batch=1), "bytes": moved}
-    ]
+    found = Figure.median(1e3 * (other - np.median(same)), SEED)
+    yield {"method": f"{len(SETS[0])} blocks for {len(SETS[1])}", "ms": found, "bytes": moved}
 
 
 def prompt(dense: Any, batch: int, length: int) -> torch.Tensor:
@@ -184,81 +161,91 @@ def prompt(dense: Any, batch: int, length: int) -> torch.Tensor:
     return drawn.to(device_of(dense))
 
 
-def compared(networks: Mapping[str, Any], times: Seconds, what: str, scale: float = 1.0, **about: Any) -> list[Row]:
-    """Return a row per network without blocks: its share of the dense one's time, and of the bytes it reads."""
-    rows = []
+def compared(networks: Mapping[str, Any], times: Mapping[str, Scores], scale: float = 1.0) -> Iterator[Found]:
+    """Yield for each network without blocks its share of the dense one's time, and of the bytes it reads."""
+    dense_ms = 1e3 * scale * float(np.median(times["dense"]))
+    whole = weight_bytes(networks["dense"])
     for name in (name for name in networks if name != "dense"):
-        share = weight_bytes(networks[name]) / weight_bytes(networks["dense"])
-        ms = {
-            f"{own}_ms": 1e3 * scale * float(np.median(times[key]))
-            for own, key in (("dense", "dense"), ("pruned", name))
+        yield {
+            "method": name,
+            "time": Figure.median(times[name] / times["dense"], SEED),
+            "bytes_share": weight_bytes(networks[name]) / whole,
+            "dense_ms": dense_ms,
+            "pruned_ms": 1e3 * scale * float(np.median(times[name])),
         }
-        rows.append({**row(what, name, times[name] / times["dense"], **about), "bytes_share": share, **ms})
-    return rows
 
 
-def row(what: str, compared_: str, values: NDArray[np.float64], **about: Any) -> Row:
-    """Return a row of the median of values, one per round, with its interval."""
-    found = median_interval(values, seed=SEED)
-    interval = {"value": found.value, "ci_low": found.low, "ci_high": found.high, "n": len(values), "seed": SEED}
-    return {"metric": what, "method": compared_, **about, **interval}
+PARTS = {"decode": decoding, "generate": generating, "prefill": reading, "swap": swapping}
 
 
-HEAD = ("what", "mode", "batch", "network", "bytes read", "time (95%)", "time / bytes", "ms, dense and pruned")
+def measure(what: str, mode: str, batch: int, hidden: int) -> Iterator[Found]:
+    """Time all networks in turns."""
+    dense, *others = networks(hidden).items()
+    for found in PARTS[what](dense[1], dict(others), mode, batch):
+        yield {**found, "device": device_name(DEVICE)}
 
 
-def page(rows: list[Row], about: Mapping[str, Any]) -> str:
-    """Render the rows."""
-    return "\n".join(
-        [
-            "# Whole blocks and routing on a GPU",
-            "",
-            *made_by([command()]),
-            f"{about['device']}. A Llama of {BLOCKS} blocks (hidden {about['hidden']}, the shape of Llama-3.1-8B at "
-            f"{HIDDEN}) with random weights in bf16. Decode: one token behind {PROMPT}, with room for {LENGTH} in the "
-            "cache; eager calls one module after another, compiled replays the step as one CUDA graph of blocks that "
-            f"torch.compile made. Prefill: a prompt of {READ}. Generate: {GENERATED} tokens by `generate`. Medians of "
-            f"shares of the dense network's time within {ROUNDS} rounds ({GENERATIONS} for generate), with 95% "
-            "intervals. Bytes are those of all weights but the embedding table, of which decoding reads all for each "
-            "token; of MACs without the head's, the share that is left is 90.6, 84.4 and 78.1%.",
-            "",
-            table(HEAD, [cells(row) for row in rows if "bytes_share" in row]),
-            *(line for row in rows for line in sentence(row)),
-        ]
-    )
+def over_bytes(line: Line) -> str:
+    """Return the share of the time over that of the bytes."""
+    row = line.first
+    return told(row.figures["time"], 3, 1 / row["bytes_share"]) if row.get("bytes_share") else ""
 
 
-def sentence(row: Row) -> list[str]:
-    """Render what stands in no table."""
-    value, low, high = (row[key] for key in ("value", "ci_low", "ci_high"))
-    if row["metric"] == "swap, ms":
-        rate = row["bytes"] / 1e6 / max(value, 1e-3)
-        text = (
-            f"Where only the blocks of one set are on the device, {row['method']} from host memory take {value:.0f} ms "
-            f"({low:.0f} to {high:.0f}): {rate:.1f} GB/s."
-        )
-    elif row["method"] == "route":
-        text = f"The router alone needs {value:.2f} ms ({low:.2f} to {high:.2f}) for a prompt of {PROMPT}."
-    elif row["method"] == ROUTED:
-        text = (
-            f"A routed generation takes {value:.3f} ({low:.3f} to {high:.3f}) times that of the network it routes to."
-        )
-    else:
-        return []
-    return ["", text]
+def rate(line: Line) -> str:
+    """Return how fast blocks come from host memory."""
+    row = line.first
+    return f"{row['bytes'] / 1e6 / max(row.figures['ms'].value, 1e-3):.1f} GB/s" if row.get("bytes") else ""
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """Render a row."""
-    over = (row[key] / row["bytes_share"] for key in ("value", "ci_low", "ci_high"))
-    return (
-        *(row["metric"], row["mode"], str(row["batch"]), row["method"]),
-        f"{row['bytes_share']:.1%}",
-        f"{row['value']:.1%} ({row['ci_low']:.1%} to {row['ci_high']:.1%})",
-        "{:.3f} ({:.3f} to {:.3f})".format(*over),
-        f"{row['dense_ms']:.2f}, {row['pruned_ms']:.2f}",
-    )
+def milliseconds(line: Line) -> str:
+    """Return the medians of both networks."""
+    row = line.first
+    return f"{row['dense_ms']:.2f}, {row['pruned_ms']:.2f}" if row.get("dense_ms") else ""
 
+
+NAMED = (text("what"), text("mode"), text("batch"), text("method", "network"))
+BENCHMARK = Benchmark(
+    name="llm_on_gpu",
+    doc=__doc__,
+    title="Whole blocks and routing on a GPU",
+    text=f"""A Llama of {BLOCKS} blocks with random weights in bf16, of the shape of Llama-3.1-8B at a hidden size of
+    {HIDDEN}. Decode: one token behind {PROMPT}, with room for {LENGTH} in the cache; eager calls one module after
+    another, compiled replays the step as one CUDA graph of blocks that torch.compile made. Prefill: a prompt of {READ}.
+    Generate: {GENERATED} tokens. Swap: the blocks of one set from host memory for those of another. Medians of shares
+    of the dense network's time within {ROUNDS} rounds ({GENERATIONS} for generate), with 95% intervals. Bytes are those
+    of all weights but the embedding table; of MACs without the head's, 90.6, 84.4 and 78.1% are left.""",
+    measure=measure,
+    axes={
+        "what": Axis(tuple(PARTS), "--what"),
+        "mode": Axis(tuple(reversed(MODES))),
+        "batch": Axis(BATCHES, "--batches"),
+        "hidden": Axis((HIDDEN,), "--hidden", open=True),
+    },
+    skipped=lambda what, mode, batch, hidden: (
+        (mode != "eager" and what != "decode") or (batch > 1 and what in ("generate", "swap"))
+    ),
+    also=("method",),
+    threads=0,
+    tables=(
+        Table(
+            [
+                *NAMED,
+                text("bytes_share", "bytes read", "{:.1%}"),
+                figure("time", "time (95%)", 1, 100, "%"),
+                Column("time / bytes", over_bytes),
+                Column("ms, dense and pruned", milliseconds),
+            ],
+            line=("what", "mode", "batch", "hidden", "method"),
+            where=lambda row: "time" in row.figures,
+        ),
+        Table(
+            [*NAMED, figure("ms", "ms (95%)", 2), Column("", rate)],
+            line=("what", "mode", "batch", "hidden", "method"),
+            where=lambda row: "ms" in row.figures,
+        ),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

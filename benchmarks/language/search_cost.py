@@ -11,20 +11,20 @@ Resumable: a seed whose rows are there is passed over.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import track
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from benchmarks.data.real import commands_so_far, made_by, parser, stored, write
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Table, text
+from benchmarks.runner.rows import Row
 from prunerecover import plan_depth
-from prunerecover.display.markdown import table
 from prunerecover.divergence.measure import mean_divergence
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import as_inputs, call, split_batches
@@ -32,11 +32,10 @@ from prunerecover.model.copies import share_copy
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import block_removals
 
-NAME = "search_cost"
 HIDDEN, BLOCKS, GONE, SEEDS = 256, 32, 7, 3
 BATCHES, SAMPLES, TOKENS, VOCABULARY = 8, 4, 48, 1000
 SCALE = 3  # of random matrices: else blocks hardly change anything
-NAIVE = "naive loop"
+NAIVE, EXACT = "naive loop", "prunerecover, exact"
 SEARCHES = {  # arguments of `plan_depth`, by name
     "prunerecover, exact": {"search": "exact", "replace": "zero"},
     "prunerecover, greedy": {"search": "greedy", "replace": "zero"},
@@ -45,37 +44,23 @@ SEARCHES = {  # arguments of `plan_depth`, by name
 }
 
 
-def main() -> None:
-    """Make the rows of seeds that have none, and write the page."""
-    parser(__doc__).parse_args()
-    torch.set_num_threads(1)
-    rows = stored(NAME)
-    for seed in track([s for s in range(SEEDS) if s not in {row["seed"] for row in rows}], "seeds"):
-        rows += _rows(seed)
-        commands = commands_so_far(NAME)
-        write(NAME, {"commands": commands, "rows": rows}, _page(commands, rows))
-
-
-def _rows(seed: int) -> list[dict[str, Any]]:
+def measure(seed: int) -> Iterator[dict[str, Any]]:
+    """Search by the naive loop, and by ours before and after it."""
     model, batches = _llama(seed), _batches(seed)
     before = {name: _timed(_ours, model, batches, how) for name, how in SEARCHES.items()}
     naive = _timed(_naive, model, batches, {})
-    after = {name: _timed(_ours, model, batches, how) for name, how in SEARCHES.items()}
-    found = {NAIVE: [naive], **{name: [before[name], after[name]] for name in SEARCHES}}
-    return [
-        {
-            "model": f"Llama, {BLOCKS} blocks, hidden {HIDDEN}",
+    found = {NAIVE: [naive], **{name: [before[name], _timed(_ours, model, batches, SEARCHES[name])] for name in before}}
+    for name, runs in found.items():
+        seconds = float(np.mean([run["seconds"] for run in runs]))
+        yield {
             "method": name,
-            "seed": seed,
             "removed": runs[0]["order"],
-            "same_set": set(runs[0]["order"]) == set(naive["order"]),
+            "same_set": "yes" if set(runs[0]["order"]) == set(naive["order"]) else "no",
             "block_calls": runs[0]["calls"],
-            "seconds": float(np.mean([run["seconds"] for run in runs])),
+            "seconds": seconds,
             "calls_share": runs[0]["calls"] / naive["calls"],
-            "times_faster": float(naive["seconds"] / np.mean([run["seconds"] for run in runs])),
+            "times_faster": naive["seconds"] / seconds,
         }
-        for name, runs in found.items()
-    ]
 
 
 def _timed(search: Any, model: nn.Module, batches: list[Any], how: dict[str, Any]) -> dict[str, Any]:
@@ -146,44 +131,43 @@ def _batches(seed: int) -> list[Any]:
     return [as_inputs({"input_ids": some}) for some in ids]
 
 
-def _page(commands: list[str], rows: list[dict[str, Any]]) -> str:
-    cells = [
-        (
-            row["method"],
-            row["seed"],
-            f"{row['block_calls']:,}",
-            f"{row['calls_share']:.1%}",
-            f"{row['seconds']:.1f}",
-            f"{row['times_faster']:.1f}",
-            "yes" if row["same_set"] else "no",
-        )
-        for row in sorted(rows, key=lambda row: ([NAIVE, *SEARCHES].index(row["method"]), row["seed"]))
-    ]
-    head = ("search", "seed", "block calls", "of the naive loop's", "seconds", "times faster", "the same set")
-    exact = [row for row in rows if row["method"] == next(iter(SEARCHES))]
-    least = min(row["times_faster"] for row in exact)
-    calls = max(row["calls_share"] for row in exact)
-    return "\n".join(
-        [
-            "# What a search for blocks costs",
-            "",
-            *made_by(commands),
-            f"{GONE} of {BLOCKS} blocks of a Llama with random weights (hidden {HIDDEN}) go, judged on {BATCHES} "
-            f"batches of {SAMPLES // 4} held-out sequence of {TOKENS} tokens. The naive loop tries every block that is "
-            "left at each step, in the whole network. Calls of blocks that compute something, and processor seconds of "
-            "one thread; ours is the mean of a run before and one after the naive loop. *Greedy* leaves out blocks "
-            "that can hardly be the best, and may miss the best one. *With maps fitted* judges every set with the "
-            "maps that are fitted to it. The last one is what `plan_depth` does if it is asked for nothing else: it is "
-            "greedy, and judges each block with a map of its own; contiguous runs are tried at the end, and maps "
-            "tuned. Fits and tuning are in the calls and seconds; sets that leave maps may be others than the naive "
-            "loop's.",
-            "",
-            table(head, cells),
-            "",
-            f"The exact search calls at most {calls:.1%} of the blocks, and is at least {least:.1f} times faster.",
-        ]
-    )
+def closing(rows: Sequence[Row]) -> list[str]:
+    """Return a line on the exact search."""
+    exact = [row for row in rows if row.method == EXACT]
+    calls, times = max(row["calls_share"] for row in exact), min(row["times_faster"] for row in exact)
+    return [f"The exact search calls at most {calls:.1%} of the blocks, and is at least {times:.1f} times faster."]
 
+
+BENCHMARK = Benchmark(
+    name="search_cost",
+    doc=__doc__,
+    title="What a search for blocks costs",
+    text=f"""{GONE} of {BLOCKS} blocks of a Llama with random weights (hidden {HIDDEN}) go, judged on {BATCHES} batches
+    of {SAMPLES // 4} held-out sequence of {TOKENS} tokens. The naive loop tries every block that is left at each step,
+    in the whole network. Calls of blocks that compute something, and processor seconds of one thread; ours are means of
+    a run before and one after the naive loop. *Greedy* may miss the best block, *with maps fitted* judges every set
+    with the maps that are fitted to it, and the last one is what `plan_depth` does if it is asked for nothing else.
+    Sets that leave maps may be others than the naive loop's.""",
+    measure=measure,
+    axes={"seed": Axis(tuple(range(SEEDS)))},
+    also=("method",),
+    tables=(
+        Table(
+            [
+                text("method", "search"),
+                text("seed"),
+                text("block_calls", "block calls", "{:,}"),
+                text("calls_share", "of the naive loop's", "{:.1%}"),
+                text("seconds", "", "{:.1f}"),
+                text("times_faster", "times faster", "{:.1f}"),
+                text("same_set", "the same set"),
+            ],
+            line=("method", "seed"),
+        ),
+    ),
+    closing=closing,
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.data.cifar import batches, scored_images
 from benchmarks.data.real import data_root, parser
-from benchmarks.depth.graph_depth_text import calibration
+from benchmarks.data.text import calibration
 from benchmarks.width.cifar_models import load
 from prunerecover import (
     Budget,

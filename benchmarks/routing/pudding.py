@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.data.questions import encoding, questions
 from benchmarks.data.real import CHECKPOINTS, DEVICE, parser, write
 from benchmarks.data.smollm2 import network, tokenizer
-from benchmarks.depth.graph_depth_text import calibration
+from benchmarks.data.text import calibration
 from benchmarks.routing.pudding_page import markdown
 from benchmarks.routing.pudding_routers import Asked, Learnt, routed
 from prunerecover import Plan, PlanSet, plan_depth, plan_omission_sets

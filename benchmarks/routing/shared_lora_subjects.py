@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from benchmarks.data import smollm2
 from benchmarks.data.real import BF16, data_root
-from benchmarks.depth.graph_depth_text import TEXTS, calibration
+from benchmarks.data.text import TEXTS, calibration
 from benchmarks.language.llm_depth_lora import BATCH, LENGTH, SOURCES, NextToken, drawn_sequences
 from prunerecover import Plan, PlanSet, plan_depth
 from prunerecover.recipes.data.language.text_data import TextData

@@ -1,4 +1,4 @@
-"""Texts and questions for the language models of the benchmark of depth on the computation graph.
+"""Texts and questions for language models.
 
 Planning reads wikitext2's validation text; losses are on the first tokens of wikitext2's test articles and of
 tinystories' validation stories, one score per document; questions are those of a test split, the answer being the

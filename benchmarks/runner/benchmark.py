@@ -1,0 +1,230 @@
+"""Runner of benchmarks: names of the rows in, options of the command line, rows that are missing, and the page.
+
+A benchmark says what its rows are (a value of each axis, in order), how one row is measured, and which columns its page
+shows. Every axis is an option that chooses among its values. Rows are kept as they are made, and those that are there
+are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import cleandoc
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure as Picture
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.runner.page import Table, folded
+from benchmarks.runner.rows import CHECKPOINTS, RESULTS, Results, Row
+from benchmarks.runner.time_box import OutOfTime, TimeBox
+from prunerecover.files.atomic import write_text
+
+Names = dict[str, Any]
+Found = Mapping[str, Any]
+NAMED = 12  # rows that are named where many are missing
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Values of one name of the rows, and the option that chooses among them.
+
+    Attributes:
+        values: Values, in the order in which they are measured and shown.
+        option: Option; empty: the name and an s.
+        default: Values that are measured unless asked otherwise; None: all.
+        open: Whether others may be asked for, too.
+    """
+
+    values: Sequence[Any]
+    option: str = ""
+    default: Sequence[Any] | None = None
+    open: bool = False
+
+    def add_to(self, parser: argparse.ArgumentParser, name: str) -> None:
+        """Add the option to a command line."""
+        kind = type(self.values[0])
+        default = list(self.values if self.default is None else self.default)
+        choices = None if self.open else self.values
+        option = self.option or f"--{name.replace('_', '-')}s"
+        parser.add_argument(option, dest=name, nargs="*", type=kind, default=default, choices=choices)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark.
+
+    Attributes:
+        name: Name of its files in docs/results.
+        doc: Docstring of its module, the help of its command.
+        title: Title of the page.
+        text: What was measured and how, above the tables.
+        measure: Function of the names of a row, which returns its figures and notes, or several rows one by one.
+        axes: Values by name; a row is a value of each, the last name changing first.
+        references: Names of further rows, such as the dense network's.
+        skipped: Whether names are of no row.
+        also: Entries that measured rows are named by besides.
+        tables: Tables of the page.
+        closing: Lines of the page behind the tables.
+        picture: Picture of the page's name, drawn from the rows.
+        options: Adds further options to the command line.
+        threads: Threads of PyTorch; 0: as many as it takes by itself.
+        minutes: Minutes in which a run ends; None: it has no end.
+        longest: Part of these minutes that one row may take.
+        rehearsal: Whether there is a rehearsal with hardly any data, of which `measure` is told.
+    """
+
+    name: str
+    doc: str | None
+    title: str
+    text: str
+    measure: Callable[..., Found | Iterable[Found]]
+    axes: Mapping[str, Axis] = field(default_factory=dict)
+    references: Sequence[Names] = ()
+    skipped: Callable[..., bool] = lambda **names: False
+    also: tuple[str, ...] = ()
+    tables: Sequence[Table] = ()
+    closing: Callable[[Sequence[Row]], Sequence[str]] = lambda rows: ()
+    picture: Callable[[Sequence[Row]], Picture] | None = None
+    options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+    threads: int = 1
+    minutes: float | None = None
+    longest: float = 1.0
+    rehearsal: bool = False
+
+    def main(self) -> None:
+        """Measure the rows that are missing, as the command line asks, and write the page."""
+        given = self.command_line().parse_args()
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        if not given.page:
+            self.run(given)
+        self.write(self.results(given))
+
+    def command_line(self) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser = command_line(self.doc)
+        for name, axis in self.axes.items():
+            axis.add_to(parser, name)
+        self.options(parser)
+        if self.rehearsal:
+            parser.add_argument("--rehearse", action="store_true", help="go through it with hardly any data")
+        parser.add_argument("--minutes", type=float, default=self.minutes, help="end by then, and say what is left")
+        parser.add_argument("--out", type=Path, help="folder of the rows and the page (default: docs/results)")
+        parser.add_argument("--again", action="store_true", help="measure rows that are there, too")
+        parser.add_argument("--page", action="store_true", help="write the page anew, and measure nothing")
+        return parser
+
+    def wanted(self, chosen: Mapping[str, Sequence[Any]] | None = None) -> list[Names]:
+        """Return the names of all rows, or of those with chosen values."""
+        values = {name: (chosen or {}).get(name, axis.values) for name, axis in self.axes.items()}
+        every = [dict(zip(values, each, strict=True)) for each in product(*values.values())]
+        first = [names for names in self.references if all(map(partial(_is_chosen, self.axes, values), names.items()))]
+        return [*first, *(names for names in every if not self.skipped(**names))]
+
+    def results(self, given: argparse.Namespace) -> Results:
+        """Return the rows that are there, those of docs/results among them if they are written elsewhere."""
+        own = Results.read(self.name, self.folder(given))
+        if given.out and not self.rehearsed(given):
+            own.rows = [row for row in Results.read(self.name).rows if not own.find(**row.names)] + own.rows
+        return own
+
+    def folder(self, given: argparse.Namespace) -> Path:
+        """Return the folder that rows are written to; a rehearsal keeps to its own."""
+        return given.out or (CHECKPOINTS / "rehearsal" if self.rehearsed(given) else RESULTS)
+
+    def rehearsed(self, given: argparse.Namespace) -> bool:
+        """Whether the same steps are gone through with hardly any data."""
+        return self.rehearsal and bool(given.rehearse)
+
+    def run(self, given: argparse.Namespace) -> None:
+        """Measure the rows that are missing, while there is time."""
+        chosen = {name: getattr(given, name) for name in self.axes}
+        box, left = TimeBox(given.minutes), list[str]()
+        there = self.results(given)
+        most = float("inf") if given.minutes is None else 60 * given.minutes * self.longest
+        missing = [names for names in self.wanted(chosen) if given.again or not there.find(**names)]
+        gc.freeze()  # timings collect garbage first, and need not look through all that is imported
+        for names in track(missing, self.name, console=Console(stderr=True)):
+            try:
+                with box.piece(most):
+                    self.measured(names, given)
+            except OutOfTime as end:
+                if end.seconds is None:
+                    left.append(told(names))
+                else:
+                    self.keep(names, {"over": end.seconds}, given)
+            except Exception:
+                if box.minutes is None:
+                    raise
+                traceback.print_exc()  # rows behind it are worth the minutes that are left
+                left.append(f"{told(names)} (failed)")
+        if left:
+            print(f"{len(left)} rows are left: {'; '.join(left)}.", flush=True)
+
+    def measured(self, names: Names, given: argparse.Namespace) -> None:
+        """Measure one row, or several of these names, and keep each as it is made."""
+        found = self.measure(**names, **({"rehearse": given.rehearse} if self.rehearsal else {}))
+        for one in [found] if isinstance(found, Mapping) else found:
+            self.keep(names, one, given)
+
+    def keep(self, names: Names, found: Found, given: argparse.Namespace) -> None:
+        """Add a row to the file, and say so."""
+        more = {name: found[name] for name in self.also if name in found}
+        row = Row.of({**names, **more}, {name: value for name, value in found.items() if name not in more})
+        Results.read(self.name, self.folder(given)).add([row])
+        print(f"{told(row.names)}: {', '.join(f'{k} {v.value:.4g}' for k, v in row.figures.items())}", flush=True)
+
+    def write(self, results: Results) -> None:
+        """Write the page, and its picture."""
+        write_text(results.path.with_suffix(".md"), self.markdown(results.rows, results.runs))
+        if self.picture is not None and results.rows:
+            self.picture(results.rows).savefig(results.path.with_suffix(".png"), dpi=130, bbox_inches="tight")
+
+    def markdown(self, rows: Sequence[Row], runs: Sequence[Mapping[str, Any]]) -> str:
+        """Render the page."""
+        order = {name: axis.values for name, axis in self.axes.items()}
+        lines = [f"# {self.title}", "", cleandoc(self.text), ""]
+        if self.picture is not None:
+            lines += [f"![{self.title}]({self.name}.png)", ""]
+        for table in self.tables:
+            lines += table.markdown(rows, order)
+        for part in (*self.closing(rows), *self.not_measured(rows)):
+            lines += [part, ""]
+        return "\n".join([*lines, *folded(runs)]) + "\n"
+
+    def not_measured(self, rows: Sequence[Row]) -> list[str]:
+        """Return a line on the rows that are not there yet."""
+        wanted = self.wanted()
+        left = [names for names in wanted if not any(row.is_of(**names) for row in rows)]
+        if not left:
+            return []
+        more = f"; and {len(left) - NAMED} more" if len(left) > NAMED else ""
+        return [f"Not measured, {len(left)} of {len(wanted)}: {'; '.join(map(told, left[:NAMED]))}{more}."]
+
+
+def command_line(doc: str | None) -> argparse.ArgumentParser:
+    """Return a command line whose help is a module's docstring."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def told(names: Mapping[str, Any]) -> str:
+    """Return names in words.
+
+    >>> told({"method": "joint", "budget": None, "seed": 0})
+    'joint, 0'
+    """
+    return ", ".join(str(value) for value in names.values() if value not in (None, ""))
+
+
+def _is_chosen(axes: Mapping[str, Axis], chosen: Mapping[str, Sequence[Any]], entry: tuple[str, Any]) -> bool:
+    name, value = entry
+    return name not in axes or value not in axes[name].values or value in chosen[name]

@@ -1,0 +1,49 @@
+"""Plans of benchmarks: kept in a file for the next run, applied to a copy, and what is left then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from benchmarks.runner.rows import CHECKPOINTS
+from prunerecover import Plan, apply_plan, merge
+from prunerecover.cost.macs import count_macs
+from prunerecover.model.copies import deep_copy
+
+
+def saved_plan(name: str, make: Callable[[], Plan], folder: Path = CHECKPOINTS) -> Plan:
+    """Return the plan that an earlier run kept under a name in a folder, or make it."""
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        make().save(path)
+    return Plan.load(path)
+
+
+def pruned(network: nn.Module, plan: Plan, merged: bool = True) -> nn.Module:
+    """Return a copy of a network after a plan, with linears merged unless it trains on."""
+    copied = deep_copy(network).eval()
+    apply_plan(copied, plan)
+    if merged:
+        merge(copied)
+    return copied
+
+
+def removed(plan: Plan) -> dict[str, list[str]]:
+    """Return the names of what goes, by kind, as JSON has them."""
+    return {kind: list(names) for kind, names in plan.removed.items()}
+
+
+def share_of_parameters(dense: nn.Module, other: nn.Module) -> float:
+    """Return the share of the parameters that is left."""
+    left, whole = (sum(parameter.numel() for parameter in network.parameters()) for network in (other, dense))
+    return left / whole
+
+
+def shares(dense: nn.Module, other: nn.Module, example: Any) -> dict[str, float]:
+    """Return the shares of the parameters and MACs that are left."""
+    macs = count_macs(other, example) / count_macs(dense, example)
+    return {"params_share": share_of_parameters(dense, other), "macs_share": macs}
