@@ -1,1 +1,1 @@
-"""Costs of a network: MACs, parameters, latency and memory, with intervals and where they were measured."""
+"""Costs of a network: MACs, parameters, latency and memory, with intervals and environments of measurement."""

@@ -1,4 +1,4 @@
-"""Parameters that compute a token: of routed experts only as many as the router picks."""
+"""Parameters active per token: of routed experts, only as many as the router picks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prunerecover.families.experts import mixtures
 
 
 def active_parameters(network: nn.Module) -> int:
-    """Return the number of parameters that are active per token; all of them without routed experts.
+    """Return the number of parameters active per token; all parameters without routed experts.
 
     >>> active_parameters(nn.Linear(3, 5))
     20

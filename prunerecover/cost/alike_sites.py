@@ -1,11 +1,12 @@
-"""Latency that variants of sites save, estimated from a few measurements of alike sites together.
+"""Latency saved by variants of sites, estimated from a few measurements of alike sites together.
 
-One site is too small for a clock: it holds a few percent of a forward pass, and two measurements of one model differ by
-one. Sites that are alike cost the same, so all of them get a variant at once, and what is measured is split among them.
-Small classes of sites are measured together with others of their kind, at the same size relative to what each site can
-save. In between, latency is interpolated over the MACs, and never rises as a site gets smaller.
+One site is too small for a clock: a site takes a few percent of a forward pass, and two measurements of one model
+differ by one percent. Alike sites have equal costs, so all of them get a variant at once, and the measured saving is
+divided among the sites. Small classes of sites are measured together with other sites of the kind, at equal relative
+sizes. Between measurements, latency is interpolated over the MACs, and never rises as a site gets smaller.
 
-Not covered: what sites save together beyond the sum of what they save alone. Measure what was chosen as a whole.
+Not covered: savings of several sites together beyond the sum of their single savings. Measure the final choice as a
+whole.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ Measure = Callable[[Sequence[Edit]], float]  # share of the latency that edits s
 Curve = Callable[[Sequence[float]], Any]  # latency saved per MACs of the largest variant, by relative sizes
 MOST = 16  # measurements
 SIZES = 4  # of a pool
-CLASS_MACS, CLASS_SITES = 0.08, 3  # that a class of alike sites holds, to be measured on its own
-POOL_MACS = 0.04  # that sites hold together, or a clock does not tell them from nothing
+CLASS_MACS, CLASS_SITES = 0.08, 3  # the least of a class of alike sites to be measured on its own
+POOL_MACS = 0.04  # the least MACs of sites together to show on a clock
 
 
 @dataclass(frozen=True)
 class TimedVariant:
-    """A variant of a site, whose latency is asked for.
+    """Variant of a site with unknown latency.
 
     Attributes:
         site: Name of the site.
-        alike: Class of sites that cost the same: their kind and shape. Variants of one site that a clock sees
-            differently, as fewer heads and smaller ones, may belong to classes of their own.
+        alike: Class of sites with equal costs: kind and shape. Variants of one site with different effects on a clock,
+            for example fewer heads and smaller heads, may belong to different classes.
         name: Name of the variant.
         kind: Kind of the site.
-        edits: Edits that make it, paths left as they are; those of several sites are applied together, and what they
-            share is applied once.
-        macs: Share of the network's MACs that it saves; 0 for the site as it is.
+        edits: Edits of the variant, with paths of the unpruned network; edits of several sites are applied together,
+            and shared edits once.
+        macs: Share of the network's MACs saved by the variant; 0 for the site unchanged.
     """
 
     site: str
@@ -52,7 +53,7 @@ class TimedVariant:
 
 
 def latency_shares(variants: Sequence[TimedVariant], measure: Measure, *, most: int = MOST) -> list[float]:
-    """Return the share of the latency that each variant saves.
+    """Return the share of the latency saved by each variant.
 
     Args:
         variants: Variants of any number of sites.
@@ -60,7 +61,7 @@ def latency_shares(variants: Sequence[TimedVariant], measure: Measure, *, most: 
         most: Largest number of measurements, at least one.
 
     Raises:
-        ValueError: If there is to be no measurement, or a variant saves less than nothing.
+        ValueError: If no measurement is allowed, or the MACs saved by a variant are negative.
 
     >>> alike = [TimedVariant(f"blocks.{i}.mlp", "mlp", "gone", "mlp", (), macs=0.05) for i in range(4)]
     >>> [round(share, 3) for share in latency_shares(alike, lambda edits: 0.16)]
@@ -90,11 +91,11 @@ def latency_shares(variants: Sequence[TimedVariant], measure: Measure, *, most: 
 
 @dataclass(frozen=True, eq=False)
 class _Pool:
-    """Sites of one kind that are measured together.
+    """Sites of one kind, measured together.
 
     Attributes:
         kind: Kind.
-        variants: Variants that save something.
+        variants: Variants with positive savings.
     """
 
     kind: str
@@ -102,7 +103,7 @@ class _Pool:
 
     @property
     def largest(self) -> Mapping[tuple[str, Hashable], float]:
-        """MACs that a site's largest variant saves."""
+        """MACs saved by the largest variant of each site and class."""
         found: dict[tuple[str, Hashable], float] = {}
         for v in self.variants:
             found[v.site, v.alike] = max(v.macs, found.get((v.site, v.alike), 0.0))
@@ -110,12 +111,12 @@ class _Pool:
 
     @property
     def macs(self) -> float:
-        """MACs that the largest variants of all sites save together."""
+        """MACs saved by the largest variants of all sites together."""
         return sum(self.largest.values())
 
     @property
     def sized(self) -> list[tuple[TimedVariant, float]]:
-        """Variants with what each saves of what its site can save."""
+        """Variants with their savings relative to the largest variant of the site."""
         largest = self.largest
         return [(v, v.macs / largest[v.site, v.alike]) for v in self.variants]
 
@@ -133,7 +134,7 @@ def _nearest(sized: Iterable[tuple[TimedVariant, float]], wanted: float) -> Time
 
 
 def _pools(variants: Sequence[TimedVariant]) -> list[_Pool]:
-    """Return classes of alike sites that a clock can tell, and by kind all others together."""
+    """Return the classes of alike sites large enough for a clock, and one pool per kind for all other sites."""
     classes: dict[tuple[str, Hashable], list[TimedVariant]] = {}
     for variant in variants:
         if variant.macs > 0:
@@ -151,10 +152,10 @@ def _pools(variants: Sequence[TimedVariant]) -> list[_Pool]:
 def _point(
     pool: _Pool, level: Sequence[TimedVariant], measure: Measure, advance: Callable[[], object]
 ) -> tuple[float, float]:
-    """Return a relative size, and the latency that it saves per MACs that the pool can save."""
+    """Return a relative size, and the latency saved per MAC of the pool's largest variants."""
     edits = list[Edit]()
     for edit in chain.from_iterable(variant.edits for variant in level):
-        if edit not in edits:  # sites share what has to be rewritten first
+        if edit not in edits:  # sites share the rewrites that come first
             edits.append(edit)
     saved = measure(edits)
     advance()
@@ -162,7 +163,7 @@ def _point(
 
 
 def _curve(points: Mapping[_Pool, Sequence[tuple[float, float]]], pools: Sequence[_Pool]) -> Curve:
-    """Return the rising curve through points of pools, each weighed by its MACs; latency goes as MACs without any."""
+    """Return the rising curve through points of pools, weighed by MACs; without points, latency goes as MACs."""
     from sklearn.isotonic import IsotonicRegression
 
     found = [(size, saved, pool.macs) for pool in pools for size, saved in points[pool]] or [(1.0, 1.0, 1.0)]

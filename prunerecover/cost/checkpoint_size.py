@@ -1,6 +1,6 @@
-"""Size of a network on disk: bytes of the tensors in its weights file.
+"""Size of a network on disk: bytes of the tensors in a weights file.
 
-Parameters and persistent buffers count, tied ones once. The header of a file adds about 100 bytes a tensor.
+Parameters and persistent buffers count, tied tensors once. The header of a file adds about 100 bytes a tensor.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def checkpoint_bytes(network: nn.Module) -> int:
-    """Return the bytes of the tensors that a weights file of a network holds.
+    """Return the bytes of the tensors in a network's weights file.
 
     >>> checkpoint_bytes(nn.Linear(3, 5))
     80

@@ -1,4 +1,4 @@
-"""Costs that are counted, by name: a function of a network and its inputs for each."""
+"""Counted costs, by name: a function of a network and inputs for each cost."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Count = Callable[[nn.Module, ModelInputs, Serving | None], float]
 
 @dataclass(frozen=True)
 class Counted:
-    """A cost that is counted.
+    """Cost found by counting.
 
     Attributes:
-        count: Function that counts it, for all samples of the inputs.
-        runs: Whether it runs the network: a copy without values does not do then.
+        count: Function that counts the cost, for all samples of the inputs.
+        runs: Whether the function runs the network, so that a copy without values is not enough.
     """
 
     count: Count

@@ -1,4 +1,4 @@
-"""The environment of a measurement: versions of what computes, processor, accelerator."""
+"""Environment of a measurement: versions of the software, processor, accelerator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGES = ("torch", "timm", "transformers", "lightning")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that a result depends on; those not installed are left out.
+    """Return the versions of Python and of the packages that decide a result; packages not installed are left out.
 
     >>> list(versions())[:3]
     ['python', 'prunerecover', 'torch']
@@ -29,14 +29,14 @@ def versions() -> dict[str, str]:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the model name of a processor or accelerator, as its maker gives it."""
+    """Return the maker's model name of a processor or accelerator."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return cpu_name() if device.type == "cpu" else device.type
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the processor's model name; on systems without `cpuinfo`, what `platform` knows."""
+    """Return the processor's model name; on systems without `cpuinfo`, the name from `platform`."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,10 +1,10 @@
-"""Time a forward pass, and compare the times of two models on a machine whose speed drifts.
+"""Latency of a forward pass, and ratios of two models' latencies on a machine of varying speed.
 
-Two models timed one after the other differ by whatever else the machine did meanwhile. Here they are timed in pairs,
-back to back, the order swapped from one pair to the next; each pair gives one ratio, and the median over the pairs is
-reported with a bootstrap interval. The number of threads is held, the garbage collector waits, and on an accelerator
-each call is timed on the device. One thread on a CPU is timed by what it computes: what else the machine does
-meanwhile does not count.
+Two models timed one after the other differ by the other work of the machine meanwhile. So the models are timed in
+pairs, back to back, the order swapped from one pair to the next; each pair gives one ratio, and the median over the
+pairs is reported with a bootstrap interval. The number of threads is fixed, the garbage collector waits, and on an
+accelerator each call is timed on the device. One thread on a CPU is timed by its processor time: other work of the
+machine does not count.
 
 Not covered: throughput under concurrency, the loading of data, and the first call (compilation, autotuning), which
 belongs to the warm-up.
@@ -29,7 +29,7 @@ from prunerecover.model.batches import ModelInputs, as_inputs, call
 from prunerecover.model.evaluation import device_of, evaluating
 
 Stopwatch = Callable[[Callable[[], object]], float]  # runs the function and returns seconds
-FEWEST = 4  # pairs, that say how much pairs differ
+FEWEST = 4  # pairs, to estimate their spread
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class LatencyRatio:
         ratio: Median over the pairs of pruned time / dense time, with its interval; below 1 is faster.
         dense_ms: Median latency of the dense model.
         pruned_ms: Median latency of the pruned model.
-        pairs: Number of pairs that were timed.
+        pairs: Number of timed pairs.
         batch_size: Samples per forward pass.
-        device: Where it was measured.
+        device: Device of the measurement.
         threads: CPU threads of PyTorch during the measurement.
     """
 
@@ -70,20 +70,20 @@ def latency_ratio(
     """Compare two models by interleaved pairs of forward passes.
 
     Args:
-        dense: The model to compare with.
-        pruned: The model to judge, on the same device.
-        example_inputs: One batch of any form that `as_inputs` takes.
+        dense: Model to compare with.
+        pruned: Model to judge, on the same device.
+        example_inputs: Batch in any form accepted by `as_inputs`.
         pairs: Timed pairs at most; 30 give a usable interval, fewer than 6 only a range.
-        warmup: Untimed pairs before them.
-        threads: CPU threads to hold during the measurement; by default those PyTorch uses now.
+        warmup: Untimed pairs before the timed pairs.
+        threads: CPU threads during the measurement; default: PyTorch's present number.
         confidence: Coverage of the interval.
         seed: Seed of the bootstrap.
-        stopwatch: How to time one call; None: as `stopwatch_for` says.
-        enough: Width of the interval, or of the range, at which no further pair is timed, once there are 4; None: all
-            pairs are timed.
+        stopwatch: Function that times one call; None: chosen by `stopwatch_for`.
+        enough: Width of the interval, or of the range, at which timing stops, after 4 pairs or more; None: all pairs
+            are timed.
 
     Raises:
-        ValueError: If there is no pair, the models are on different devices, or they have no weights.
+        ValueError: If there is no pair, or the models are on different devices or have no weights.
     """
     device = _shared_device(dense, pruned)
     if pairs < 1:
@@ -115,11 +115,11 @@ def median_latency(
     """Return the median time of one forward pass in milliseconds.
 
     Args:
-        model: Timed in evaluation mode.
-        inputs: One batch, on the model's device.
+        model: Model, timed in evaluation mode.
+        inputs: Batch on the model's device.
         repeats: Timed passes, at least one.
-        warmup: Untimed passes before them.
-        threads: CPU threads to hold meanwhile; None: those PyTorch uses now.
+        warmup: Untimed passes before the timed passes.
+        threads: CPU threads during the measurement; None: PyTorch's present number.
     """
     device = _shared_device(model)
     with evaluating(model), _quiet(threads):
@@ -129,9 +129,9 @@ def median_latency(
 
 
 def stopwatch_for(device: torch.device) -> Stopwatch:
-    """Return a function that runs a function once and returns the seconds it took on `device`.
+    """Return a function that runs a function once and returns the seconds of the run on `device`.
 
-    Where PyTorch uses one thread of a CPU, these are the seconds that the thread computed; with several, wall time.
+    Where PyTorch uses one thread of a CPU, the seconds are processor time of the thread; with several, wall time.
     """
     if device.type == "cpu":
         return _wall_seconds if torch.get_num_threads() > 1 else _thread_seconds
@@ -188,7 +188,7 @@ def _ratios(times: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _agree(times: Sequence[tuple[float, float]], enough: float, seed: int) -> bool:
-    """Whether pairs are enough to say what their ratio is."""
+    """Whether the pairs suffice for a narrow interval."""
     if len(times) < FEWEST:
         return False
     found = median_interval(_ratios(times), seed=seed)
@@ -207,10 +207,10 @@ def _shared_device(*models: nn.Module) -> torch.device:
 
 @contextmanager
 def _quiet(threads: int | None) -> Iterator[int]:
-    """Hold the number of threads and keep the garbage collector out of the timings."""
+    """Fix the number of threads and keep the garbage collector out of the timings."""
     before, collecting = torch.get_num_threads(), gc.isenabled()
     held = threads or before
-    gc.collect(1)  # what was just made; all objects of a large process take half a second
+    gc.collect(1)  # young objects only; all objects of a large process take half a second
     gc.disable()
     torch.set_num_threads(held)
     try:

@@ -1,13 +1,13 @@
-"""Count the multiply-accumulate operations (MACs) of one forward pass, in all and per module.
+"""Count of the multiply-accumulate operations (MACs) of one forward pass, in all and per module.
 
-Counted are matrix products and convolutions, wherever they are: in linears, in attention (scores and weighted values,
-whichever kernel computes them) and in fused experts. One MAC is one multiplication with its addition, half of what
-`torch.utils.flop_counter` calls FLOPs. Attention counts in full, also where a causal mask hides half of it.
+Matrix products and convolutions count everywhere: in linears, in attention (scores and weighted values, in any kernel)
+and in fused experts. One MAC is one multiplication with its addition, half of a FLOP count of
+`torch.utils.flop_counter`. Attention counts in full, also where a causal mask hides half.
 
 Not counted, as is usual: element-wise operations, normalisation, softmax, pooling, table look-ups; nor the fused
 kernels of recurrent layers (LSTM, GRU), which PyTorch does not take apart.
 
-A model on the meta device is counted without weights and without computing anything.
+A model on the meta device is counted without weights and without computing values.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def count_macs(model: nn.Module, example_inputs: Any) -> int:
     """Count the MACs of one forward pass on `example_inputs`, for the whole batch.
 
     Args:
-        model: Any module, also on the meta device; it is bit-identical afterwards.
-        example_inputs: One batch: a tensor, a tuple whose first element is the input, a mapping of keyword arguments,
-            or `ModelInputs`.
+        model: Any module, also on the meta device; bit-identical afterwards.
+        example_inputs: Batch: a tensor, a tuple that begins with the input, a mapping of keyword arguments, or
+            `ModelInputs`.
 
     >>> count_macs(nn.Linear(3, 5), torch.zeros(2, 3))
     30
@@ -56,9 +56,9 @@ def count_macs(model: nn.Module, example_inputs: Any) -> int:
 def macs_by_module(model: nn.Module, example_inputs: Any) -> dict[str, int]:
     """Count MACs per module, for the whole batch.
 
-    Each count includes the modules inside. The paths are canonical (wrappers stripped) and the network itself is `""`.
-    Modules without a product of their own count zero; a container that is never called, such as `nn.ModuleList`, counts
-    what its children count. A module that is called twice counts twice.
+    Each count includes the modules inside. Paths are canonical (wrappers stripped), and the network itself is `""`.
+    Modules without a product of their own count zero; a container never called, for example `nn.ModuleList`, counts the
+    sum of its children. A module called twice counts twice.
 
     >>> macs_by_module(nn.Sequential(nn.Linear(3, 5), nn.ReLU()), torch.zeros(2, 3))
     {'': 30, '0': 30, '1': 0}
@@ -82,7 +82,7 @@ def _counted(network: nn.Module, example_inputs: Any, tracker: ModuleTracker) ->
 
 
 class _NoTracker(ModuleTracker):
-    """Tell nothing of modules, which takes a quarter of the time; all is counted as one."""
+    """Tracker without modules, which saves a quarter of the time; all operations count as one module's."""
 
     def __enter__(self) -> Self:
         return self
@@ -92,10 +92,10 @@ class _NoTracker(ModuleTracker):
 
 
 class _ForwardTracker(ModuleTracker):
-    """Tell which modules are running, forward only.
+    """Tracker of running modules, in the forward pass only.
 
-    PyTorch's hooks its backward pass to every module's inputs, too, which fails without gradients where one is a view
-    of a parameter, such as a class token.
+    PyTorch also hooks the backward pass to every module's inputs. Without gradients, the hook fails if an input is a
+    view of a parameter, for example a class token.
     """
 
     def _fw_pre_hook(self, mod: nn.Module, input: Any) -> None:
@@ -106,11 +106,11 @@ class _ForwardTracker(ModuleTracker):
 
 
 def _call_without_values(network: nn.Module, inputs: ModelInputs) -> None:
-    """Call a network on the meta device with tensors that have shapes alone, but say that they are on the CPU.
+    """Call a network on the meta device with tensors of shapes alone, which claim to be on the CPU.
 
-    Some forward passes ask the device for more than the meta device knows, such as its type under autocast. Padding
-    masks are left out, because transformers would read their values; they change no count, as padded positions are
-    computed like all others.
+    Some forward passes ask the device for properties unknown to the meta device, for example the type under autocast.
+    Padding masks are left out, because transformers would read the values; the counts stay equal, as padded positions
+    are computed, too.
     """
     kwargs = {name: value for name, value in inputs.kwargs.items() if name != "attention_mask"}
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -124,7 +124,7 @@ def _without_values(leaf: Any) -> Any:
 
 
 def _by_canonical_path(network: nn.Module, counted: dict[str, int]) -> dict[str, int]:
-    """Turn the counter's paths, which begin with the class of the network, into canonical ones."""
+    """Convert the counter's paths, which begin with the class of the network, to canonical paths."""
     root = type(network).__name__
     canonical = {module: path for path, module in network.named_modules()}
     macs: dict[str, int] = {"": counted.get("Global", 0)}
@@ -138,7 +138,7 @@ def _by_canonical_path(network: nn.Module, counted: dict[str, int]) -> dict[str,
 
 
 def _formulas() -> dict[Any, Formula]:
-    """Return formulas for what some supported PyTorch version lacks: attention on CPU, grouped heads, fused experts."""
+    """Return formulas missing in some supported PyTorch version: attention on CPU, grouped heads, fused experts."""
     formulas: dict[str, Formula] = {f"_scaled_dot_product_{kernel}": _attention_flops for kernel in ATTENTION_KERNELS}
     formulas["_grouped_mm"] = _grouped_product_flops
     return {getattr(torch.ops.aten, name): f for name, f in formulas.items() if hasattr(torch.ops.aten, name)}
@@ -151,6 +151,6 @@ def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[i
 
 
 def _grouped_product_flops(a: Sequence[int], b: Sequence[int], *_: Any, **__: Any) -> int:
-    """One product per group; ragged operands (2-D) hold all groups along one dimension."""
+    """Product per group; ragged operands (2-D) hold all groups along a common dimension."""
     groups = a[0] if len(a) == 3 and len(b) == 3 else 1
     return 2 * groups * a[-2] * a[-1] * b[-1]

@@ -1,4 +1,4 @@
-"""Measure what a model costs: parameters, MACs, latency and memory, together with where that was measured."""
+"""Measurement of a model's cost: parameters, MACs, latency and memory, with the environment of the measurement."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from prunerecover.model.evaluation import device_of
 
 @dataclass(frozen=True)
 class Measurement:
-    """The cost of one model on one batch.
+    """Cost of a model on one batch.
 
     Args:
-        parameters: Number of parameters, shared ones once.
-        parameter_bytes: Their size.
+        parameters: Number of parameters, shared parameters once.
+        parameter_bytes: Size of the parameters in bytes.
         macs: Multiply-accumulate operations of one forward pass of the whole batch (see `prunerecover.cost.macs`).
-        latency_ms: Median time of one forward pass, or None if it was not timed.
+        latency_ms: Median time of one forward pass, or None if not timed.
         activation_bytes: Peak memory of a forward pass beyond weights and inputs.
-        activation_source: How that peak was taken: `"cuda allocator"` or `"tensor sizes"` (see
-            `prunerecover.cost.memory`).
+        activation_source: Source of the peak: `"cuda allocator"` or `"tensor sizes"` (see `prunerecover.cost.memory`).
         batch_size: Samples in the batch.
-        device: Where it was measured.
-        device_name: The processor or accelerator there.
+        device: Device of the measurement.
+        device_name: Name of the processor or accelerator.
         dtype: Type of the weights.
         threads: CPU threads of PyTorch.
-        versions: Versions of what computed.
+        versions: Versions of the software.
     """
 
     parameters: int
@@ -65,22 +64,22 @@ def measure(
     warmup: int = 3,
     threads: int | None = None,
 ) -> Measurement:
-    """Measure a model in evaluation mode; it is bit-identical afterwards.
+    """Measure a model in evaluation mode; the model is bit-identical afterwards.
 
     To compare two models use `latency_ratio` or `compare`: medians taken separately drift with the machine.
 
     Args:
         model: Any module with weights.
-        example_inputs: One batch: a tensor, a tuple whose first element is the input, a mapping of keyword arguments,
-            or `ModelInputs`.
-        device: Where to measure; by default where the model is. Elsewhere a copy of the model is measured.
+        example_inputs: Batch: a tensor, a tuple that begins with the input, a mapping of keyword arguments, or
+            `ModelInputs`.
+        device: Device of the measurement; default: the model's. On another device, a copy of the model is measured.
         repeats: Timed forward passes; 0 skips the timing.
-        warmup: Untimed passes before them.
-        threads: CPU threads to hold while timing; by default those PyTorch uses now.
+        warmup: Untimed passes before the timed passes.
+        threads: CPU threads during the timing; default: PyTorch's present number.
 
     Raises:
         TypeError: If the model is no module.
-        ValueError: If the model is on the meta device, or a number is not one.
+        ValueError: If the model is on the meta device, or a number is out of range.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"Expected a network, an nn.Module, but got {type(model).__name__}. Pass the model itself.")

@@ -1,9 +1,9 @@
-"""Measure how much memory a forward pass needs beyond the weights and its inputs.
+"""Peak memory of a forward pass beyond the weights and the inputs.
 
-On CUDA this is the allocator's peak above what was allocated before, workspaces of the kernels included. Elsewhere it
-is the peak of the tensors that exist at the same time during the pass, the output included, summed over their storages:
-exact and repeatable, but blind to what a kernel allocates inside itself and to how the allocator rounds. The two are
-therefore not comparable with one another, and a `Measurement` says which one it holds.
+On CUDA, the peak is the allocator's, above the memory allocated before, workspaces of the kernels included. On other
+devices, the peak is the size of all tensors alive at the same time during the pass, the output included, summed over
+storages: exact and repeatable, but blind to allocations inside kernels and to the allocator's rounding. The two are
+therefore not comparable, and a `Measurement` names the source of its figure.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from prunerecover.model.evaluation import evaluating, uncompiled
 
 
 def peak_activations(model: nn.Module, inputs: ModelInputs, device: torch.device) -> tuple[int, str]:
-    """Return the peak in bytes and how it was taken: `"cuda allocator"` or `"tensor sizes"`.
+    """Return the peak in bytes and its source: `"cuda allocator"` or `"tensor sizes"`.
 
     Args:
-        model: On `device`; runs in evaluation mode.
-        inputs: One batch, on `device`.
-        device: Where the pass runs. On CUDA its peak counter is reset.
+        model: Model on `device`; runs in evaluation mode.
+        inputs: Batch on `device`.
+        device: Device of the pass. On CUDA, the peak counter is reset.
     """
     with evaluating(model):
         if device.type == "cuda":
@@ -40,7 +40,7 @@ def peak_activations(model: nn.Module, inputs: ModelInputs, device: torch.device
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Let `peak_memory` count from now on, where that is possible: not for the process on a CPU."""
+    """Restart the count of `peak_memory`, if possible: not for the process on a CPU."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -70,10 +70,10 @@ def _allocator_peak(model: nn.Module, inputs: ModelInputs, device: torch.device)
 
 
 class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sum the sizes of the storages that operations inside the context create, while they live.
+    """Sum of the sizes of storages created by operations inside the context, while alive.
 
     Args:
-        existing: Tensors whose storages do not count, such as weights and inputs.
+        existing: Tensors with storages to leave out, for example weights and inputs.
 
     >>> with LiveStorages() as live:
     ...     _ = torch.zeros(4) + torch.ones(4)
@@ -82,7 +82,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, existing: Iterable[Any] = ()) -> None:
-        """Start with nothing live."""
+        """Start without any live storage."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self._bytes = 0
@@ -90,7 +90,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and account for its results."""
+        """Run the operation and count its results."""
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):

@@ -1,4 +1,4 @@
-"""Plan for shares of costs until the shares that are measured on what was planned meet them."""
+"""Loop of planning that corrects shares of costs until the measured shares of the plan meet the wanted shares."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import TypeVar
 Found = TypeVar("Found")
 Shares = Mapping[str, float]  # by the name of the cost
 TRIES = 4
-MOST = 0.99  # that is planned for
-FAR = 0.02  # beyond a budget: more is said
+MOST = 0.99  # largest share to plan for
+FAR = 0.02  # excess over a budget that calls for a warning
 ROUNDING = 1e-9
 
 
 class BudgetMissed(UserWarning):
-    """A plan saves less than its budget asks for, or clearly more."""
+    """Warning that a plan saves less than the budget, or clearly more."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A share of a cost that has to go.
+    """Wanted share of a cost to remove.
 
     Attributes:
         share: Share.
-        below: By how much it may be missed.
-        above: By how much it may be exceeded before less is planned for.
+        below: Tolerance below the share.
+        above: Tolerance above the share; beyond, a smaller share is planned for.
     """
 
     share: float
@@ -41,22 +41,22 @@ def met_share(
     *,
     tries: int = TRIES,
 ) -> tuple[Found, Shares]:
-    """Return what was planned, and the shares that it is measured to save.
+    """Return the best plan, and its measured shares.
 
-    A warning says where it misses the budget, or exceeds it by more than two points in every cost.
+    A warning is given if the plan misses the budget, or exceeds the budget by more than two points in every cost.
 
     Args:
-        wanted: Shares that have to go, by the name of the cost.
-        plan: Plans for shares, by the name of the cost: those that are wanted, then more of what is missed. It raises
-            ValueError if so much cannot go.
-        measure: Returns the share of each cost that goes with what was planned.
-        tries: How often at most something is planned.
+        wanted: Wanted shares, by the name of the cost.
+        plan: Function that plans for shares, by the name of the cost: first for the wanted shares, then for more of
+            each missed cost. Raises ValueError if so large a share cannot be removed.
+        measure: Function that returns the share of each cost removed by a plan.
+        tries: Number of plans at most.
 
     Returns:
-        Of what saves enough of every cost, that which saves least; what comes nearest if nothing saves enough.
+        Among the plans that meet every share, the plan with the least total saving; if none does, the nearest plan.
 
     Raises:
-        ValueError: If not even what is wanted can be planned for.
+        ValueError: If there is no plan even for the wanted shares.
 
     >>> wanted = {"latency": Wanted(0.3), "macs": Wanted(0.25)}
     >>> met_share(wanted, lambda asked: asked["latency"], lambda macs: {"latency": 0.75 * macs, "macs": macs})
@@ -96,14 +96,14 @@ def _enough(wanted: Mapping[str, Wanted], saved: Shares) -> bool:
 
 
 def _asked_again(wanted: Mapping[str, Wanted], asked: Shares, saved: Shares) -> dict[str, float]:
-    """Return shares to plan for: more of the costs that are missed, or less of all where all are exceeded."""
+    """Return shares to plan for: more of each missed cost, or less of all costs if all are exceeded."""
     missing = {cost: _missing(one.share, saved[cost]) for cost, one in wanted.items()}
     least = min(1.0, max(missing.values()))
     return {cost: min(share * max(least, missing[cost]), MOST) for cost, share in asked.items()}
 
 
 def _missing(share: float, saved: float) -> float:
-    """Return how many times as much has to be planned for."""
+    """Return the factor on the share to plan for."""
     if share <= 0:
         return 0.0
     return share / saved if saved > 0 else 2.0

@@ -1,7 +1,7 @@
 """Memory of a language model in service: weights, and the key-value cache of a batch of sequences.
 
-The cache is the one that the network fills: a forward pass on an example tells the bytes of a token in every layer, and
-the layers with a window, which keep no more tokens. States of a fixed size, as of linear attention, count once a
+The cache is filled by the network itself: a forward pass on an example shows the bytes per token in every layer, and
+the layers with a window, which keep no more tokens. States of a fixed size, as in linear attention, count once a
 sequence. Quantised and offloaded caches are not covered.
 """
 
@@ -41,14 +41,14 @@ def cache_bytes(network: nn.Module, example: ModelInputs, serving: Serving) -> i
     """Return the bytes of the key-value cache; see `served_memory`.
 
     Args:
-        network: See `served_memory`, as of all others.
-        example: Inputs.
+        network: Language model, unwrapped.
+        example: Inputs of the network, for a few tokens.
         serving: Load.
     """
     output = None
-    with evaluating(network), uncompiled(), suppress(TypeError):  # other networks do not take the argument
+    with evaluating(network), uncompiled(), suppress(TypeError):  # some networks do not take the argument
         output = call(network, replace(example, kwargs={**example.kwargs, "use_cache": True}))
-    names = ("cache", "past_key_values")  # the second is what transformers said before
+    names = ("cache", "past_key_values")  # the second is an older name in transformers
     layers = list(_layers(next((found for name in names if (found := getattr(output, name, None)) is not None), None)))
     if not layers:
         raise ValueError(
@@ -59,7 +59,7 @@ def cache_bytes(network: nn.Module, example: ModelInputs, serving: Serving) -> i
 
 
 def _layers(cache: Any) -> Iterator[Any]:
-    """Yield the layers of a cache of transformers, of an encoder's cache beside a decoder's, too."""
+    """Yield the layers of a cache of transformers, including an encoder's cache beside a decoder's."""
     parts = [getattr(cache, name, None) for name in ("self_attention_cache", "cross_attention_cache")]
     for part in parts if any(parts) else [cache]:
         yield from getattr(part, "layers", ())

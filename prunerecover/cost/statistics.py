@@ -1,9 +1,9 @@
-"""Intervals for what a report states: proportions, means, medians and paired differences.
+"""Intervals for the figures of a report: proportions, means, medians and paired differences.
 
-Proportions get Wilson's interval (Wilson 1927), which stays inside [0, 1] and holds its level near 0 and 1. Everything
-else gets a percentile bootstrap (Efron 1979) by scipy, seeded. A bootstrap knows only the samples it was given: two
-models that agree on every sample get an interval of width zero, whatever they would do on others. Of fewer values than
-`least_values` no interval holds its level, not even all of their range, and the range is what is returned.
+Proportions get Wilson's interval (Wilson 1927), which stays inside [0, 1] and keeps its level near 0 and 1. All other
+figures get a percentile bootstrap (Efron 1979) by scipy, seeded. A bootstrap knows only the given samples: two models
+with equal results on every sample get an interval of width zero, whatever their results on further samples. For fewer
+values than `least_values`, no interval keeps its level, not even the full range, and the range is returned.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ RECURRING = 10  # samples per distinct value; from then on counts are quicker to
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with the interval around it.
+    """Estimate with an interval.
 
     Args:
-        value: The estimate itself.
+        value: Estimate.
         low: Lower end.
         high: Upper end.
-        confidence: Nominal coverage, between 0 and 1; None: the ends are those of the values' range, for there are too
-            few values for an interval.
+        confidence: Nominal coverage, between 0 and 1; None: the ends are the range of the values, too few for an
+            interval.
     """
 
     value: float
@@ -42,20 +42,20 @@ class Interval:
         return self.low <= x <= self.high
 
     def ends(self, shown: Callable[[float], str] = "{:.4g}".format) -> str:
-        """Return both ends in brackets; those of a range are called so.
+        """Return both ends in brackets; a range is marked.
 
         >>> Interval(2, 1, 3).ends(), Interval(2, 1, 3, confidence=None).ends()
         ('[1, 3]', '[range 1, 3]')
 
         Args:
-            shown: Text of a number.
+            shown: Function from a number to text.
         """
         what = "range " if self.confidence is None else ""
         return f"[{what}{shown(self.low)}, {shown(self.high)}]"
 
 
 def least_values(confidence: float) -> int:
-    """Return how many values an interval of a level takes: all lie on one side of the median once in `2 ** (n - 1)`.
+    """Return the least number of values for an interval: all lie on one side of the median once in `2 ** (n - 1)`.
 
     >>> least_values(0.95)
     6
@@ -89,16 +89,16 @@ def wilson_interval(correct: int, total: int, confidence: float = 0.95) -> Inter
 
 
 def mean_interval(scores: ArrayLike, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
-    """Return the mean of per-sample scores: Wilson's interval if all are 0 or 1, a bootstrap of the mean otherwise.
+    """Return the mean of per-sample scores: Wilson's interval if all are 0 or 1, else a bootstrap of the mean.
 
     Args:
-        scores: `(N,)`, one per sample.
+        scores: Scores `(N,)`, one per sample.
         confidence: Nominal coverage, between 0 and 1.
         resamples: Number of bootstrap samples.
         seed: Seed of the bootstrap.
 
     Raises:
-        ValueError: If there is no score, or one that is not a number.
+        ValueError: If there is no score, or a score is not finite.
     """
     values = _vector(scores)
     if is_share(values):
@@ -107,18 +107,18 @@ def mean_interval(scores: ArrayLike, confidence: float = 0.95, resamples: int = 
 
 
 def is_share(scores: ArrayLike) -> bool:
-    """Whether all scores are 0 or 1, so that their mean is a share of the samples."""
+    """Whether all scores are 0 or 1, and their mean a share of the samples."""
     return bool(np.isin(scores, (0, 1)).all())
 
 
 def paired_difference(
     before: ArrayLike, after: ArrayLike, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Interval:
-    """Return the mean of `after - before` over samples that both models saw, with a paired bootstrap.
+    """Return the mean of `after - before` over samples seen by both models, with a paired bootstrap.
 
     Args:
-        before: `(N,)` scores of the first model, for instance 1 where it is right and 0 where it is wrong.
-        after: `(N,)` scores of the second model on the same samples in the same order.
+        before: Scores `(N,)` of the first model, for instance 1 for a correct and 0 for a wrong prediction.
+        after: Scores `(N,)` of the second model on the same samples in the same order.
         confidence: Nominal coverage.
         resamples: Number of bootstrap samples.
         seed: Seed of the bootstrap.
@@ -139,13 +139,13 @@ def median_interval(values: ArrayLike, confidence: float = 0.95, resamples: int 
     """Return the median with a bootstrap interval.
 
     Args:
-        values: `(N,)`.
+        values: Values `(N,)`.
         confidence: Nominal coverage, between 0 and 1.
         resamples: Number of bootstrap samples.
         seed: Seed of the bootstrap.
 
     Raises:
-        ValueError: If there is no value, or one that is not a number.
+        ValueError: If there is no value, or a value is not finite.
     """
     return _bootstrapped(np.median, _vector(values), confidence, resamples, seed)
 
@@ -153,7 +153,7 @@ def median_interval(values: ArrayLike, confidence: float = 0.95, resamples: int 
 def _bootstrapped(
     statistic: Callable[..., Any], values: NDArray[np.float64], confidence: float, resamples: int, seed: int
 ) -> Interval:
-    """Bootstrap a statistic that takes `axis`."""
+    """Bootstrap a statistic with an argument `axis`."""
     from scipy.stats import bootstrap
 
     value = float(statistic(values))
@@ -172,10 +172,10 @@ def _bootstrapped(
 
 
 def _bootstrapped_mean(values: NDArray[np.float64], confidence: float, resamples: int, seed: int) -> Interval:
-    """Bootstrap a mean; where values recur, as those of correctness do, by drawing how often each of them does.
+    """Bootstrap a mean; for recurring values, as in correctness, by drawing the count of each distinct value.
 
     The law is the same. Three distinct values of 10,000 samples, 10,000 times: 2 ms instead of scipy's 0.5 s; but
-    10,000 distinct ones take 6 s instead of 0.6 s.
+    10,000 distinct values take 6 s instead of 0.6 s.
     """
     distinct, counts = np.unique(values, return_counts=True)
     if len(distinct) * RECURRING > len(values) or len(values) < least_values(confidence):

@@ -1,1 +1,1 @@
-"""The frontier of a network: what other budgets would cost in divergence and in every cost."""
+"""Frontier of a network: divergence and costs of plans for many budgets."""

@@ -1,4 +1,4 @@
-"""Picture of a frontier: divergence of the output, and what goes of every cost, over the share that is asked for."""
+"""Picture of a frontier: divergence of the output, and the removed share of every cost, over the requested share."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from prunerecover.display.style import (
 from prunerecover.plan.evidence import FrontierPoint
 
 LOOKS = {"macs": (BLUE, "o"), "params": (GREEN, "s"), "latency": (ORANGE, "^")}
-FACTOR = 30  # between divergences, from which on the axis is logarithmic
+FACTOR = 30  # between the largest and the least divergence, for a logarithmic axis
 
 
 def plot_frontier(points: Sequence[FrontierPoint], cost: str | Sequence[str]) -> Figure:
     """Draw a frontier: divergence on the left, costs on the right.
 
     Args:
-        points: In rising order of their shares.
-        cost: Cost that the shares are of, or several.
+        points: Points in rising order of their shares.
+        cost: Cost of the shares, or several costs.
     """
     figure = empty_figure(8.4, 3.6)
     left, right = (styled(axes) for axes in figure.subplots(1, 2))

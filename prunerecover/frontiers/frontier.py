@@ -1,4 +1,4 @@
-"""Frontier of a network: the divergence and the costs of plans for several shares, before one of them is picked."""
+"""Frontier of a network: the divergence and the costs of plans for several shares, before the choice of a budget."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Frontier(Summarised):
-    """What plans for several shares of a cost would save, and by how much they would change the output.
+    """Savings and divergences of plans for several shares of a cost.
 
     Args:
-        points: Plans, as the shares that they are for, in rising order.
+        points: Plans in rising order of their shares.
         plan_at: Function that returns the plan for a share; None: the frontier is read from a file.
-        cost: Cost that the shares are of, such as "macs" or "latency"; or several, of each of which as much goes.
+        cost: Cost of the shares, e.g. "macs" or "latency"; or several costs with equal shares.
 
     >>> print(Frontier([FrontierPoint(0.1, 0.02, {"macs": 0.11}), FrontierPoint(0.2, 0.14, {"macs": 0.2})]))
     Frontier over shares of the MACs
@@ -49,11 +49,11 @@ class Frontier(Summarised):
 
     @classmethod
     def of(cls, evidence: Mapping[str, Any], plan_at: Callable[[float], Plan] | None = None) -> Frontier | None:
-        """Return the frontier in the evidence of a plan; None if there is none.
+        """Return the frontier in the evidence of a plan, or None.
 
         Args:
-            evidence: `Plan.evidence`.
-            plan_at: See the class.
+            evidence: Evidence of a plan, `Plan.evidence`.
+            plan_at: Function that returns the plan for a share, or None.
         """
         found = FrontierEvidence.of(evidence)
         return cls(found.frontier, plan_at, found.frontier_cost) if found.frontier else None
@@ -68,10 +68,10 @@ class Frontier(Summarised):
         return FrontierEvidence.model_validate(said).to_dict()
 
     def plan(self, share: float) -> Plan:
-        """Return the plan for a share of the cost, of the points or not; nothing is scored again.
+        """Return the plan for any share of the cost, also between the points; no variant is scored again.
 
         Args:
-            share: Share that has to go.
+            share: Share to remove.
 
         Raises:
             RuntimeError: If the frontier is read from a file.
@@ -105,7 +105,7 @@ class Frontier(Summarised):
 
 
 def frontier_table(points: Sequence[FrontierPoint]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the names of the columns, and a row for each point; what is not known is empty.
+    """Return the names of the columns, and a row for each point; unknown costs are empty.
 
     Args:
         points: Points of a frontier.

@@ -1,4 +1,4 @@
-"""Sites of depth: units that go as a whole, and reasons why other parts are none."""
+"""Sites of depth: units that go as a whole, and reasons for the refusal of other parts."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def of_all_kinds(removals: Removals) -> Removals:
 
 
 def no_unit(removals: Removals, kinds: Sequence[str]) -> Refusal:
-    """Return the error of a network without units that may go.
+    """Return the error for a network without removable units.
 
     Args:
         removals: Removals without units.
-        kinds: Kinds that were looked for.
+        kinds: Requested kinds.
     """
     first = [(path, *reason.partition("; ")[::2]) for path, reason in list(removals.refused.items())[:3]]
     why = "; ".join(f"'{path}': {cause}" for path, cause, _ in first)

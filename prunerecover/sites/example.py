@@ -17,8 +17,7 @@ def example_of(model: nn.Module, batches: Any) -> ModelInputs:
 
     Args:
         model: Network without wrappers.
-        batches: Batch, or iterable of batches, of which the first is taken. A list counts as a batch where it has the
-            form of one.
+        batches: Batch, or iterable of batches whose first is taken. A list in the form of a batch counts as a batch.
 
     Raises:
         ValueError: If there is no batch.
@@ -35,12 +34,12 @@ def example_of(model: nn.Module, batches: Any) -> ModelInputs:
 
 
 def needed(model: nn.Module, example: ModelInputs | None, kinds: Iterable[str]) -> ModelInputs:
-    """Return the example, or the `dummy_inputs` of the model; raise ValueError if there are none.
+    """Return the example, or the `dummy_inputs` of the model; raise ValueError without either.
 
     Args:
         model: Network without wrappers.
         example: Inputs from `example_of`, if batches were given.
-        kinds: Kinds that are looked for, for the message.
+        kinds: Requested kinds, for the message.
     """
     if example is not None:
         return example

@@ -39,27 +39,27 @@ def find_sites(
     *,
     include_strided: bool = False,
 ) -> Sites[Site]:
-    """List the sites of a network, and the reasons why other parts are none.
+    """List the sites of a network, and the reasons for the refusal of other parts.
 
-    Units of depth go as a whole. Supported families (see the support matrix) are known by their parts. Of all others
-    one forward pass is watched: a branch whose output is added to a stream of its shape is an attention or an MLP, a
-    repeated child of one container that hands on a stream of one shape is a block, and a linear or convolution outside
-    attentions and the head is a layer. Groups of width are indices of parameters that one forward pass ties together;
-    nothing there depends on class names.
+    Units of depth go as a whole. Supported families (see the support matrix) are known by their parts. In all other
+    networks, one forward pass is watched: a branch added to a stream of equal shape is an attention or an MLP, a
+    repeated child of one container that passes on a stream of constant shape is a block, and a linear or convolution
+    outside attentions and the head is a layer. Groups of width are indices of parameters tied together in a forward
+    pass; groups do not depend on class names.
 
     Args:
         model: Network, wrapped or not, on any device; bit-identical afterwards.
         batches: Calibration batches, of which the first is run, or one batch alone. None: the `dummy_inputs` of the
-            model; supported families need none for units of depth, whose MACs are 0 then.
+            model; supported families need no batch for units of depth, but report 0 MACs without.
         kinds: Kinds among "block", "attention", "mlp", "activation", "layer", "channel", "head", "head_dim" (dimensions
             of all heads of an attention), "neuron", "expert" and "hidden". None: the default kinds of `plan_depth` and
             `plan_width`.
-        ignore: Shell patterns of names of sites that stay, such as "layer4.*".
-        include_strided: Switch for layers that change spatial dimensions: a pooling takes the place of each.
+        ignore: Shell patterns of names of sites that stay, e.g. "layer4.*".
+        include_strided: Switch for layers that change spatial dimensions, with a pooling as the replacement.
 
     Raises:
-        ValueError: If a kind is unknown, the model has no parameters, an example is needed or the model cannot run it,
-            activations are asked of a family that has none, or a pattern in `ignore` matches nothing or all there is.
+        ValueError: If a kind is unknown, the model has no parameters, an example is missing or fails in the model, a
+            family has no removable activations, or a pattern in `ignore` matches no site or all sites.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -81,11 +81,11 @@ def find_units(
     """List the units of depth alone, by `find_sites`.
 
     Args:
-        model: Network, as of `find_sites`.
-        batches: Batches or one batch, as of `find_sites`.
+        model: Network, as in `find_sites`.
+        batches: Batches or a batch, as in `find_sites`.
         kinds: Kinds among "block", "attention", "mlp", "activation" and "layer".
         include_strided: Switch for layers that change spatial dimensions.
-        example_inputs: Former name of `batches`, for one release; so is the former order `(model, kinds, batches)`.
+        example_inputs: Former name of `batches`, for one release; likewise the former order `(model, kinds, batches)`.
 
     >>> import timm
     >>> vit = timm.create_model("vit_tiny_patch16_224", depth=2)
@@ -111,14 +111,14 @@ def find_groups(
     """List the groups of width alone, by `find_sites`.
 
     Args:
-        model: Network, as of `find_sites`.
-        batches: Batches or one batch, as of `find_sites`.
+        model: Network, as in `find_sites`.
+        batches: Batches or a batch, as in `find_sites`.
         kinds: Kinds among "channel", "head", "head_dim", "neuron", "expert" and "hidden".
         ignore: Shell patterns of names of groups that stay.
         example_inputs: Former name of `batches`, for one release.
 
     Raises:
-        ValueError: Also if there is no group of these kinds.
+        ValueError: Also if there is no group of the requested kinds.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -141,7 +141,7 @@ def _look(
     *,
     include_strided: bool = False,
 ) -> tuple[Sites[Site], FoundGroups]:
-    """Return the sites, and the groups of width with the trace that explains refusals."""
+    """Return the sites, and the groups of width with the trace for explaining refusals."""
     network, ignore = unwrap(model), patterns_of(ignore)
     check_network(network)
     check_cuttable(network)
@@ -167,7 +167,7 @@ def _look(
 
 
 def _kinds_of(model: nn.Module, kinds: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the kinds to look for: the ones asked for, or else the default kinds of plans."""
+    """Return the kinds to look for: the requested kinds, or the default kinds of plans."""
     if kinds is None:
         return (*(FAMILY_KINDS if is_supported(model) else DEPTH_KINDS), *FOUND_KINDS)
     return kinds_among(kinds, KINDS)

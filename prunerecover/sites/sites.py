@@ -19,7 +19,7 @@ from prunerecover.width.groups.found import FoundGroups
 
 S = TypeVar("S", bound=Site, covariant=True)
 HEADER = ("site", "kind", "units", "parameters", "MACs", "block")
-REASONS = 3  # lines of what is refused
+REASONS = 3  # lines of refusals
 LONGEST_REASON = 160  # letters
 
 
@@ -28,8 +28,8 @@ class Sites(Summarised, tuple[S, ...]):
     """Sites of a network, a tuple: units of depth in order of execution, then groups of width in order of depth.
 
     Attributes:
-        refused: Reasons why other parts are no sites, each with a way out, by name.
-        found: Groups of width with the edits and relations among them.
+        refused: Reasons for the refusal of parts, each with a way out, by name.
+        found: Groups of width with their edits and relations.
     """
 
     refused: Mapping[str, str]
@@ -51,7 +51,7 @@ class Sites(Summarised, tuple[S, ...]):
         """Return the sites of some kinds alone, without refusals.
 
         Args:
-            kinds: Names such as "attention" and "head".
+            kinds: Names of kinds, e.g. "attention" and "head".
         """
         return Sites(site for site in self if site.kind in kinds)
 
@@ -67,17 +67,17 @@ class Sites(Summarised, tuple[S, ...]):
 
     @property
     def linked(self) -> tuple[tuple[Group, ...], ...]:
-        """Groups of width in equal parts of one tensor: all of a tuple must lose equally many units."""
+        """Groups of width in equal parts of a tensor: all groups of a tuple must lose equally many units."""
         return self.found.linked
 
     @property
     def counted(self) -> tuple[CountedGroup, ...]:
-        """Groups of width that stay because an operation counts their units."""
+        """Groups of width that stay because an operation counts the units."""
         return self.found.counted
 
     @property
     def edits(self) -> tuple[Rewrite | FreeHeads, ...]:
-        """Edits that come before any group is narrowed."""
+        """Edits before any group is narrowed."""
         return self.found.edits
 
     def __repr__(self) -> str:
@@ -86,7 +86,7 @@ class Sites(Summarised, tuple[S, ...]):
         return f"<Sites: {self._counts()}{refused}>"
 
     def summary(self) -> Summary:
-        """Return the first sites with their costs, and the most frequent reasons of refusals."""
+        """Return the first sites with costs, and the most frequent reasons of refusals."""
         refused = self._refusals()
         room = MOST - len(refused.text().splitlines()) if self.refused else MOST
         shown = Summary.of_list(f"Sites: {self._counts()}", HEADER, self._rows(), tuple, most=room)

@@ -1,4 +1,4 @@
-"""Sites of width: groups with their costs, and reasons why other units stay."""
+"""Sites of width: groups with costs, and reasons for the refusal of units."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from prunerecover.width.groups.refusals import stays
 def with_costs(
     model: nn.Module, found: FoundGroups, example: ModelInputs | None, blocks: Sequence[str]
 ) -> tuple[Group, ...]:
-    """Return the groups with the parameters and MACs of all their units, and with the blocks around them.
+    """Return the groups with the parameters and MACs of all units, and with the blocks around the groups.
 
     Args:
         model: Network without wrappers.
         found: Groups in the network.
-        example: Batch for counting MACs, of all samples together. None leaves them 0.
+        example: Batch for counting MACs, of all samples together. None: the MACs are 0.
         blocks: Paths of all blocks.
     """
     rewritten = share_copy(model)
@@ -53,8 +53,8 @@ def refused_groups(found: FoundGroups, kinds: Sequence[str]) -> dict[str, str]:
     """Return reasons why units stay, each with a way out, by the module that makes the units.
 
     Args:
-        found: Groups of these kinds.
-        kinds: Kinds that were asked for.
+        found: Groups of the requested kinds.
+        kinds: Requested kinds.
     """
     reasons: dict[str, list[str]] = {}
     for name, reason in _reasons(found, kinds):
@@ -92,14 +92,14 @@ def _reasons(found: FoundGroups, kinds: Sequence[str]) -> Iterator[tuple[str, st
 
 
 def _attentions_without_heads(traced: Traced, found: FoundGroups, explained: Set[str]) -> Iterator[tuple[str, str]]:
-    """Yield attentions whose heads are in no group and not refused yet, each with a reason.
+    """Yield attentions with heads in no group and not refused yet, each with a reason.
 
-    Attentions are modules that multiply activations with each other, and all others of the same classes.
+    Attentions are modules that multiply activations with each other, and all modules of the same classes.
 
     Args:
         traced: Trace of a forward pass.
         found: Groups in the network.
-        explained: Paths of modules that are in a group, or refused already.
+        explained: Paths of modules in a group, or refused already.
     """
     multiplying = {attention.module for attention in find_attentions(traced.graph)} - {""}
     run = multiplying | {attention.path for attention in traced.ties.attentions} - {""}

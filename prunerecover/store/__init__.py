@@ -1,1 +1,1 @@
-"""The store of a search: its results on disk, from which it goes on once it was interrupted."""
+"""Store of a search: results on disk, from which an interrupted search continues."""

@@ -1,7 +1,7 @@
-"""Ranks of a torch.distributed run that make one search together: each computes a part of what is asked for.
+"""Ranks of a torch.distributed run that share one search: each rank computes a part of the requested results.
 
-All ranks ask for the same things in the same order. A rank that fails, or leaves the search, says so in the exchange
-that the others wait in, so that none waits forever; one whose process ends closes its connections, which does the same.
+All ranks request the same results in the same order. A rank that fails, or leaves the search, reports the end in the
+exchange where all ranks meet: no rank waits forever. The end of a process closes the connections, with the same effect.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Said:
-    """What a rank says in an exchange.
+    """Message of a rank in an exchange.
 
     Attributes:
-        at: Where it is in the search.
-        value: What it has found.
-        error: What went wrong there.
-        leaves: Whether it takes part in no further exchange.
+        at: Position in the search.
+        value: Results found by the rank.
+        error: Error of the rank at the position.
+        leaves: Whether the rank takes part in no further exchange.
     """
 
     at: str
@@ -39,10 +39,10 @@ class _Said:
 
 
 class Ranks:
-    """The ranks that share a search, or this process alone.
+    """Ranks that share a search, or a single process.
 
     Args:
-        group: Process group of the ranks; None: there is no other.
+        group: Process group of the ranks; None: a single process.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -50,51 +50,51 @@ class Ranks:
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other rank."""
+        """Whether there is a single rank."""
         return self._group is None
 
     def are_alike(self, key: str) -> bool:
-        """Whether all ranks search for the same; else there is no further exchange.
+        """Return whether all ranks do the same search; if not, there is no further exchange.
 
         Args:
-            key: What the search of this rank follows from.
+            key: Hash of everything that decides the search of the rank.
         """
         alike = len({said.value for said in self._exchanged(_Said("the beginning", key))}) == 1
         self._over = not alike
         return alike
 
     def share(self, asked: Sequence[T]) -> Sequence[T]:
-        """Return the part of what is asked for that this rank computes: every so many."""
+        """Return this rank's part of the requested results: every n-th of n ranks."""
         rank, world = (0, 1) if self.alone else rank_and_world()
         return asked[rank::world]
 
     def united(self, at: str, found: Mapping[int, T], error: Exception | None = None) -> dict[int, T]:
-        """Return what all ranks have found; of two values for one thing that of the first rank.
+        """Return the results of all ranks; if two ranks have a value for a number, the first rank's.
 
         Args:
-            at: Where the search is, the same on all ranks.
-            found: What this rank has found, by number.
-            error: What this rank failed with.
+            at: Position in the search, the same on all ranks.
+            found: Results of the rank, by number.
+            error: Error of the rank.
 
         Raises:
-            Exception: On all ranks, what one of them failed with.
-            RuntimeError: If a rank has left the search, or searches otherwise.
+            Exception: On all ranks, the error of any rank.
+            RuntimeError: If a rank has left the search, or does a different search.
         """
         if self.alone:
             if error is not None:
                 raise error
             return dict(found)
         everyone: dict[int, T] = {}
-        sent = tree_map_only(Tensor, Tensor.cpu, dict(found))  # no rank reads memory of another one's device
+        sent = tree_map_only(Tensor, Tensor.cpu, dict(found))  # no rank reads memory of another rank's device
         for said in reversed(self._exchanged(_Said(at, sent, error))):
             everyone |= said.value
         return everyone
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Take leave of the other ranks, which wait in their next exchange, or leave, too.
+        """Leave the search; the remaining ranks learn of the end in the next exchange.
 
         Args:
-            error: Why this rank cannot go on; None: it has found everything.
+            error: Error of the rank; None: the search is complete.
         """
         if not self._over:
             self._over = True
@@ -102,7 +102,7 @@ class Ranks:
 
     def _exchanged(self, said: _Said) -> list[_Said]:
         everyone: list[Any] = [None] * dist.get_world_size(self._group)
-        left, self._over = said.leaves, True  # no exchange follows one that is interrupted
+        left, self._over = said.leaves, True  # no exchange follows an interrupted exchange
         dist.all_gather_object(everyone, _sendable(said), group=self._group)
         gone = [(rank, one) for rank, one in enumerate(everyone) if one.leaves]
         if left and (said.error is not None or len(gone) == len(everyone)):
@@ -133,7 +133,7 @@ def _in_words(error: BaseException) -> str:
 
 
 def _sendable(said: _Said) -> _Said:
-    """Return what a rank says with an error that other processes can read."""
+    """Return the message of a rank with an error readable in other processes."""
     if said.error is None:
         return said
     try:
@@ -145,10 +145,11 @@ def _sendable(said: _Said) -> _Said:
 
 @contextmanager
 def sharing(key: Callable[[], str]) -> Iterator[Ranks]:
-    """Yield the ranks that share a search inside a `with` block; all ranks of torch.distributed have to enter it.
+    """Yield the ranks that share a search inside a `with` block, entered by all ranks of torch.distributed.
 
     Args:
-        key: Returns what the search follows from, such as network and samples; ranks whose keys differ search alone.
+        key: Function that returns a hash of everything that decides the search, e.g. network and samples; ranks with
+            different keys search alone.
     """
     if rank_and_world()[1] == 1:
         yield Ranks()
@@ -166,7 +167,7 @@ def sharing(key: Callable[[], str]) -> Iterator[Ranks]:
 
 
 def _met() -> dist.ProcessGroup | None:
-    """Return a group of all ranks, once they are all here."""
+    """Return a group of all ranks, once all ranks have arrived."""
     try:
         dist.destroy_process_group(dist.new_group(backend="gloo"))
     except RuntimeError as error:
@@ -178,7 +179,7 @@ def _met() -> dist.ProcessGroup | None:
 
 
 def patient_group() -> dist.ProcessGroup | None:
-    """Return a group of all ranks in which one waits for as long as others compute; None for a rank alone."""
+    """Return a group of all ranks with nearly endless patience for slow ranks; None for a single rank."""
     if rank_and_world()[1] == 1:
         return None
     group: Any = dist.new_group(timeout=PATIENCE, backend="gloo")
@@ -186,7 +187,7 @@ def patient_group() -> dist.ProcessGroup | None:
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Return the number of this rank, and of all ranks; (0, 1) where there are none."""
+    """Return the number of this rank, and of all ranks; (0, 1) without ranks."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1

@@ -1,10 +1,10 @@
-"""Results of a search in a folder: an interrupted search goes on behind its last result.
+"""Results of a search in a folder: an interrupted search continues behind its last result.
 
-A search is a chain of results, of which each follows from the network, the samples, the arguments and all results
-before. So the name of a result's file is a hash of these: the same search, begun again, finds its results in the order
-in which it asks for them, and another one finds none of them. Alternatives, none of which follows from another, are
-asked for at once, and the ranks of torch.distributed share them. What no weight, sample or argument shows, such as a
-hook or what a loss computes, must be as it was: outputs and losses of the network as it is are kept, too, and compared.
+A search is a chain of results, each decided by the network, the samples, the arguments and all results before. So the
+name of a result's file is a hash of all four: the same search, begun again, finds its results in the order of its
+requests, and any different search finds no result. Independent alternatives are requested together, and the ranks of
+torch.distributed share the work. State that shows in no weight, sample or argument, for example a hook or the code of a
+loss, must be unchanged: outputs and losses of the dense network are kept, too, and compared.
 """
 
 from __future__ import annotations
@@ -36,38 +36,38 @@ from prunerecover.version import __version__
 T = TypeVar("T")
 ENDING = ".pt"
 RESULT = re.compile(rf"[0-9a-f]{{64}}{re.escape(ENDING)}")
-ALIKE = 0.01  # of the norm of an output, by which another machine may compute it otherwise
-SEEN = 4096  # numbers of an output that are compared
+ALIKE = 0.01  # of the norm of an output, the tolerance between machines
+SEEN = 4096  # compared numbers of an output
 
-# Of what results are made besides tensors and primitives, with all edits that a stand-in is made of: others than these
-# could be written, and not read.
+# Classes in results besides tensors and primitives, with all edits of a replacement: instances of further classes could
+# be written, but not read.
 CLASSES = (Candidate, Choice, Fold, Remove, Replace, Unit)
 
 
 class SearchStore:
-    """Keeps the results of one search.
+    """Store of the results of one search.
 
     Args:
-        folder: Where; it may hold other searches. None: nothing is kept.
-        device: On which results are needed; None: on that where they were found.
+        folder: Folder of the results, also of several searches. None: no results are kept.
+        device: Device for loaded results; None: the device of the computation.
     """
 
     def __init__(self, folder: str | Path | None = None, device: torch.device | None = None) -> None:
         self.folder, self._device = None if folder is None else Path(folder), device
         self._key, self._computing, self._ranks = "", False, Ranks()
-        self._begun: Callable[[], str] = str  # of a search that nothing is kept of: its key, which takes a while
+        self._begun: Callable[[], str] = str  # the slow key of a search without a folder
 
     def begin(self, network: nn.Module, *parts: object, seen: Mapping[str, Callable[[], Tensor]]) -> None:
-        """Tell the search from others.
+        """Identify the search.
 
         Args:
-            network: That is searched; unwrapped.
-            parts: What else the search follows from: batches, arguments. Functions count by their names.
-            seen: By name, what the network gives as it is, and has to give again when the search goes on.
+            network: Network, unwrapped.
+            parts: Further values that decide the search: batches, arguments. Functions count by name.
+            seen: Functions of outputs of the dense network, by name; a continued search must give the same outputs.
 
         Raises:
-            ValueError: If the folder is somebody else's, or the network gave something else when the search began.
-            OSError: If nothing can be written in the folder.
+            ValueError: If the folder holds foreign files, or an output differs from the beginning of the search.
+            OSError: If the folder is not writable.
         """
         tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
         about = __version__, repr(network), repr(getattr(network, "config", None)), tensors, *parts
@@ -88,9 +88,9 @@ class SearchStore:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Share results among the ranks of torch.distributed inside a `with` block, which all of them enter.
+        """Share results among the ranks of torch.distributed inside a `with` block, entered by all ranks.
 
-        Ranks alone share no search that began otherwise on another one, such as with samples of their own.
+        Ranks share no search begun differently on different ranks, for example with samples of their own.
         """
         with sharing(self._begin_shared) as self._ranks:
             try:
@@ -103,17 +103,17 @@ class SearchStore:
         return self._key
 
     def extend(self, *parts: object) -> None:
-        """Tell what is searched for next from what else might be."""
+        """Make the next results depend on further values."""
         if self._key:
             self._key = self._after(*parts)
 
     def result(self, what: str, names: Iterable[str], compute: Callable[[], T]) -> T:
-        """Return what an earlier run found at this point of the search, or find it now, and keep it.
+        """Return the result of an earlier run at this point of the search, or compute and keep the result.
 
         Args:
-            what: Is asked.
-            names: What it is asked about. All else follows from the results before.
-            compute: Finds it; results inside belong to it.
+            what: Name of the question.
+            names: Names of the subjects of the question. All else is decided by the results before.
+            compute: Function that computes the result; results requested inside are part of the result.
 
         Raises:
             OSError: If the folder is full or read-only.
@@ -133,15 +133,17 @@ class SearchStore:
         *,
         everywhere: bool = False,
     ) -> list[T]:
-        """Return what earlier runs found of alternatives; find the others now, each rank its share, and keep them.
+        """Return the results of alternatives from earlier runs; compute and keep missing results, each rank a share.
 
         Args:
-            what: Is asked.
-            asked: What it is asked about, of each. They follow from the results before, and no result from them.
-            compute: Finds that of a number; results inside belong to it.
-            advance: Called once for each.
-            everywhere: Whether every rank computes all that is missing, for what else comes of it; the first one's
-                results count.
+            what: Name of the question.
+            asked: Names of the subjects of each alternative. Alternatives depend on the results before, not on each
+                other.
+            compute: Function from the number of an alternative to the result; results requested inside are part of the
+                result.
+            advance: Function called once for each alternative.
+            everywhere: Whether every rank computes all missing results, for side effects; the first rank's results
+                count.
 
         Raises:
             OSError: If the folder is full or read-only.
@@ -166,7 +168,7 @@ class SearchStore:
         return values if self._ranks.alone else tree_map_only(Tensor, lambda value: value.to(self._device), values)
 
     def _after(self, *parts: object) -> str:
-        """Return the key of what follows from parts, too."""
+        """Return the key after further values."""
         digest = hashlib.sha256(self._key.encode())
         for piece in written(parts):
             digest.update(piece)
@@ -179,7 +181,7 @@ class SearchStore:
         return found
 
     def _known(self, keys: Sequence[str]) -> dict[int, Any]:
-        """Return what is kept of the results of some keys; a damaged file is warned of."""
+        """Return the kept results of some keys; warn about a damaged file."""
         found = {}
         for number, key in enumerate(keys if self.folder is not None else ()):
             path = self._path(key)
@@ -198,7 +200,7 @@ class SearchStore:
         return found
 
     def _found(self, key: str, compute: Callable[[], T]) -> T:
-        """Return what is found now, and keep it."""
+        """Compute a result, and keep the result."""
         self._computing = True
         try:
             found = compute()
@@ -220,14 +222,14 @@ class SearchStore:
 
 
 def store_folder(store: object) -> Path | None:
-    """Return the folder of a store, given the argument of that name; None where nothing is to be kept.
+    """Return the folder of a store from the argument `store`; None without a store.
 
     Args:
         store: Argument.
 
     Raises:
-        TypeError: If it is no path.
-        ValueError: If a file has this name.
+        TypeError: If the argument is no path.
+        ValueError: If a file has the name.
     """
     if store is None:
         return None
@@ -243,7 +245,7 @@ def store_folder(store: object) -> Path | None:
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder of a store; refuse one that holds other things, and no result yet."""
+    """Make the folder of a store; refuse a folder with foreign files and without results."""
     with naming_the_folder(folder / f"results{ENDING}"):
         folder.mkdir(parents=True, exist_ok=True)
         held = sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))
@@ -256,22 +258,22 @@ def _prepare(folder: Path) -> None:
 
 
 def _some(output: Tensor) -> Tensor:
-    """Return numbers of an output that are evenly spaced."""
+    """Return evenly spaced numbers of an output."""
     flat = output.detach().flatten()
     return flat[:: -(-flat.numel() // SEEN) or 1].float()
 
 
 def results_in(folder: Path) -> int:
-    """Return how many results a folder holds."""
+    """Return the number of results in a folder."""
     return sum(RESULT.fullmatch(file.name) is not None for file in folder.glob(f"*{ENDING}"))
 
 
 def delete_results(folder: Path) -> None:
-    """Delete the results in a folder, and the folder if it holds nothing else."""
+    """Delete the results in a folder, and the folder if empty afterwards."""
     if not folder.is_dir():
         return
     for file in folder.glob(f"*{ENDING}"):
-        if RESULT.fullmatch(file.name) or file.name.startswith("."):  # those that a kill has left unfinished, too
+        if RESULT.fullmatch(file.name) or file.name.startswith("."):  # files left unfinished by a kill, too
             file.unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()

@@ -1,4 +1,4 @@
-"""Write what a search follows from as bytes that are the same in another process, to be hashed."""
+"""Bytes of any value that decides a search, equal in every process, for hashing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from prunerecover.model.hashing import stored_parts
 
 
 def written(value: object) -> Iterator[bytes]:
-    """Yield the bytes of a value, whatever it is made of.
+    """Yield the bytes of a value of any type.
 
-    Tensors are written whole, with their dtypes and shapes; mappings, sequences and dataclasses with the names and
-    order of what they hold; functions by their names; what else there is, as no more than its type.
+    Tensors are written whole, with dtypes and shapes; mappings, sequences and dataclasses with the names and order of
+    their parts; functions by name; all other objects by type alone.
 
     >>> b"".join(written((1, "a")))
     b"tuple(int:1,str:'a',)"
@@ -55,7 +55,7 @@ def _held(value: object, parts: Iterable[object]) -> Iterator[bytes]:
 
 
 def _of_tensor(tensor: Tensor) -> Iterator[bytes]:
-    """Yield the bytes of a tensor; what has none that can be told is written by its form."""
+    """Yield the bytes of a tensor; only the form of nested and meta tensors is written."""
     for part in stored_parts(tensor.detach()):
         yield f"{part.dtype}{'nested' if part.is_nested else tuple(part.shape)}".encode()
         if part.is_nested or part.is_meta:

@@ -1,1 +1,1 @@
-"""Names of costs, and amounts of them in units."""
+"""Names of costs, and amounts with units."""

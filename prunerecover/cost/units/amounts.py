@@ -1,4 +1,4 @@
-"""Amounts of a cost, with their units: what may be left of it."""
+"""Amounts of a cost left after pruning, with units."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def amount(cost: str, text: str) -> float:
         text: Number and unit.
 
     Raises:
-        ValueError: If it is nothing, or has no unit of the cost.
+        ValueError: If the number is zero, or the unit is missing or not a unit of the cost.
     """
     words, found = COSTS[cost], AMOUNT.fullmatch(text)
     if found is None or found[2] not in words.units or not float(found[1]):
@@ -32,12 +32,12 @@ def amount(cost: str, text: str) -> float:
 
 
 def shown(cost: str, number: float) -> str:
-    """Return an amount in the largest unit that leaves a number of at least 1.
+    """Return an amount in the largest unit with a number of at least 1.
 
     >>> shown("params", 5_700_000), shown("latency", 0.0031)
     ('5.7M', '3.1ms')
     """
     words = COSTS[cost].units.items()
-    units = {size: unit for unit, size in reversed([*words]) if "i" not in unit}  # of two of one size the first
+    units = {size: unit for unit, size in reversed([*words]) if "i" not in unit}  # of equal units, the first
     size = max((size for size in units if size <= number), default=min(units))
     return f"{number / size:.3g}{units[size]}"

@@ -1,4 +1,4 @@
-"""Names of the costs that budgets are of, with their titles and units."""
+"""Names of the costs of budgets, with titles and units."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 CostName = Literal["macs", "params", "latency", "memory", "checkpoint", "active_params"]
-ALONE = ("macs", "params", "latency")  # costs that planners of depth or of width alone take
+ALONE = ("macs", "params", "latency")  # costs accepted in planning of depth or of width alone
 COUNTS: Mapping[str, float] = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 PARAMETERS = {**COUNTS, "B": 1e9}
 BYTES = {
@@ -18,13 +18,13 @@ BYTES = {
 
 @dataclass(frozen=True)
 class CostWords:
-    """What is said of a cost.
+    """Words for a cost.
 
     Attributes:
         title: Name in tables.
-        units: Units of amounts, and what one of each is.
-        example: Amount.
-        per: What an amount is for, where that is not the network as a whole.
+        units: Units of amounts, each with its size.
+        example: Example of an amount.
+        per: Words for the base of an amount; empty for the network as a whole.
     """
 
     title: str

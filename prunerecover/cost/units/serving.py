@@ -1,4 +1,4 @@
-"""The load of a language model in service, at which its memory is counted."""
+"""Load of a language model in service, for counting memory."""
 
 from __future__ import annotations
 
