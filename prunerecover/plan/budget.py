@@ -1,4 +1,4 @@
-"""The budget of a plan: how much goes."""
+"""Budget of a plan: units or shares of costs to remove, or amounts of costs left."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ ROUNDING = 1e-9  # of shares
 
 @dataclass(frozen=True)
 class Budget:
-    """Say what is removed: units, by number or ratio, or a share of one cost or of several at once.
+    """Amount to remove: units, by number or ratio, or a share of one cost or of several costs at once.
 
-    Of a cost it may also say what is left: "0.8G" MACs a sample, "100M" parameters, or "5ms" for the first batch.
+    A cost may also be given as the amount left: "0.8G" MACs a sample, "100M" parameters, or "5ms" for the first batch.
 
     Args:
         remove: Number of units per kind.
         ratio: Share of the units per kind, rounded to the nearest count.
-        macs: Share of the MACs; or what may be left of them for a sample, in K, M, G or T.
-        params: Share of the parameters; or what may be left of them, in K, M, G (or B) or T.
-        latency: Share of the latency, measured on the target device; or what may be left of it for the first batch, in
-            us, ms or s. A plan may miss the share by 0.01, as clocks do.
-        memory: Share of the memory of a language model in service, its weights and the key-value cache of `batch`
-            sequences of `tokens` tokens; or what may be left of it, in KB, MB, GB, TB or KiB, MiB, GiB, TiB.
-        checkpoint: Share of the bytes of the weights file; or what may be left of them, as of the memory.
-        active_params: Share of the parameters that compute a token, of routed experts those that are picked; or what
-            may be left of them, as of the parameters.
-        batch: Sequences at once, for `memory`.
-        tokens: Tokens of each of them.
-        steps: Surgeries among which what is to go until an amount is left is divided evenly; schedules say it.
+        macs: Share of the MACs; or the MACs left per sample, in K, M, G or T.
+        params: Share of the parameters; or the parameters left, in K, M, G (or B) or T.
+        latency: Share of the latency, measured on the target device; or the latency left for the first batch, in us, ms
+            or s. A plan may miss the share by 0.01, since clocks vary.
+        memory: Share of the memory of a language model in service: weights and the key-value cache of `batch` sequences
+            of `tokens` tokens; or the memory left, in KB, MB, GB, TB or KiB, MiB, GiB, TiB.
+        checkpoint: Share of the bytes of the weights file; or the bytes left, in the units of memory.
+        active_params: Share of the parameters active per token, of routed experts only the picked ones; or the active
+            parameters left, in the units of parameters.
+        batch: Number of sequences at once, for `memory`.
+        tokens: Number of tokens in each sequence, for `memory`.
+        steps: Number of surgeries that share the way to an amount left evenly; set by schedules.
 
     Raises:
-        ValueError: If nothing is given, or units with anything else, or a number is out of range.
-        TypeError: If something is no number, or units are not given per kind.
+        ValueError: If no argument is given, units come with a cost, or a number is out of range.
+        TypeError: If a value is no number, or units are not given per kind.
 
     >>> Budget(remove={"attention": 3})
     Budget(remove={'attention': 3})
@@ -102,7 +102,7 @@ class Budget:
                 )
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
+        """Return the call that makes the budget."""
         return call_text("Budget", changed_fields(self))
 
     @property
@@ -122,47 +122,47 @@ class Budget:
 
     @property
     def serving(self) -> Serving | None:
-        """Load at which memory is counted; None: it is not asked for."""
+        """Load for counting memory; None for a budget without memory."""
         return Serving(self.batch, self.tokens) if self.batch is not None and self.tokens is not None else None
 
     @property
     def in_units(self) -> bool:
-        """Whether units are counted, rather than a share of cost measured."""
+        """Whether the budget counts units, rather than a share of a cost."""
         return self.remove is not None or self.ratio is not None
 
     @property
     def costs(self) -> dict[str, float | str]:
-        """What is given of each cost, a share or an amount, by its name; empty for a budget in units."""
+        """Share or amount of each cost given, by name; empty for a budget in units."""
         return {name: self._given[name] for name in COSTS if name in self._given}
 
     @property
     def amounts(self) -> dict[str, float]:
-        """How much may be left of each cost of which an amount is given, as numbers."""
+        """Amounts left of costs, as numbers by name; without costs given as shares."""
         return {name: amount(name, value) for name, value in self.costs.items() if isinstance(value, str)}
 
     @property
     def shares(self) -> dict[str, float]:
-        """How much goes of each cost of which a share is given: "macs", "params", "latency"."""
+        """Shares of costs to remove, by name ("macs", "params", "latency", ...); without costs given as amounts."""
         return {name: value for name, value in self.costs.items() if not isinstance(value, str)}
 
     def in_shares(self, dense: Callable[[str], float]) -> Budget:
-        """Return the budget with shares in the place of amounts; 0 of what costs no more than may be left.
+        """Return the budget with shares in the place of amounts; 0 for a cost already within its amount.
 
         >>> Budget(macs="0.75G", params=0.2).in_shares(lambda cost: 1e9).shares
         {'macs': 0.25, 'params': 0.2}
 
         Args:
-            dense: Returns what the network costs, by the name of the cost.
+            dense: Function from the name of a cost to the cost of the network.
         """
         found: dict[str, Any] = {name: max(0.0, 1 - n / dense(name)) / self.steps for name, n in self.amounts.items()}
         return replace(self, **found, steps=1) if found else self
 
     @property
     def share(self) -> tuple[str, float] | None:
-        """What is measured and how much of it goes, where that is one cost; None for a budget in units.
+        """Name and share of the only cost; None for a budget in units.
 
         Raises:
-            ValueError: If several costs are given, or an amount.
+            ValueError: If several costs or an amount are given.
         """
         self.check_one_cost()
         if self.amounts:
@@ -178,13 +178,13 @@ class Budget:
         return [self._of({name: value}) for name, value in self.costs.items()]
 
     def _of(self, costs: Mapping[str, float | str]) -> Budget:
-        """Return the budget of these costs, at the same load."""
+        """Return the budget of some costs, at the same load."""
         load = {"batch": self.batch, "tokens": self.tokens} if "memory" in costs else {}
         given: dict[str, Any] = {**costs, **load}
         return Budget(**given, steps=self.steps)
 
     def check_one_cost(self) -> None:
-        """Raise ValueError if several costs are given, or others than `ALONE`, for planning that takes one of these."""
+        """Raise ValueError if several costs are given, or a cost outside `ALONE`, for planning by one cost."""
         if len(self.costs) > 1 or not set(self.costs) <= set(ALONE):
             raise ValueError(
                 f"Expected a budget in one cost among {', '.join(ALONE)}, but got {self}. Meet others, and "
@@ -192,12 +192,12 @@ class Budget:
             )
 
     def kinds(self, available: Sequence[str]) -> tuple[str, ...]:
-        """Return the kinds that the budget takes from; all `available` ones for a share of cost."""
+        """Return the kinds of units to remove; all `available` kinds for a share of cost."""
         named = self.remove if self.remove is not None else self.ratio
         return tuple(available) if named is None else tuple(named)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what was given, as JSON primitives.
+        """Return the given arguments as JSON primitives.
 
         >>> Budget(macs=0.3).to_dict()
         {'macs': 0.3}
@@ -205,7 +205,7 @@ class Budget:
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in self._given.items()}
 
     def in_steps(self, n: int) -> list[Budget]:
-        """Return what is to have gone of the first model after each of `n` steps, of which each takes as much.
+        """Return the total budget after each of `n` equal steps, relative to the first network.
 
         >>> [step.macs for step in Budget(macs=0.5).in_steps(2)]
         [0.25, 0.5]
@@ -223,14 +223,15 @@ class Budget:
         return [replace(self, **shares, steps=more) for shares, more in zip(parts, left, strict=True)]
 
     def remaining(self, taken: Iterable[Mapping[str, float]]) -> Budget | None:
-        """Return what is still to go, relative to what is left; None if steps before have taken as much.
+        """Return the rest of the budget, relative to the present network; None if earlier steps have removed enough.
 
-        Of several costs, those are left out of which steps before have taken as much. Amounts stay as they are.
+        Of several costs, only unmet costs remain. Amounts stay unchanged.
 
         Args:
-            taken: By each of them: units by kind, or by cost the share of what there was before it.
+            taken: Removals of the earlier steps: units by kind, or shares by cost, relative to the network before the
+                step.
 
-        >>> Budget(macs=0.5).remaining([{"macs": 0.25}]).macs  # a quarter of the first model is a third of what is left
+        >>> Budget(macs=0.5).remaining([{"macs": 0.25}]).macs  # a quarter of the first model is a third of the rest
         0.3333333333333333
         """
         if self.in_units:
@@ -247,10 +248,10 @@ class Budget:
         return self._of(found) if found else None
 
     def counts(self, available: Mapping[str, int]) -> dict[str, int]:
-        """Return how many units of each kind go, given how many there are.
+        """Return the number of units of each kind to remove, given the number in the network.
 
         Raises:
-            ValueError: If more are asked for than exist.
+            ValueError: If the budget exceeds the number of units.
             TypeError: For budgets in shares of cost, which need a search and not a count.
         """
         if self.remove is not None:

@@ -1,4 +1,4 @@
-"""Arguments of planning in width: spelled once, and checked before anything is computed."""
+"""Arguments of planning in width, checked before any computation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WidthReplace = Literal["calibrated", "zero"]
 
 
 class WidthArguments(TypedDict, total=False):
-    """Types of the arguments of `WidthConfig`, for what takes `**arguments: Unpack[WidthArguments]`."""
+    """Types of the arguments of `WidthConfig`, for functions with `**arguments: Unpack[WidthArguments]`."""
 
     allocation: AllocationRule | str | None
     importance: Importance | str | Sequence[Importance | str] | None
@@ -44,11 +44,11 @@ class WidthArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class WidthRule:
-    """How units are chosen, and what they leave: arguments of `plan_width`, checked when they are put together.
+    """Choice of the removed units, and the treatment of readers: arguments of `plan_width`, checked on construction.
 
     Raises:
-        ValueError: If an argument is unknown or does not go with another.
-        TypeError: If an allocation or an importance is neither a name nor a callable, or a number is something else.
+        ValueError: If an argument is unknown or does not fit another argument.
+        TypeError: If an allocation or an importance is neither a name nor a callable, or the tolerance is no number.
     """
 
     allocation: str | AllocationRule | None = None
@@ -84,48 +84,48 @@ class WidthRule:
 
     @property
     def allocated_by(self) -> RegisteredAllocation:
-        """The allocation; where None is given, the rule that serves every network."""
+        """Allocation; for None, the allocation for every network."""
         return allocation_of("per_cost" if self.allocation is None else self.allocation)
 
     @property
     def evenly(self) -> bool:
-        """Whether layers that are alike give their units together."""
+        """Whether alike layers lose their units together."""
         return self.equal_layers or self.allocated_by.rule is uniform
 
     @property
     def gates(self) -> bool:
-        """Whether units are scored by gates, which need a place to be put at."""
+        """Whether units are scored by gates, which need a place in the network."""
         return "gate_taylor" in self.importances
 
     @property
     def by_tolerance(self) -> bool:
-        """Whether it is Tolerance of Difference, which weighs two importances, and can do without a budget."""
+        """Whether the allocation is Tolerance of Difference, with two importances and perhaps without a budget."""
         return self.allocated_by.rule is None
 
     @property
     def importances(self) -> tuple[str | Importance, ...]:
-        """The importances that are read, with those that None stands for; the one whose high values stay is last."""
+        """Importances, with defaults for None; for two, the importance that protects high values comes last."""
         if self.importance is None:
             return ("u_score", "r_score") if self.by_tolerance else ("gate_taylor",)
         return self.importance if isinstance(self.importance, tuple) else (self.importance,)
 
     @property
     def ways(self) -> tuple[WidthRule, ...]:
-        """What is tried for a latency: as it is, and in blocks, unless that is settled or the caller's own rule."""
+        """Rules to try for a latency: without rounding and in blocks, unless rounding or the allocation is custom."""
         if self.round_to is not None or self.allocated_by.rule not in (None, per_cost, uniform, global_ranking):
             return (self,)
         return self, dataclasses.replace(self, round_to=BLOCK)
 
     def check_budget(self, budget: Budget | None, kinds: Sequence[str]) -> None:
-        """Raise unless there is a budget or a tolerance, and it goes with the kinds of units.
+        """Raise an error unless a budget or a tolerance is given, and fits the kinds of units.
 
         Args:
-            budget: None: the tolerance says how much goes.
-            kinds: Of the units that may go.
+            budget: Budget; None: the tolerance decides the amount.
+            kinds: Kinds of the units that may go.
 
         Raises:
-            ValueError: If none or both are given, or the budget does not go with the kinds.
-            TypeError: If it is no `Budget`.
+            ValueError: If neither or both are given, or the budget does not fit the kinds.
+            TypeError: If `budget` is no `Budget`.
         """
         if not isinstance(budget, Budget | None):
             raise TypeError(
@@ -149,30 +149,33 @@ class WidthRule:
 
 @dataclass(frozen=True, kw_only=True)
 class WidthConfig(WidthRule):
-    """All arguments of planning in width but the model, the budget and the batches, as `plan_width` describes them.
+    """All arguments of planning in width but the model, the budget and the batches; see `plan_width`.
 
     Args:
-        allocation: Rule that chooses the sizes of groups: "per_cost", "tolerance", "uniform", "global", or a callable;
-            None: the integer program over the library of variants where it serves, else "per_cost".
-        importance: What says how much a unit matters, by name or as a callable; two for the allocation by tolerance:
-            the one whose low values propose what goes, and the one whose high values stay. None: "gate_taylor", or
+        allocation: Rule for the sizes of groups: "per_cost", "tolerance", "uniform", "global", or a callable; None: the
+            integer program over the library of variants where possible, else "per_cost".
+        importance: Importance of units, by name or as a callable; two for the allocation by tolerance: the first
+            proposes units of low values for removal, the second protects units of high values. None: "gate_taylor", or
             ("u_score", "r_score").
-        tolerance: One number in [0, 1] for all groups, with `allocation="tolerance"`, instead of a budget: the share of
-            what goes that the second importance may object to.
-        loss: `loss(network, batch) -> scalar`. In a fit `batch` is the inputs of a call, `network(*batch.args,
-            **batch.kwargs)`, and `batch.batch` what the training step was given; None: what the training step returns.
-        labels: `labels(batch) -> (N,)` integer classes for "u_score"; None: those that the batches hold.
-        kinds: Among "channel", "head", "neuron", "expert" and "hidden"; a budget in units names its own.
-        replace: "calibrated" (weights that read a group take over what its removed units did) or "zero".
-        equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say.
-        round_to: What a group keeps is a multiple of this number: 8 for channels and neurons, or one per kind, such as
-            {"channel": 8, "neuron": 64}. None: any; for a latency 8 is tried, too.
-        ignore: Shell patterns of groups that stay, such as "layer4.*".
-        scores: Scores of this network as it is, saved earlier: nothing is scored again.
-        seed: Seed of the samples and of everything random in planning.
+        tolerance: Number in [0, 1] for all groups, with `allocation="tolerance"`, instead of a budget: the largest
+            share of removed units protected by the second importance.
+        loss: Function `loss(network, batch) -> scalar`. In a fit, `batch` holds the inputs of a call,
+            `network(*batch.args, **batch.kwargs)`, and `batch.batch` the batch of the training step; None: the loss of
+            the training step.
+        labels: Function `labels(batch) -> (N,)` to integer classes, for "u_score"; None: the labels in the batches.
+        kinds: Kinds among "channel", "head", "neuron", "expert" and "hidden"; a budget in units names its own.
+        replace: Treatment of the weights that read a group: "calibrated" (refitted to compensate for removed units) or
+            "zero".
+        equal_layers: Whether layers of one kind and size keep an equal number of units, as far as a config of
+            transformers can express sizes.
+        round_to: Divisor of the number of kept units in a group: 8 for channels and neurons, or a divisor per kind,
+            e.g. {"channel": 8, "neuron": 64}. None: no rounding; for a latency, 8 is tried, too.
+        ignore: Shell patterns of groups that stay, e.g. "layer4.*".
+        scores: Saved scores of the network in its present state, used instead of new scores.
+        seed: Seed of the samples and of all random numbers in planning.
 
     Raises:
-        ValueError: If an argument is unknown or does not go with another.
+        ValueError: If an argument is unknown or does not fit another argument.
         TypeError: If an allocation or an importance is neither a name nor a callable.
     """
 
@@ -184,7 +187,7 @@ class WidthConfig(WidthRule):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the arguments, and take a single kind or pattern for a list of one."""
+        """Check the arguments, and convert a single kind or pattern to a list."""
         super().__post_init__()
         object.__setattr__(self, "kinds", kinds_among(self.kinds, RANKED_WIDTH_KINDS, some=False))
         object.__setattr__(self, "ignore", patterns_of(self.ignore))
@@ -198,6 +201,6 @@ class WidthConfig(WidthRule):
             )
 
     def for_budget(self, budget: Budget | None) -> WidthConfig:
-        """Return the arguments with the kinds that a budget in units names; see `check_budget` for what is raised."""
+        """Return the arguments with the kinds named by a budget in units; raises the errors of `check_budget`."""
         self.check_budget(budget, self.kinds)
         return self if budget is None else dataclasses.replace(self, kinds=budget.kinds(self.kinds))

@@ -1,14 +1,14 @@
-"""Compensation: weights that read a group take over what the kept units predict of the removed ones.
+"""Compensation: weights that read a group are refitted, with removed units predicted from the kept units.
 
-A removed unit's activation is predicted from those of the kept ones, x_gone = A x_kept + c, by ridge regression over
-the calibration samples and positions. Wherever weights read the group, W_gone A is added to W_kept, and W_gone c to the
-bias if there is one (without one, a recalibrated BatchNorm behind takes up the constant). The cost does not change.
-Reconstruction by least squares is that of channel pruning (He et al. 2017, arXiv 1707.06168), here in closed form from
-one pass over the dense model, for all readers of a group and all groups at once.
+A removed unit's activation is predicted from the kept activations, x_gone = A x_kept + c, by ridge regression over the
+calibration samples and positions. Wherever weights read the group, W_gone A is added to W_kept, and W_gone c to the
+bias if there is one (without a bias, a recalibrated BatchNorm behind absorbs the constant). The cost does not change.
+Reconstruction by least squares follows channel pruning (He et al. 2017, arXiv 1707.06168), here in closed form from one
+pass over the dense model, for all readers of a group and all groups at once.
 
-Not covered: what reads a group without a convolution or linear layer of its own (rewritten shortcuts, routed experts),
-weights that are tied to those of other layers (a head that is the table of embeddings), grouped convolutions, and
-dimensions of more than `LARGEST` entries, whose second moments would not fit into memory.
+Not covered: readers without a convolution or linear layer of their own (rewritten shortcuts, routed experts), weights
+tied to weights of other layers (a head tied to the embedding table), grouped convolutions, and dimensions of more than
+`LARGEST` entries, with second moments too large for memory.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from prunerecover.surgery.compensation import entries_per_unit, entry_indices
 
 @dataclass(frozen=True)
 class Reader:
-    """A weight that reads a group.
+    """Weight that reads a group.
 
     Attributes:
-        group: Name.
-        kind: Of its units.
-        size: How many there are.
-        part: The group's entries in the weight, as the dense model has them.
+        group: Name of the group.
+        kind: Kind of the units.
+        size: Number of units.
+        part: Entries of the group in the weight, in the dense model.
     """
 
     group: str
@@ -54,12 +54,12 @@ class Reader:
 
     @property
     def module(self) -> str:
-        """Path of the module that it belongs to."""
+        """Path of the module of the weight."""
         return parent_path(self.part.tensor)
 
     @property
     def per_unit(self) -> int:
-        """Entries of a unit that are predicted one by one."""
+        """Entries of a unit, each predicted separately."""
         return entries_per_unit(self.kind, self.part)
 
 
@@ -71,19 +71,19 @@ def readers_of(groups: Iterable[Group]) -> list[Reader]:
 def fit_compensation(
     model: nn.Module, edits: Sequence[Narrow], batches: Sequence[ModelInputs]
 ) -> list[dict[str, Tensor]]:
-    """Return per edit what its readers take over: by the reading tensor's path `(gone, kept + 1)`.
+    """Return for each edit the fitted predictions `(gone, kept + 1)`, by the path of the reading tensor.
 
     Args:
-        model: As it is before the first edit; bit-identical afterwards.
-        edits: In order; each names tensors as those before leave them.
-        batches: What the model is called with.
+        model: Network before the first edit; bit-identical afterwards.
+        edits: Edits in order; tensors are named as after the earlier edits.
+        batches: Calibration inputs.
     """
     readers = [reader for own in readers_of_edits(edits) for reader in own]
     return predictions(edits, moments_of(model, readers, batches))
 
 
 def fitted_tensors(model: nn.Module, edits: Sequence[Narrow], batches: Sequence[ModelInputs]) -> dict[str, Tensor]:
-    """Return the tensors that edits name, fitted to a model; see `fit_compensation`."""
+    """Return the tensors named in the edits, fitted to a model; see `fit_compensation`."""
     found = fit_compensation(model, edits, batches)
     return {
         key: values[key.partition(".")[2]] for edit, values in zip(edits, found, strict=True) for key in edit.tensors
@@ -91,18 +91,18 @@ def fitted_tensors(model: nn.Module, edits: Sequence[Narrow], batches: Sequence[
 
 
 def moments_of(model: nn.Module, readers: Sequence[Reader], batches: Sequence[ModelInputs]) -> dict[Reader, Moments]:
-    """Return the moments of what readers read, from one pass; those that can take nothing over are left out.
+    """Return the moments of the readers' inputs, from one pass; readers that cannot be refitted are left out.
 
     Args:
-        model: Dense, unwrapped; in evaluation mode meanwhile.
-        readers: Weights that read a group that is narrowed.
+        model: Dense network, unwrapped; in evaluation mode meanwhile.
+        readers: Weights that read a narrowed group.
         batches: Calibration inputs, on the model's device.
     """
     tied = _tied(model)
     readers = [reader for reader in readers if _can_take_over(model, reader, tied)]
     moments: dict[Reader, Moments] = {}
     shown = progress("measuring what weights read", len(batches))
-    around = {parent_path(reader.module) for reader in readers}  # attentions that do not call what reads in them
+    around = {parent_path(reader.module) for reader in readers}  # attentions whose readers are never called
     free = with_free_heads(model, (path for path in attentions_in(model) if path in around))
     watched = _collected(model, readers, moments)
     with plain_evaluation(model), free, watched, shown as advance:
@@ -113,7 +113,7 @@ def moments_of(model: nn.Module, readers: Sequence[Reader], batches: Sequence[Mo
 
 
 def predictions(edits: Sequence[Narrow], moments: Mapping[Reader, Moments]) -> list[dict[str, Tensor]]:
-    """Return per edit what its readers take over, given the moments of all of them; see `fit_compensation`."""
+    """Return for each edit the predictions of its readers, given all moments; see `fit_compensation`."""
     return [
         {r.part.tensor: _prediction(edit, r, moments[r]) for r in own if r in moments}
         for edit, own in zip(edits, readers_of_edits(edits), strict=True)
@@ -128,11 +128,11 @@ def _prediction(edit: Narrow, reader: Reader, seen: Moments) -> Tensor:
 def with_compensation(
     edits: Sequence[Edit], found: Sequence[Mapping[str, Tensor]]
 ) -> tuple[list[Edit], dict[str, Tensor]]:
-    """Return the edits with those that narrow naming what they leave, and the tensors by these names.
+    """Return the edits with the names of their tensors in narrowing edits, and the tensors by name.
 
     Args:
-        edits: In order, of any kinds.
-        found: Of those that narrow; see `fit_compensation`.
+        edits: Edits in order, of any kinds.
+        found: Tensors of the narrowing edits; see `fit_compensation`.
     """
     done, tensors, left = list[Edit](), dict[str, Tensor](), iter(found)
     for number, edit in enumerate(edits):
@@ -145,7 +145,7 @@ def with_compensation(
 
 
 def readers_of_edits(edits: Sequence[Narrow]) -> list[list[Reader]]:
-    """List the weights that read what each edit narrows, with their offsets as before the first edit."""
+    """List the weights that read the narrowed group of each edit, with offsets of before the first edit."""
     gone: dict[tuple[str, int], list[int]] = {}
     found = []
     for edit in edits:
@@ -165,7 +165,7 @@ def _moved_back(part: Slice, gone: Sequence[int]) -> Slice:
 
 
 def _tied(model: nn.Module) -> set[int]:
-    """Return the identities of parameters that several modules have."""
+    """Return the identities of parameters shared by several modules."""
     held = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     return {key for key, count in held.items() if count > 1}
 
@@ -174,7 +174,7 @@ def _can_take_over(model: nn.Module, reader: Reader, tied: Collection[int]) -> b
     part = reader.part
     try:
         module = get_module(model, reader.module)
-    except (AttributeError, ValueError):  # a shortcut that is yet to be rewritten
+    except (AttributeError, ValueError):  # a shortcut not rewritten yet
         return False
     plain = isinstance(module, nn.Linear) or (
         isinstance(module, _ConvNd) and module.groups == 1 and not module.transposed

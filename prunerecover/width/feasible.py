@@ -1,4 +1,4 @@
-"""Refusals of planning in width that no score changes: ignored names, and budgets beyond the share that can go."""
+"""Refusals of planning in width without any scores: ignored names, and budgets out of reach."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from prunerecover.width.planner import WidthPlanner
 
 
 def check_names(session: Session, budget: Budget | None, config: WidthConfig) -> WidthPlanner:
-    """Raise what `plan_width` would raise of names and kinds of groups, however much goes; return its planner.
+    """Raise the errors of `plan_width` about names and kinds of groups, whatever the amount; return the planner.
 
     Args:
         session: Network and samples, of which the first is run.
-        budget: Budget, which may name kinds.
-        config: All other arguments of `plan_width`.
+        budget: Budget, perhaps with named kinds.
+        config: Further arguments of `plan_width`.
 
     Raises:
-        ValueError: If the model has no groups, or a pattern in `ignore` matches none.
+        ValueError: If the model has no groups, or a pattern in `ignore` matches no group.
     """
     with progress("checking the names of groups"):
         return WidthPlanner(session, config.for_budget(budget))
 
 
 def check_feasible(session: Session, budget: Budget | None, config: WidthConfig) -> None:
-    """Raise what `plan_width` would raise before anything is scored.
+    """Raise the errors of `plan_width` before any scoring.
 
-    Latency is not measured, and what a callable allocates is not known.
+    Latency is not measured, and allocations by a callable are not checked.
 
     Args:
         session: Network and samples, of which the first is run.
-        budget: Budget; None: the tolerance says how much goes.
-        config: All other arguments of `plan_width`.
+        budget: Budget; None: the tolerance decides the amount.
+        config: Further arguments of `plan_width`.
 
     Raises:
-        ValueError: As of `check_names`, or if the budget cannot be met.
+        ValueError: The errors of `check_names`, and a budget out of reach.
     """
     planner, config = check_names(session, budget, config), config.for_budget(budget)
     rule = per_cost if config.by_tolerance else config.allocated_by.rule

@@ -1,4 +1,4 @@
-"""Picture of the two rankings that a plan by Tolerance of Difference weighs, group by group."""
+"""Picture of the two rankings weighed by a plan with Tolerance of Difference, group by group."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def plot_rankings(
     groups: Sequence[str] | None = None,
     names: tuple[str, str] = ("first importance", "second importance"),
 ) -> Figure:
-    """Draw where the units of some groups stand in both rankings, and which of them a plan by tolerance removes.
+    """Draw the units of some groups by rank in both rankings, with the units removed by a plan by tolerance.
 
-    A unit further left goes earlier, one further up is better protected. What is removed lies left of the line; those
-    of them in the shaded corner are also among the equally many most protected ones: their share is ToD.
+    Units on the left go first, units on top are better protected. Removed units lie left of the line; removed units in
+    the shaded corner are also among the equally many most protected units, and the share of the corner is ToD.
 
     Args:
-        plan: For the dense model, narrowing each group once.
-        low: `(size,)` by group name, low goes first; for groups with strata see `removal_positions`.
-        high: `(size,)` by group name, high is protected.
-        groups: To draw; None: up to nine that lose units, evenly spaced in depth.
-        names: Of the two importances.
+        plan: Plan for the dense model, with each group narrowed once.
+        low: Scores `(size,)` by group name, low goes first; for groups with strata see `removal_positions`.
+        high: Scores `(size,)` by group name, high is protected.
+        groups: Groups to draw; None: up to nine groups with removed units, evenly spaced in depth.
+        names: Names of the two importances.
 
     Raises:
-        ValueError: If the plan narrows no group, or not those that are named.
+        ValueError: If the plan narrows no group, or not the named groups.
     """
     narrowed = {edit.unit: edit for edit in plan.edits if isinstance(edit, Narrow) and edit.unit in low}
     chosen = _spread(list(narrowed), SHOWN) if groups is None else list(groups)
@@ -101,7 +101,7 @@ def _draw_rankings(axes: Axes, edit: Narrow, low: Tensor, high: Tensor) -> None:
 
 
 def _ranks(scores: Tensor) -> np.ndarray:
-    """Return the place of every unit in ascending order; ties go by number."""
+    """Return the rank of every unit in ascending order; ties go by number."""
     return np.asarray(scores.argsort(stable=True).argsort().tolist())
 
 
@@ -116,7 +116,7 @@ def _explain_rankings(figure: Figure) -> None:
 
 
 def _spread(names: list[str], most: int) -> list[str]:
-    """Return at most so many names, evenly spaced, the first and the last among them."""
+    """Return at most `most` names, evenly spaced, including the first and the last."""
     if len(names) <= most:
         return names
     return [names[round(i * (len(names) - 1) / (most - 1))] for i in range(most)]

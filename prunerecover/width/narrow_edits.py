@@ -1,4 +1,4 @@
-"""Edits of removed units: one `narrow` per group, each naming tensors as the ones before it leave them."""
+"""Edits of removed units: one `narrow` per group, with tensors named as after the earlier edits."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from prunerecover.width.groups.assembly import linear_form
 
 
 def narrow_edits(groups: Sequence[Group], removed: Mapping[str, Tensor]) -> tuple[Narrow, ...]:
-    """Return the edits that take units out of their groups.
+    """Return the edits that remove units from groups.
 
-    Groups that share a dimension, as in a concatenation, lie in stretches one after the other: once one has lost
-    entries, the stretches behind it begin earlier. Heads and their dimensions share entries: once heads are gone, fewer
-    stretches hold a dimension, and once dimensions are gone, a head has fewer entries.
+    Groups in one dimension, as in a concatenation, lie in consecutive stretches: after a removal, the stretches behind
+    begin earlier. Heads and head dimensions share entries: after the removal of heads, fewer stretches hold a
+    dimension, and after the removal of dimensions, a head has fewer entries.
 
     Args:
-        groups: In the order in which they are narrowed.
-        removed: `(k,)` unit numbers by group name; groups that are not named keep all.
+        groups: Groups in the order of narrowing.
+        removed: Numbers of removed units `(k,)` by group name; groups without a name here keep all units.
     """
     edits: list[Narrow] = []
-    gone: dict[tuple[str, int], list[Tensor]] = {}  # indices along a dimension, as numbered before the first edit
+    gone: dict[tuple[str, int], list[Tensor]] = {}  # indices along a dimension, numbered before the first edit
     for group in groups:
         units = removed.get(group.name, torch.empty(0)).long()
         if not len(units):
@@ -47,7 +47,7 @@ def narrow_edits(groups: Sequence[Group], removed: Mapping[str, Tensor]) -> tupl
 
 
 def _moved(part: Slice, size: int, gone: Sequence[Tensor]) -> Slice:
-    """Return where entries lie once others are gone, their own among them."""
+    """Return the slice of a unit's entries after the removal of entries, perhaps of the slice itself."""
     if not gone:
         return part
     indices = torch.unique(torch.cat(list(gone)))
@@ -65,7 +65,7 @@ def _moved(part: Slice, size: int, gone: Sequence[Tensor]) -> Slice:
 
 
 def _followed(group: Group, moved: Sequence[Slice], before: Sequence[Narrow]) -> tuple[Setting, ...]:
-    """Return a group's settings, of which those that earlier edits follow, too, count what is left for each unit."""
+    """Return a group's settings; a setting shared with earlier edits counts the remaining entries of each unit."""
     shared = {(one.module, one.attribute) for edit in before for one in edit.settings}
     entries, left = (parts[0].span * len(parts[0].offsets) for parts in (group.slices, moved))
     return tuple(

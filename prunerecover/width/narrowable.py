@@ -1,7 +1,7 @@
-"""A network that is to be narrowed: its groups and costs, the edits that remove units, and what these save or change.
+"""Network to narrow: groups and costs, the edits that remove units, and savings and changes by the edits.
 
-Nothing here chooses units; see `planner`. The network has the same weights as long as it is planned for, so moments of
-its activations and its outputs are computed once, when they are first asked for.
+Units are chosen in `planner`. The weights stay the same during planning, so moments of activations and outputs are
+computed once, on first use.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from prunerecover.width.tuning import fitted_and_tuned
 
 
 class NarrowableNetwork:
-    """What can be narrowed in a network, and what comes of it.
+    """Groups of a network, with costs and edits.
 
     Args:
         session: Network and samples.
-        config: All other arguments of `plan_width`.
+        config: Further arguments of `plan_width`.
 
     Attributes:
-        session: See above.
-        groups: What may be narrowed, in order of depth.
-        rewrites: Edits without which groups could not be narrowed.
-        attentions: Paths of attentions whose heads can be seen only by `with_free_heads`.
-        costs: What every unit costs.
+        session: Network and samples.
+        groups: Groups that may be narrowed, in order of depth.
+        rewrites: Edits required before groups can be narrowed.
+        attentions: Paths of attentions with heads visible only under `with_free_heads`.
+        costs: Cost of every unit.
     """
 
     def __init__(self, session: Session, config: WidthConfig) -> None:
@@ -83,7 +83,7 @@ class NarrowableNetwork:
 
     @property
     def units(self) -> dict[str, int]:
-        """How many units of each kind there are."""
+        """Number of units of each kind."""
         counts: Counter[str] = Counter()
         for group in self.groups:
             counts[group.kind] += group.size
@@ -91,7 +91,7 @@ class NarrowableNetwork:
 
     @property
     def groups_as_they_are(self) -> list[Group]:
-        """The groups without the weights that rewritten shortcuts are yet to get."""
+        """Groups without the weights still missing in shortcuts to be rewritten."""
         rewritten = tuple(f"{edit.unit}." for edit in self.rewrites if isinstance(edit, Rewrite))
         return [
             dataclasses.replace(
@@ -101,11 +101,11 @@ class NarrowableNetwork:
         ]
 
     def edits(self, removed: Removed, more: Sequence[Group] = ()) -> tuple[Edit, ...]:
-        """Return the edits that take units out; none if none goes.
+        """Return the edits that remove units; empty if no unit goes.
 
         Args:
-            removed: Units that go, by group name.
-            more: Groups besides, such as dimensions of heads.
+            removed: Removed units, by group name.
+            more: Further groups, e.g. dimensions of heads.
         """
         narrowed = narrow_edits((*self.groups, *more), removed)
         freed = freed_for(((edit.kind, edit.group) for edit in narrowed), self.attentions)
@@ -113,20 +113,20 @@ class NarrowableNetwork:
         return (*rewrites, *narrowed) if narrowed else ()
 
     def compensated(self, edits: Sequence[Edit], replace: WidthReplace) -> tuple[list[Edit], dict[str, Tensor]]:
-        """Return the edits with what reading weights take over."""
+        """Return the edits with refitted reading weights."""
         narrowing = [edit for edit in edits if isinstance(edit, Narrow)]
         if replace == "zero" or not narrowing:
             return list(edits), {}
-        if self._latest is None or self._latest[0] != tuple(edits):  # the plan is what was measured last, as a rule
+        if self._latest is None or self._latest[0] != tuple(edits):  # the final plan is usually the last one measured
             self._latest = tuple(edits), with_compensation(edits, predictions(narrowing, self._moments))
         return self._latest[1]
 
     def finished(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return what reading weights take over, fitted to all samples and tuned, once all is decided.
+        """Return the tensors of refitted reading weights, fitted to all samples and tuned, once the plan is decided.
 
         Args:
-            edits: As `compensated` returns them.
-            tensors: Likewise; they stay where nothing was held out.
+            edits: Edits from `compensated`.
+            tensors: Tensors from `compensated`; returned unchanged if no samples were held out.
         """
         session = self.session
         if not (tensors and session.samples.enough and session.output.comparable):
@@ -134,12 +134,12 @@ class NarrowableNetwork:
         return fitted_and_tuned(edits, {}, session.samples.whole, session.output)
 
     def shares(self, cost: str, removed: Removed, rule: WidthRule) -> Shares:
-        """Return what an allocation saves of a cost.
+        """Return the savings of an allocation in a cost.
 
         Args:
-            cost: "macs" or "params".
-            removed: The allocation.
-            rule: How units were chosen, and what they leave: by its outputs a detector decides how much it computes.
+            cost: Cost, "macs" or "params".
+            removed: Allocation.
+            rule: Rule of the choice and the treatment of readers: a detector's computation depends on its outputs.
         """
         network, full = self._narrowed(removed, rule.replace), getattr(self.costs.full, cost)
         if cost == "macs":
@@ -162,7 +162,7 @@ class NarrowableNetwork:
         )
 
     def macs_saved(self, removed: Removed, replace: WidthReplace) -> SavedOn:
-        """Return the share of the MACs that an allocation saves on several inputs."""
+        """Return the share of the MACs saved by an allocation on several inputs."""
         session, network = self.session, self._narrowed(removed, replace)
         first, batch = session.first, session.inputs(session.batches[-1])
 
@@ -186,5 +186,5 @@ class NarrowableNetwork:
 
     @cached_property
     def _moments(self) -> dict[Reader, Moments]:
-        """Of all that reads groups; they take the square of a group's entries in memory for as long as this lives."""
+        """Moments for all readers of groups, in memory as long as this object: the square of each group's entries."""
         return moments_of(self.model, readers_of(self.groups), fitted_to(self.session.samples, self.session.output))

@@ -1,8 +1,8 @@
-"""Plan several budgets in width for one model: groups, costs and scores are found once.
+"""Planner of several budgets in width for one model: groups, costs and scores are found once.
 
-The default removes by gate-Taylor per cost, which we measured best; what units of one kind count for beside those of
-another is tried (`kind_weights`). `allocation="tolerance"` is FAIR-Pruner (arXiv 2508.02291) by the book, on
-scores that are taken in evaluation mode and on whole dependency groups.
+The default removes by gate-Taylor per cost, the best rule in our measurements; relative weights of the kinds of units
+are tried (`kind_weights`). `allocation="tolerance"` is FAIR-Pruner (arXiv 2508.02291) by the book, on scores taken in
+evaluation mode and on whole dependency groups.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.narrowable import NarrowableNetwork
 
-NEAR = 0.03  # of a cost: a plan that is made once more for what the first one misses is about as large
+NEAR = 0.03  # of a cost: difference between a plan and its correction
 
 
 class WidthPlanner:
-    """Plans several budgets for one model, and computes once what they share.
+    """Planner of several budgets for one model, with shared results computed once.
 
     Args:
         session: Network and samples.
-        config: All other arguments of `plan_width`.
-        store: Store of the search, for scores; None: nothing is kept.
+        config: Further arguments of `plan_width`.
+        store: Store of the search, for scores; None: no results are kept.
 
     Attributes:
-        session: See above.
-        network: What is planned for, and what can be narrowed in it.
+        session: Network and samples.
+        network: Network to narrow, with groups and costs.
     """
 
     @ordinary_arithmetic()
@@ -74,25 +74,25 @@ class WidthPlanner:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """What may be narrowed, in order of depth."""
+        """Groups that may be narrowed, in order of depth."""
         return self.network.groups
 
     @property
     def costs(self) -> CostModel:
-        """What every unit costs."""
+        """Cost of every unit."""
         return self.network.costs
 
     @property
     def units(self) -> dict[str, int]:
-        """How many units of each kind there are."""
+        """Number of units of each kind."""
         return self.network.units
 
     @ordinary_arithmetic()
     def scores(self, *importances: str | Importance) -> tuple[Scores, ...]:
-        """Return the scores by importances; unknown ones are read, or computed together in one pass over the batches.
+        """Return the scores by importances; unknown scores are read, or computed together in one pass over the batches.
 
         Args:
-            importances: Names, or callables, each of which is called once.
+            importances: Names or callables, each called once.
         """
         wanted = {_key(one): one for one in importances}
         missing = {key: one for key, one in wanted.items() if key not in self._scores}
@@ -125,7 +125,7 @@ class WidthPlanner:
 
         Args:
             budget: Budget; None: the rule has a tolerance.
-            rule: How units are chosen, and what they leave; None: as the planner's `config` says.
+            rule: Rule of the choice and the treatment of readers; None: the planner's `config`.
         """
         if budget is not None and budget.amounts:
             return planned_as_asked(self.session, budget, lambda shares: self.plan(shares, rule))
@@ -137,12 +137,12 @@ class WidthPlanner:
     def decided(
         self, budget: Budget | None = None, rule: WidthRule | None = None, *, clock: DenseCost | None = None
     ) -> Plan:
-        """Return a plan whose weights take over what least squares say of samples that are not held out.
+        """Return a plan with weights refitted by least squares on the calibration samples, held-out samples excluded.
 
         Args:
-            budget: See `plan`.
-            rule: See `plan`.
-            clock: What measures latency; None: that of the session, on its whole first batch.
+            budget: Budget, as in `plan`.
+            rule: Rule, as in `plan`.
+            clock: Clock for the latency; None: the clock of the session, on its whole first batch.
         """
         rule = self.config if rule is None else rule
         rule.check_budget(budget, sorted(self.units))
@@ -181,7 +181,7 @@ class WidthPlanner:
     def _measured(
         self, budget: Budget | None, rule: WidthRule, weighing: KindWeights
     ) -> tuple[Removed, dict[str, Any]]:
-        """Return what goes, asked for again where the model that is really narrowed saves another share."""
+        """Return the removed units, corrected if the narrowed model really saves another share than requested."""
         if budget is None or budget.share is None:
             found = self._removed(budget, rule, weighing)
             if budget is not None and budget.in_units:
@@ -228,10 +228,10 @@ class WidthPlanner:
         return lowest(groups, scores, equalised(groups, removed, self.costs, budget))
 
     def _weighing(self, budget: Budget | None, rule: WidthRule) -> KindWeights:
-        """Return how scores count; as they are unless heads, experts or hidden features may go beside others.
+        """Return the weights of the kinds; equal unless heads, experts or hidden features compete with other kinds.
 
-        For a share of the latency it is tried at as large a share of the MACs, if so many can go. Shares that are near
-        another one that was tried count as it does.
+        For a share of the latency, weights are tried at an equal share of the MACs, if so many can go. Shares near an
+        earlier share use the earlier weights.
         """
         plain = KindWeights()
         if rule.allocated_by.rule is not per_cost or budget is None or budget.share is None:
@@ -265,7 +265,7 @@ class WidthPlanner:
     def _in_macs(
         self, latency: float, rule: WidthRule, weighing: KindWeights, clock: DenseCost
     ) -> tuple[WidthRule, Budget]:
-        """Return the budget of MACs whose plan saves a share of the latency, and whether widths are rounded for it."""
+        """Return the budget of MACs for a share of the latency, and the rule with or without rounding of widths."""
         *_, scores = self.scores(*rule.importances)  # before errors mean that structure forbids a budget
         scores = weighted(self.groups, scores, weighing.rates)
         choices = Choices[WidthRule](
@@ -282,5 +282,5 @@ class WidthPlanner:
 
 
 def _key(importance: str | Importance) -> str | int:
-    """Return what scores are kept by: names, and the identity of callables, two of which may share a name."""
+    """Return the key of scores: names, and the identity of callables, since two callables may share a name."""
     return importance if isinstance(importance, str) else id(importance)

@@ -1,4 +1,4 @@
-"""Fit plans of several stages, each of which starts from what those before leave."""
+"""Fit of plans in several stages, each starting from the network after the earlier stages."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from prunerecover.session.pruned_output import PrunedOutput
 from prunerecover.width.tuning import fitted_and_tuned
 
 Tensors = Mapping[str, Tensor]
-Fit = Callable[[Sequence[Edit], Sequence[Edit], Tensors], Tensors]  # edits that are done, those of a stage, tensors
+Fit = Callable[[Sequence[Edit], Sequence[Edit], Tensors], Tensors]  # earlier edits, edits of a stage, tensors
 
 
 def fitted_in_stages(
     edits: Sequence[Edit], batches: Sequence[ModelInputs], judge: PrunedOutput, others: Fit = lambda *_: {}
 ) -> dict[str, Tensor]:
-    """Return the tensors of edits; in all stages weights are tuned towards the output of the dense model.
+    """Return the tensors of edits; in all stages, weights are tuned towards the output of the dense model.
 
     Args:
-        edits: In order; they name their tensors.
-        batches: What widths are fitted to.
-        judge: Compares outputs with the dense model's.
-        others: Fits a stage that narrows nothing, given all edits before, its own, and tensors of those before.
+        edits: Edits in order, with the names of their tensors.
+        batches: Samples for fitting widths.
+        judge: Comparison of outputs with the dense model's.
+        others: Function that fits a stage without narrowing, given all edits before, the edits of the stage, and the
+            tensors of the edits before.
     """
     tensors, done = dict[str, Tensor](), list[Edit]()
     for stage in _stages(edits):
@@ -37,10 +38,10 @@ def fitted_in_stages(
 
 
 def _stages(edits: Sequence[Edit]) -> Iterator[list[Edit]]:
-    """Split into runs that can be fitted on one model.
+    """Split edits into runs that can be fitted on one model.
 
-    A merge starts anew, and so does a unit that is named after blocks have moved or after something was narrowed or
-    refitted, and a group that is narrowed a second time.
+    A new stage begins at a merge, at a unit named after blocks have moved or after narrowing or refitting, and at a
+    group narrowed a second time.
     """
     stage: list[Edit] = []
     moved = False

@@ -1,4 +1,4 @@
-"""The part of a weight that stands in for removed units, as numbers that can be learnt in the pruned network."""
+"""Part of a weight that compensates for removed units, as numbers learnt in the pruned network."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.compensation import entry_indices
 from prunerecover.width.compensation import Reader, readers_of_edits
 
-RATE = 2e-3  # of what a weight changes by in a step, relative to its size
+RATE = 2e-3  # change of a weight in a step, relative to its size
 
 
 @dataclass(frozen=True)
 class TakenOver:
-    """What one weight takes over, so that it is `W_kept + W_gone A`; the constant in its bias stays as it was fitted.
+    """Compensation in one weight, `W_kept + W_gone A`; the constant in the bias keeps its fitted value.
 
     Attributes:
-        key: Of the prediction among the plan's tensors.
-        coefficients: `(gone, kept)`, A.
-        constants: `(gone,)`.
-        lost: `(out, gone, rest)`, W_gone; the rest are positions of a kernel or of a flattened map.
-        own: `(out, kept, rest)`, W_kept as it was.
-        weight: The pruned network's parameter.
-        begin: Where the group's entries begin in the second dimension of the weight.
-        length: How many there are.
+        key: Key of the prediction among the plan's tensors.
+        coefficients: Coefficients A, `(gone, kept)`.
+        constants: Constants c, `(gone,)`.
+        lost: Weights of removed units W_gone, `(out, gone, rest)`; the rest are positions of a kernel or of a flattened
+            map.
+        own: Weights of kept units W_kept before compensation, `(out, kept, rest)`.
+        weight: Parameter of the pruned network.
+        begin: First entry of the group in the second dimension of the weight.
+        length: Number of the group's entries.
     """
 
     key: str
@@ -43,54 +44,54 @@ class TakenOver:
 
     @property
     def value(self) -> Tensor:
-        """The coefficients."""
+        """Coefficients."""
         return self.coefficients
 
     @property
     def source(self) -> Tensor:
-        """The weight that holds them."""
+        """Weight that holds the coefficients."""
         return self.weight
 
     @property
     def rate(self) -> float:
-        """Adam's, by which all weights change alike, relative to their size; 0 where nothing that went was read."""
+        """Learning rate for Adam, with equal relative changes of all weights; 0 if no removed unit was read."""
         rate = RATE * self.own.square().mean().sqrt() / self.lost.square().sum(1).mean().sqrt()
         return float(rate) if bool(rate.isfinite()) else 0.0
 
     def take_gradient(self, gradient: Tensor) -> None:
-        """Set the gradient of the coefficients, given that of the weight."""
+        """Set the gradient of the coefficients from the gradient of the weight."""
         read = self._entries(gradient).float().reshape(self.own.shape)
         self.coefficients.grad = torch.einsum("ogr,okr->gk", self.lost, read)
 
     @torch.no_grad()
     def put_in_place(self) -> None:
-        """Have the network's weight hold what is learnt."""
+        """Write the learnt coefficients into the network's weight."""
         entries = self._entries(self.weight)
         taken_over = torch.einsum("ogr,gk->okr", self.lost, self.coefficients)
         entries.copy_((self.own + taken_over).reshape(entries.shape))
 
     def prediction(self, coefficients: Tensor | None = None) -> Tensor:
-        """Return `(gone, kept + 1)`, as the plan holds it, of other coefficients than these if they are given."""
+        """Return the prediction `(gone, kept + 1)` in the plan's form, of the given or the present coefficients."""
         own = self.coefficients if coefficients is None else coefficients
         return torch.cat([own, self.constants[:, None]], 1).cpu()
 
     def _entries(self, weight: Tensor) -> Tensor:
-        """Return the group's part of the weight, or of its gradient, a view."""
+        """Return the group's part of the weight, or of its gradient, as a view."""
         return weight.narrow(1, self.begin, self.length)
 
 
 def first_narrowed(edits: Sequence[Edit], since: int = 0) -> int:
-    """Return the number of the first edit that narrows, from one on; that behind the last if none does."""
+    """Return the number of the first narrowing edit from `since` on; the number of edits if there is none."""
     return next((i for i, edit in enumerate(edits) if i >= since and isinstance(edit, Narrow)), len(edits))
 
 
 def numbers_in_memory(network: nn.Module, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> int:
-    """Return about how many numbers learning takes: coefficients, gradients, Adam's two averages, and dense weights.
+    """Return the approximate count of numbers in learning: coefficients, gradients, Adam's two averages, dense weights.
 
     Args:
-        network: With all edits.
-        edits: Those whose tensors are learnt.
-        tensors: Of the edits.
+        network: Network after all edits.
+        edits: Edits with learnt tensors.
+        tensors: Tensors of the edits.
     """
     total = 0
     for key in (key for edit in edits if isinstance(edit, Narrow) for key in edit.tensors):
@@ -102,14 +103,15 @@ def numbers_in_memory(network: nn.Module, edits: Sequence[Edit], tensors: Mappin
 def taken_over(
     model: nn.Module, network: nn.Module, edits: Sequence[Edit], tensors: Mapping[str, Tensor], since: int = 0
 ) -> list[TakenOver]:
-    """List what weights take over, as it is before anything is learnt.
+    """List the compensations of weights before learning.
 
     Args:
-        model: As it is before the first edit.
-        network: The same with all edits; its weights may be written.
-        edits: In order; each names tensors as those before leave them.
-        tensors: Of the edits.
-        since: The first edit whose tensors are learnt. From the first one on that narrows, all do, no group twice.
+        model: Network before the first edit.
+        network: Copy of the network after all edits; its weights may be written.
+        edits: Edits in order; tensors are named as after the earlier edits.
+        tensors: Tensors of the edits.
+        since: Number of the first edit with learnt tensors. From the first narrowing edit on, all edits narrow, no
+            group twice.
     """
     first = first_narrowed(edits, since)
     before, narrowing = share_copy(model), [edit for edit in edits[first:] if isinstance(edit, Narrow)]
@@ -132,7 +134,7 @@ def _of_reader(
     key: str,
     prediction: Tensor,
 ) -> TakenOver:
-    """Return what a reader takes over, given the model before and after what is narrowed."""
+    """Return the compensation of a reader, given the model before and after narrowing."""
     dense = model.get_parameter(reader.part.tensor).detach().float()
     weight = network.get_parameter(reader.part.tensor)
     rows, columns = (_left(narrowing, reader.part.tensor, dim, dense.shape[dim]).to(dense.device) for dim in (0, 1))
@@ -154,7 +156,7 @@ def _of_reader(
 
 
 def _left(narrowing: Sequence[Narrow], tensor: str, dim: int, size: int) -> Tensor:
-    """Return the indices along a dimension of a tensor that none of the edits takes out."""
+    """Return the indices along a dimension of a tensor that no edit removes."""
     left = torch.arange(size)
     for edit in narrowing:
         for part in edit.group:

@@ -1,8 +1,8 @@
-"""Fit what weights take over from removed units, and tune it on the network's output.
+"""Refitting of weights for removed units by least squares, and tuning on the network's output.
 
-Ridge regression is the start of what `calibration.learning` does on the same samples. Only the coefficients of the
-prediction are learnt, so that the plan holds what it held before, and the cost is the same. The best epoch is that on
-samples that may have been learnt from: steps that are too long are seen, and none may be kept.
+Ridge regression is the start of `calibration.learning` on the same samples. Only the coefficients of the prediction are
+learnt: the plan holds the same tensors, and the cost is unchanged. The best epoch is the best on samples perhaps used
+for learning, too: too long steps show there, and perhaps no epoch is kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from prunerecover.width.compensation import fitted_tensors
 from prunerecover.width.taken_over import first_narrowed, numbers_in_memory, taken_over
 
 EPOCHS, SAMPLES = 3, 32  # the latter per step at most
-FEWEST = 32  # samples; with 8, outputs on others may diverge more than by least squares alone
+FEWEST = 32  # samples; with 8, outputs on new samples may diverge more than by least squares alone
 MOST_NUMBERS = 1 << 30  # in single precision, 4 GiB
 
 
@@ -33,15 +33,15 @@ def fitted_and_tuned(
     judge: PrunedOutput,
     since: int = 0,
 ) -> dict[str, Tensor]:
-    """Return the tensors of edits, those of narrowed weights fitted by least squares and tuned on the output.
+    """Return the tensors of edits, with narrowed weights fitted by least squares and tuned on the output.
 
     Args:
-        edits: In order; each names tensors as those before leave them.
-        tensors: Of the edits before the first one that is fitted.
-        batches: What is fitted to.
-        judge: Compares outputs with the dense model's, and says which epoch is best. Its samples may be among
-            `batches`; what it measures afterwards is too good then.
-        since: The first edit whose tensors may be fitted; those before stay as they are.
+        edits: Edits in order; tensors are named as after the earlier edits.
+        tensors: Tensors of the edits before the first fitted edit.
+        batches: Samples for fitting.
+        judge: Comparison of outputs with the dense model's, which chooses the best epoch. Its samples may be among
+            `batches`; the divergence measured afterwards is too small then.
+        since: Number of the first edit with fitted tensors; earlier tensors stay unchanged.
     """
     first = first_narrowed(edits, since)
     narrowing = [edit for edit in edits[first:] if isinstance(edit, Narrow)]
@@ -56,17 +56,17 @@ def tuned_tensors(
     judge: PrunedOutput,
     since: int = 0,
 ) -> dict[str, Tensor]:
-    """Return the tensors of edits, those of narrowed weights tuned so that the output diverges least.
+    """Return the tensors of edits, with narrowed weights tuned for the least divergence of the output.
 
-    Nothing changes where there are too few samples, the output cannot be compared, memory has no room, or the model
-    takes no gradients.
+    The tensors stay unchanged if there are too few samples, the output cannot be compared, memory has no room, or the
+    model takes no gradients.
 
     Args:
-        edits: See `fitted_and_tuned`.
-        tensors: Of all edits.
-        batches: What is learnt from.
-        judge: Decides which epoch is best.
-        since: See `fitted_and_tuned`.
+        edits: Edits, as in `fitted_and_tuned`.
+        tensors: Tensors of all edits.
+        batches: Samples for learning.
+        judge: Comparison of outputs, which chooses the best epoch.
+        since: Number of the first edit with fitted tensors, as in `fitted_and_tuned`.
     """
     model, given = judge.model, dict(tensors)
     enough = sum(batch.n_samples for batch in batches) >= FEWEST
