@@ -5,113 +5,75 @@
 
 Every split is recovered once per seed, for one epoch of 2,000 training images. The map sees the accuracy on 1,000 other
 training images, of at most 5 runs, three spread and two chosen, and no divergences; its pick is judged on the 5,000
-validation images against the split that is best there. A repeated run takes the other seed's. Resumable: runs in the
-results are not made again. One run takes about 4 minutes on a core, one split's plan up to 8.
+validation images against the split that is best there. A repeated run takes the other seed's. One run takes about 4
+minutes on a core, one split's plan up to 8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from rich.progress import track
 
 from benchmarks.boundary.boundary_methods import default_planner, pruned
-from benchmarks.data.real import (
-    CHECKPOINTS,
-    commands_so_far,
-    kept_plan,
-    made_by,
-    packed,
-    parser,
-    stored,
-    unpacked,
-    write,
-)
 from benchmarks.data.tiny_imagenet import data, hits, recover
-from prunerecover import Budget, MapPoint, Plan, fit_map
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Table, figure, text, told
+from benchmarks.runner.plans import removed, saved_plan
+from benchmarks.runner.rows import CHECKPOINTS, Figure, Row
+from prunerecover import Budget, MapPoint, fit_map
 from prunerecover.boundary.designs import Split, feasible_splits, spread
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.boundary.next_split import FIRST, next_split
 from prunerecover.cost.statistics import Interval
-from prunerecover.display.markdown import table
 
-NAME, LAYERS, N_REMOVE, RUNS, SEEDS = "boundary_map", 12, 8, 5, (0, 1)
+LAYERS, N_REMOVE, RUNS, SEEDS = 12, 8, 5, (0, 1)
 IMAGES, HELD_OUT = 2000, 1000
-PLANS = CHECKPOINTS / "boundary_map_plans"
 SPLITS = feasible_splits(LAYERS, n_remove=N_REMOVE)
-Table = dict[tuple[Split, int], dict[str, Any]]
+Runs = dict[tuple[Split, int], Row]
 
 
-def main() -> None:
-    """Make the runs that are missing, then judge the map."""
-    command_line = parser(__doc__)
-    command_line.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
-    command_line.add_argument("--attentions", nargs="*", type=int, default=[split[0] for split in SPLITS])
-    options = command_line.parse_args()
-    rows = stored(NAME)
-    made = {((row["attention"], row["activation"]), row["seed"]) for row in rows}
-    wanted = [(split, seed) for seed in options.seeds for split in SPLITS if split[0] in options.attentions]
-    missing = [key for key in wanted if key not in made]
-    for split, seed in track(missing, "recovering each split"):
-        rows.append(run(split, seed))
-        save(rows)
-    save(rows)
-
-
-def run(split: Split, seed: int) -> dict[str, Any]:
+def measure(seed: int, attention: int) -> dict[str, Any]:
     """Prune one split by the default selection, recover, and score."""
-    plan = planned(split)
+    (split,) = (split for split in SPLITS if split[0] == attention)
+    budget = Budget(remove=dict(zip(TYPES, split, strict=True)))
+    name = f"{split[0]}-{split[1]}"
+    plan = saved_plan(name, lambda: default_planner().plan(budget), CHECKPOINTS / "boundary_map_plans")
     network = recover(pruned(plan), IMAGES, seed)
     source = data(1, HELD_OUT)
     source.setup("fit")
-    held_out = hits(network, source.val_dataloader()).mean()
-    values = hits(network)
-    return {
-        "attention": split[0],
-        "activation": split[1],
-        "seed": seed,
-        "removed": {kind: list(names) for kind, names in plan.removed.items()},
-        "held_out_top1": 100 * float(held_out),
-        "top1": 100 * float(values.mean()),
-        "n": len(values),
-        "hits": packed(values),
-    }
+    held_out = Figure.of(hits(network, source.val_dataloader()))
+    return {"activation": split[1], "held_out": held_out, "top1": Figure.of(hits(network)), "removed": removed(plan)}
 
 
-def planned(split: Split) -> Plan:
-    """Return the default plan of a split: that of an earlier run, if there is one."""
-    budget = Budget(remove=dict(zip(TYPES, split, strict=True)))
-    return kept_plan(PLANS / f"{split[0]}-{split[1]}.json", lambda: default_planner().plan(budget))
+def runs_of(rows: Sequence[Row]) -> Runs:
+    """Return rows by split and seed."""
+    return {((row["attention"], row["activation"]), row["seed"]): row for row in rows}
 
 
-def picked(
-    table: Table, seed: int, runs: int = RUNS, divergences: Mapping[Split, float] | None = None
-) -> tuple[Split, int]:
-    """Return the split that is picked from one seed's runs, three spread and the others chosen, and their number."""
+def picked(runs: Runs, seed: int, count: int = RUNS, divergences: Mapping[Split, float] | None = None) -> Split:
+    """Return the split that is picked from so many of one seed's runs, three spread and the others chosen."""
     asked: list[Split] = list(spread(SPLITS, FIRST))
-    points = [point(table, split, seed) for split in asked]
-    while len(points) < runs:
+    points = [_point(runs, split, seed) for split in asked]
+    while len(points) < count:
         split = next_split(points, SPLITS, LAYERS, divergences=divergences)
         again = sum(split == other for other in asked)
-        points.append(point(table, split, SEEDS[(SEEDS.index(seed) + again) % len(SEEDS)]))
+        points.append(_point(runs, split, SEEDS[(SEEDS.index(seed) + again) % len(SEEDS)]))
         asked.append(split)
-    return fit_map(points, LAYERS, divergences=divergences).best(splits=SPLITS).split, len(asked)
+    return fit_map(points, LAYERS, divergences=divergences).best(splits=SPLITS).split
 
 
-def point(table: Table, split: Split, seed: int) -> MapPoint:
-    """Return what the map sees of one run."""
-    return MapPoint(*split, table[split, seed]["held_out_top1"])
+def _point(runs: Runs, split: Split, seed: int) -> MapPoint:
+    return MapPoint(*split, 100 * runs[split, seed].figures["held_out"].value)
 
 
-def regret(table: Table, picks: list[Split]) -> Interval:
+def regret(runs: Runs, picks: Sequence[Split]) -> Interval:
     """Return by how many points the best split beats the picks on the validation images, with a bootstrap interval.
 
     Which split is best is decided anew in every resample, as the mean over seeds.
     """
-    scores = np.array([np.mean([of(table, split, seed) for seed in SEEDS], axis=0) for split in SPLITS])  # (9, 5000)
+    scores = np.array([np.mean([runs[split, s].figures["top1"].scores for s in SEEDS], axis=0) for split in SPLITS])
     chosen = [SPLITS.index(split) for split in picks]
     rng = np.random.default_rng(0)
     draws = []
@@ -123,41 +85,43 @@ def regret(table: Table, picks: list[Split]) -> Interval:
     return Interval(100 * float(means.max() - means[chosen].mean()), 100 * float(low), 100 * float(high))
 
 
-def of(table: Table, split: Split, seed: int) -> NDArray[np.float64]:
-    """Return the validation hits of one run."""
-    row = table[split, seed]
-    return unpacked(row["hits"], row["n"])
-
-
-def save(rows: list[dict[str, Any]]) -> None:
-    """Write JSON and Markdown, with all commands that made rows."""
-    commands = commands_so_far(NAME)
-    write(NAME, {"commands": commands, "rows": rows}, markdown(rows, commands))
-
-
-def markdown(rows: list[dict[str, Any]], commands: list[str]) -> str:
-    """Render the runs, and the verdict once all are there."""
-    runs: Table = {((row["attention"], row["activation"]), row["seed"]): row for row in rows}
-    cells = [
-        (row["attention"], row["activation"], row["seed"], f"{row['held_out_top1']:.1f}", f"{row['top1']:.2f}")
-        for row in sorted(rows, key=lambda r: (r["attention"], r["seed"]))
+def verdict(rows: Sequence[Row]) -> list[str]:
+    """Return what the map picks, once all runs are there."""
+    runs = runs_of(rows)
+    if len(runs) < len(SPLITS) * len(SEEDS):
+        return []
+    picks = [picked(runs, seed) for seed in SEEDS]
+    found, named = regret(runs, picks), ", ".join(map(str, picks))
+    return [
+        f"Picks (attentions, activations removed) of {RUNS} runs, by seed: {named}. "
+        f"Mean regret: {told(found, 2)} points, paired bootstrap."
     ]
-    lines = [
-        "# The accuracy map on real DeiT-Tiny, 8 layers removed",
-        "",
-        *made_by(commands),
-        "Held out: 1,000 training images, which the map sees. Validation: 5,000 images, on which its picks are judged.",
-        "",
-        table(("attentions removed", "activations removed", "seed", "held-out top-1", "validation top-1"), cells),
-    ]
-    if len(runs) == len(SPLITS) * len(SEEDS):
-        picks = [picked(runs, seed) for seed in SEEDS]
-        found = regret(runs, [split for split, _ in picks])
-        told = ", ".join(f"{split} of {count} runs" for split, count in picks)
-        lines += ["", f"Picks (attentions, activations removed), by seed: {told}."]
-        lines += [f"Mean regret: {found.value:.2f} points ({found.low:.2f} to {found.high:.2f}, paired bootstrap)."]
-    return "\n".join(lines)
 
+
+BENCHMARK = Benchmark(
+    name="boundary_map",
+    doc=__doc__,
+    title="The accuracy map on real DeiT-Tiny, 8 layers removed",
+    text="""Held out: 1,000 training images, which the map sees. Validation: 5,000 images, on which its picks are
+    judged.""",
+    measure=measure,
+    axes={"seed": Axis(SEEDS), "attention": Axis(tuple(split[0] for split in SPLITS))},
+    threads=0,
+    tables=(
+        Table(
+            [
+                text("attention", "attentions removed"),
+                text("activation", "activations removed"),
+                text("seed"),
+                figure("held_out", "held-out top-1", 1, 100, ends=False),
+                figure("top1", "validation top-1", 2, 100, ends=False),
+            ],
+            line=("attention", "seed"),
+        ),
+    ),
+    closing=verdict,
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -16,9 +16,11 @@ from torch import nn
 
 from benchmarks.boundary import peers
 from benchmarks.boundary.peers import least_ratio, plan_named
-from benchmarks.data.real import RESULTS, deit_tiny
+from benchmarks.data.real import deit_tiny
 from benchmarks.data.tiny_imagenet import PRECISION, calibration, data, loss, module, unfused
-from prunerecover import Budget, Plan, apply_plan, find_units, merge, plan_depth
+from benchmarks.runner import plans
+from benchmarks.runner.rows import RESULTS
+from prunerecover import Budget, Plan, find_units, plan_depth
 from prunerecover.boundary.feasible import TYPES, CostLine, layers_of
 from prunerecover.boundary.plan_boundary import PUBLISHED
 from prunerecover.boundary.search import BoundaryConfig, BoundarySearch
@@ -53,11 +55,7 @@ def removed_by(plan: Plan) -> float:
 
 def pruned(plan: Plan, merged: bool = False) -> nn.Module:
     """Apply a plan to the dense network."""
-    network = deit_tiny()
-    apply_plan(network, plan)
-    if merged:
-        merge(network)
-    return network
+    return plans.pruned(deit_tiny(), plan, merged)
 
 
 def least(make: Callable[[int], Plan], sizes: int, budget: float) -> Plan:
@@ -177,10 +175,11 @@ def plans_of(method: str, budget: float, found: Callable[[str, float], Plan]) ->
     if method == "d1 BoundaryDPT's units, our replacements":
         return renamed(found("d BoundaryDPT as published", budget), "calibrated")
     if method == "d2 our units, identities":
-        return renamed(found("e prunerecover (default)", budget), "identity")
+        return renamed(found(OURS, budget), "identity")
     return least(*SIZED[method], budget) if method in SIZED else SEARCHED[method](budget)
 
 
+OURS, WIDTH = "e prunerecover (default)", "g torch-pruning, isomorphic"
 SIZED: dict[str, tuple[Callable[[int], Plan], int]] = {
     "a attentions alone": (attentions, 12),
     "b activations alone": (activations, 12),
@@ -189,7 +188,6 @@ SIZED: dict[str, tuple[Callable[[int], Plan], int]] = {
 }
 SEARCHED: dict[str, Callable[[float], Plan]] = {
     "d BoundaryDPT as published": by_the_book,
-    "e prunerecover (default)": ours,
+    OURS: ours,
 }
-WIDTH = "g torch-pruning, isomorphic"
 METHODS = (*SIZED, *SEARCHED, "d1 BoundaryDPT's units, our replacements", "d2 our units, identities", WIDTH)

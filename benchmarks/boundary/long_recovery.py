@@ -7,23 +7,18 @@ The dense ViT is trained here (see `long_recovery_training.py`). Every method re
 on the 10,000 test images untrained, after a tenth of the recovery (its own short schedule) and after the whole, which
 is as long as training was. The published method leaves identities, ranks by gate gradients, and takes the split of its
 polynomial map, from the 22 runs of its published table; `boundary` is our map with its own five runs. All that is
-chosen is chosen on training images. Resumable: plans, short runs and rows that are there are not made again; no step
-takes longer than training. To train another network, for longer or on more images, remove checkpoints/long_recovery,
-the results and their trials first: rows of two networks do not compare.
+chosen is chosen on training images. Plans and short runs are kept, too; no step takes longer than training. With
+`--learns-from teacher` the dense network's answers are half of the loss. To train another network, for longer or on
+more images, remove checkpoints/long_recovery, the results and their trials first: rows of two networks do not compare.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.console import Console
-from torch import nn
-
-from benchmarks.boundary.long_recovery_page import markdown
 from benchmarks.boundary.long_recovery_training import (
-    CALIBRATION,
     EPOCHS,
     EXAMPLE,
     HELD_OUT,
@@ -39,18 +34,26 @@ from benchmarks.boundary.long_recovery_training import (
     train,
 )
 from benchmarks.data.cifar import cross_entropy, hits
-from benchmarks.data.real import accuracy, commands_so_far, kept_plan, parser, stored, write
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Column, Line, Table, ahead, counts, grouped, mean_scores, seeds, text, told
+from benchmarks.runner.plans import removed, saved_plan
+from benchmarks.runner.rows import Figure, Row
 from prunerecover import Budget, Plan, merge, plan_boundary, plan_depth
 from prunerecover.boundary.designs import axes_and_staircase
 from prunerecover.boundary.plan_boundary import PUBLISHED
 from prunerecover.cost.macs import count_macs
+from prunerecover.cost.statistics import paired_difference
+from prunerecover.display.markdown import table
 
-NAME = "long_recovery"
-BUDGETS = (0.33, 0.50)
 LAYERS = (12, 12)
 STAGES = {"untrained": 0, "a tenth": TENTH, "whole": EPOCHS}
-Row = dict[str, Any]
-console = Console()
+LABELS, TEACHER = "labels", "teacher"
+NAMES = {
+    "dense": "dense",
+    "book": "BoundaryDPT as published",
+    "default": "DepthPrune default",
+    "boundary": "plan_boundary default",
+}
 
 
 def book(budget: float) -> Plan:
@@ -72,89 +75,104 @@ def boundary(budget: float) -> Plan:
 METHODS: dict[str, Callable[[float], Plan]] = {"default": default, "book": book, "boundary": boundary}
 
 
-def main() -> None:
-    """Make the rows that are missing, budget by budget for each seed."""
-    command_line = parser(__doc__)
-    command_line.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
-    command_line.add_argument("--budgets", nargs="*", type=float, default=BUDGETS)
-    command_line.add_argument("--seeds", nargs="*", type=int, default=(0,), help="of the recoveries")
-    command_line.add_argument("--stages", nargs="*", default=list(STAGES), choices=list(STAGES))
-    command_line.add_argument("--distill", action="store_true", help="recover with the dense network as a teacher, too")
-    command_line.add_argument("--dense", action="store_true", help="train the dense network for as long again, too")
-    options = command_line.parse_args()
-    rows = stored(NAME)
-    wanted = [("dense", 0.0, "untrained", 0, False)]
-    wanted += [
-        (method, budget, stage, seed if STAGES[stage] else 0, options.distill and STAGES[stage] > 0)
-        for seed in options.seeds
-        for budget in options.budgets
-        for method in options.methods
-        for stage in options.stages
-    ]
-    wanted += [("dense", 0.0, "whole", seed, options.distill) for seed in options.seeds if options.dense]
-    for asked in wanted:
-        key = dict(zip(("method", "budget", "stage", "seed", "distilled"), asked, strict=True))
-        if not any(all(row[name] == value for name, value in key.items()) for row in rows):
-            console.print(f"{time.strftime('%H:%M:%S')} {key}")
-            rows.append(made(*asked))
-            save(rows)
-    save(rows)
-
-
-def made(method: str, budget: float, stage: str, seed: int, distilled: bool) -> Row:
+def measure(learns_from: str, seed: int, budget: float, method: str, stage: str) -> dict[str, Any]:
     """Prune the trained network, recover it and score it on all test images."""
-    plan = Plan() if method == "dense" else found(method, budget)
-    network = pruned(plan)
-    started = time.perf_counter()
-    teacher = dense() if distilled else None
-    epochs = STAGES[stage]
-    curve = train(network, epochs, RATE, seed, teacher) if epochs else []
+    plan = (
+        Plan() if method == "dense" else saved_plan(f"{method}-{budget:.2f}", lambda: METHODS[method](budget), WEIGHTS)
+    )
+    network, started = pruned(plan), time.perf_counter()
+    teacher = dense() if learns_from == TEACHER else None
+    curve = train(network, STAGES[stage], RATE, seed, teacher) if STAGES[stage] else []
     seconds = time.perf_counter() - started
-    predicted = plan.evidence.get("predicted") if plan.edits else None
+    merge(network)
     return {
-        "method": method,
-        "budget": budget,
-        "stage": stage,
-        "seed": seed,
-        "distilled": distilled,
-        "epochs": epochs,
-        "rate": RATE if epochs else None,
-        "removed": {kind: list(names) for kind, names in plan.removed.items()},
-        "macs_share": macs_share(network),
-        "predicted": predicted,
+        "top1": Figure.of(hits(network)),
+        "epochs": STAGES[stage],
+        "removed": removed(plan),
+        "macs_share": count_macs(network, EXAMPLE) / count_macs(dense(), EXAMPLE),
+        "predicted": plan.evidence.get("predicted") if plan.edits else None,
         "held_out": [list(point) for point in curve],
         "seconds": seconds,
-        **accuracy(hits(network)),
     }
 
 
-def found(method: str, budget: float) -> Plan:
-    """Return a method's plan: that of an earlier run, if there is one."""
-    return kept_plan(WEIGHTS / f"{method}-{budget:.2f}.json", lambda: METHODS[method](budget))
+def skipped(learns_from: str, seed: int, budget: float, method: str, stage: str) -> bool:
+    """Whether a row is that of another seed or loss, untrained as it is."""
+    return stage == "untrained" and (seed > 0 or learns_from == TEACHER)
 
 
-def macs_share(network: nn.Module) -> float:
-    """Return the share of the dense network's MACs that is left once linears are merged."""
-    merged = pruned(Plan())
-    full = count_macs(merged, EXAMPLE)
-    merge(network)
-    return count_macs(network, EXAMPLE) / full
+def top1(line: Line) -> str:
+    """Return the accuracy; of several seeds the mean, with the interval over images."""
+    if len(line.rows) == 1:
+        return told(line.first.figures["top1"], 2, 100)
+    values = mean_scores(line.rows, "top1")
+    return told(paired_difference(0 * values, values, seed=0), 2, 100)
 
 
-def save(rows: list[Row]) -> None:
-    """Write JSON and Markdown."""
-    commands = commands_so_far(NAME)
-    settings = {
-        "trained": TRAINED,
-        "held_out": HELD_OUT,
-        "calibration": CALIBRATION,
-        "epochs": EPOCHS,
-        "tenth": TENTH,
-        "short": SHORT,
-        "rate": RATE,
-    }
-    write(NAME, {"commands": commands, **settings, "rows": rows}, markdown(rows, commands, settings))
+def curves(rows: Sequence[Row]) -> list[str]:
+    """Return a table of the held-out accuracy on the way through the whole recovery."""
+    whole = [row for row in rows if row["held_out"] and row.method != "dense" and row["learns_from"] == LABELS]
+    if not whole:
+        return []
+    order = {"budget": sorted({row.budget for row in whole}), "method": list(NAMES)}
+    ordered = [row for group in grouped(whole, ("budget", "seed", "method"), order) for row in group]
+    epochs = [f"{epoch:.0f}" for epoch, _ in ordered[0]["held_out"]]
+    cells = [
+        (f"{row.budget:.0%}", NAMES[row.method], row["seed"], *(f"{score:.1f}" for _, score in row["held_out"]))
+        for row in ordered
+    ]
+    title = "## Held-out accuracy during the whole recovery, after so many epochs"
+    return [title, table(("MACs out", "method", "seed", *epochs), cells)]
 
+
+DENSE = {"learns_from": LABELS, "seed": 0, "budget": 0.0, "method": "dense"}
+BENCHMARK = Benchmark(
+    name="long_recovery",
+    doc=__doc__,
+    title="Recovery as long as training: a small ViT on CIFAR-10's JPEGs, 10,000 test images",
+    text=f"""A ViT of 12 blocks (width 64, mlp_ratio 4, convolutional stem) trained here for {EPOCHS} epochs of
+    {TRAINED:,} training images. Recovery: a tenth is {TENTH} epochs, the whole {EPOCHS}, as long as training; each is a
+    schedule of its own, warm-up and cosine, with AdamW, random crops and flips, the same for all methods, by the labels
+    alone unless the dense network is named as a teacher. Merged before they are scored. Removed: attentions,
+    activations, MLPs, blocks. Short runs behind a map: {SHORT} epochs, scored on {HELD_OUT:,} held-out training images.
+    Test images chose nothing. Ahead by: points on the same images, paired; with several seeds (of the recovery alone)
+    the mean over them. Intervals are over images: they do not hold what another dense network changes. The dense
+    network after the whole has been trained for as long as recovered networks have.""",
+    measure=measure,
+    axes={
+        "learns_from": Axis((LABELS, TEACHER), "--learns-from", default=(LABELS,)),
+        "seed": Axis((0,), open=True),
+        "budget": Axis((0.33, 0.50), open=True),
+        "method": Axis(tuple(METHODS)),
+        "stage": Axis(tuple(STAGES)),
+    },
+    references=[{**DENSE, "stage": "untrained"}, {**DENSE, "stage": "whole"}],
+    skipped=skipped,
+    tables=(
+        Table(
+            [text("method"), text("stage", "recovery"), Column("top-1 (95%)", top1)],
+            line=("stage",),
+            where=lambda row: row.method == "dense",
+        ),
+        Table(
+            [
+                text("stage", "recovery"),
+                Column("method", lambda line: NAMES[line.first.method]),
+                counts("removed", "removed", ("attention", "activation", "mlp", "block")),
+                text("macs_share", "MACs share", "{:.3f}"),
+                seeds(),
+                Column("top-1 (95%)", top1),
+                ahead("top1", "ahead of the published method by", 1, 100, same=("stage",), turned=True, method="book"),
+            ],
+            title="{budget:.0%} of the MACs out, learning from {learns_from}",
+            by=("learns_from", "budget"),
+            line=("stage", "method"),
+            where=lambda row: row.method != "dense",
+        ),
+    ),
+    closing=curves,
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from benchmarks.boundary.short_runs import ShortRuns
 from benchmarks.data.cifar import training_images
-from benchmarks.data.real import CHECKPOINTS, RESULTS
+from benchmarks.runner.rows import CHECKPOINTS, RESULTS
 from prunerecover import Plan, apply_plan
 from prunerecover.recovery.distillation import distillation_loss
 

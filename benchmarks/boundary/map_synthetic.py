@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.boundary.synthetic_surfaces import (
-    BUDGETS,
     FAMILIES,
     LAYERS,
     SCATTER,
@@ -27,12 +27,13 @@ from benchmarks.boundary.synthetic_surfaces import (
     make_trials,
     shuffled,
 )
-from benchmarks.data.real import parser, write
+from benchmarks.runner.benchmark import Benchmark
+from benchmarks.runner.page import Column, Table, figure, text, told
+from benchmarks.runner.rows import Figure
 from prunerecover import MapPoint, fit_map
 from prunerecover.boundary.designs import Split, axes_and_staircase, interleaved, one_type_at_a_time, spread
 from prunerecover.boundary.next_split import next_split
 from prunerecover.cost.statistics import Interval, mean_interval, paired_difference
-from prunerecover.display.markdown import table
 
 NOISE, TRIALS, SEED = 0.5, 400, 20260  # points per run; surfaces per family
 
@@ -111,6 +112,11 @@ UNGUIDED = {
 }
 
 
+SHUFFLED, FOREIGN = "shuffled among the splits", "those of another surface"
+SCATTERS = {f"{share:.0%} of the loss off": share for share in (SCATTER / 2, SCATTER, 2 * SCATTER)}
+KINDS = (*SCATTERS, SHUFFLED, FOREIGN)
+
+
 def played(method: str, trials: list[Trial]) -> tuple[list[Outcome], NDArray[np.float64], list[bool]]:
     """Return what a method picks, the regrets in points, and whether picks are within a layer of the best split."""
     outcomes = [METHODS[method](trial) for trial in trials]
@@ -121,140 +127,81 @@ def played(method: str, trials: list[Trial]) -> tuple[list[Outcome], NDArray[np.
     return outcomes, regrets, near
 
 
-def guidance() -> list[dict[str, Any]]:
-    """Compare guided maps with the same ones that see no divergences, on the same surfaces and runs.
-
-    Surfaces and runs are the same for all divergences.
-    """
-    trials = make_trials(TRIALS, NOISE, SEED + 4)
-    scatters = {f"{share:.0%} of the loss off": share for share in (SCATTER / 2, SCATTER, 2 * SCATTER)}
-    kinds = {
-        **{name: make_trials(TRIALS, NOISE, SEED + 4, share) for name, share in scatters.items()},
-        "shuffled among the splits": shuffled(trials, SEED),
-        "those of another surface": exchanged(trials, SEED),
-    }
-    alone = {method: played(UNGUIDED[method], trials)[1] for method in UNGUIDED}
-    return [
-        {"divergences": kind, "method": method, **compared(played(method, made)[1], alone[method])}
-        for kind, made in kinds.items()
-        for method in UNGUIDED
-    ]
+@cache
+def trials_of(noise: float, divergences: str) -> list[Trial]:
+    """Return the surfaces of a comparison; those without divergences that say anything are the same."""
+    if not divergences:
+        return make_trials(TRIALS, noise, SEED if noise == NOISE else SEED + 2)
+    if divergences in SCATTERS:
+        return make_trials(TRIALS, noise, SEED + 4, SCATTERS[divergences])
+    return (shuffled if divergences == SHUFFLED else exchanged)(make_trials(TRIALS, noise, SEED + 4), SEED)
 
 
-def compared(guided: NDArray[np.float64], alone: NDArray[np.float64]) -> dict[str, float]:
-    """Return the mean regret of guided maps, and how much that of the others lies above it."""
-    regret, gain = mean_interval(guided), paired_difference(guided, alone)
-    return {
-        "regret": regret.value,
-        "ci_low": regret.low,
-        "ci_high": regret.high,
-        "unguided": float(alone.mean()),
-        "gain": gain.value,
-        "gain_low": gain.low,
-        "gain_high": gain.high,
-    }
-
-
-def summarize(method: str, trials: list[Trial]) -> dict[str, Any]:
-    """Play all trials with one method."""
+def measure(noise: float, divergences: str, method: str) -> dict[str, Any]:
+    """Play all trials with one method; with divergences, also without them on the same surfaces and runs."""
+    trials = trials_of(noise, divergences)
     outcomes, regrets, near = played(method, trials)
-    regret = mean_interval(regrets)
+    found: dict[str, Any] = {"regret": Figure.within(mean_interval(regrets), len(regrets))}
+    if divergences:
+        alone = played(UNGUIDED[method], make_trials(TRIALS, noise, SEED + 4))[1]
+        gain = Figure.within(paired_difference(regrets, alone), len(alone))
+        return {**found, "unguided": Figure(float(alone.mean())), "gain": gain}
     families = np.array([trial.family for trial in trials])
-    budgets = np.array([sum(trial.splits[0]) for trial in trials])
     known = [(o.regret, r) for o, r in zip(outcomes, regrets, strict=True) if o.regret is not None]
     return {
-        "method": method,
+        **found,
         "runs": float(np.mean([outcome.runs for outcome in outcomes])),
-        "regret": regret.value,
-        "ci_low": regret.low,
-        "ci_high": regret.high,
         "within_one_layer": float(np.mean(near)),
-        "by_family": {name: float(regrets[families == name].mean()) for name in FAMILIES},
-        "by_budget": {str(k): float(regrets[budgets == k].mean()) for k in BUDGETS},
+        **{name: float(regrets[families == name].mean()) for name in FAMILIES},
         "expected_regret": float(np.mean([interval.value for interval, _ in known])) if known else None,
         "covered": float(np.mean([r <= interval.high for interval, r in known])) if known else None,
         "refused": float(np.mean([outcome.refused for outcome in outcomes])),
     }
 
 
-def main() -> None:
-    """Play, and write the results."""
-    parser(__doc__).parse_args()
-    trials = make_trials(TRIALS, NOISE, SEED)
-    rows = [summarize(method, trials) for method in METHODS]
-    others = [
-        {"noise": noise, **summarize(method, make_trials(TRIALS, noise, SEED + 2))}
-        for noise in (0.25, 1.0)
-        for method in ("paper's 22, polynomial", "5 spread, parabola", DEFAULT)
-    ]
-    guided = guidance()
-    settings = {"trials_per_family": TRIALS, "noise": NOISE, "budgets": BUDGETS, "seed": SEED, "scatter": SCATTER}
-    write(
-        "map_synthetic",
-        {**settings, "rows": rows, "other_noise": others, "guided": guided},
-        markdown(rows, others, guided),
-    )
-
-
-def markdown(rows: list[dict[str, Any]], others: list[dict[str, Any]], guided: list[dict[str, Any]]) -> str:
-    """Render the rows."""
-    lines = [
-        "# Regret of accuracy maps on synthetic surfaces",
-        "",
-        "`python -m benchmarks.boundary.map_synthetic`",
-        "",
-        f"{TRIALS * len(FAMILIES)} trials at the scale of DeiT-B, {NOISE} points of noise per run, budgets of 6, 8 and "
-        "10 layers of 24. Regret: true accuracy of the best feasible split less that of the picked one, in points; "
-        "also by family of surfaces. Runs leave out the dense model. Expected: the mean regret that the map announces; "
-        "covered: how often its 95% interval reaches the true regret; refused: how often the map was refused for "
-        "predicting above dense (it was scored all the same).",
-        "",
-        table(("runs and surface", *COLUMNS), ((row["method"], *_cells(row)) for row in rows)),
-        "",
-        "With another noise than the 0.5 points that the maps assume:",
-        "",
-        table(
-            ("noise: runs and surface", *COLUMNS),
-            ((f"{row['noise']}: {row['method']}", *_cells(row)) for row in others),
-        ),
-        "",
-        f"Guided maps also see the divergence of every split before any training, {SCATTER:.0%} of the loss off; that "
-        "of [real DeiT-Tiny](boundary_divergences.md) is half as far off. On fresh surfaces, with other scatters, and "
-        "with divergences that say nothing; gain: regret of the same map without divergences, less that with them "
-        "(paired 95% interval):",
-        "",
-        table(
-            ("divergences", "runs and surface", "regret (95% interval)", "without divergences", "gain"),
-            (
-                (
-                    row["divergences"],
-                    row["method"],
-                    f"{row['regret']:.3f} ({row['ci_low']:.3f}-{row['ci_high']:.3f})",
-                    f"{row['unguided']:.3f}",
-                    f"{row['gain']:+.3f} ({row['gain_low']:+.3f} to {row['gain_high']:+.3f})",
-                )
-                for row in guided
-            ),
-        ),
-    ]
-    return "\n".join(lines)
-
-
-COLUMNS = ("runs", "regret (95% interval)", "within one layer", *FAMILIES, "expected", "covered", "refused")
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    announced = row["covered"] is not None
-    return (
-        f"{row['runs']:.1f}",
-        f"{row['regret']:.3f} ({row['ci_low']:.3f}-{row['ci_high']:.3f})",
-        f"{row['within_one_layer']:.1%}",
-        *(f"{value:.3f}" for value in row["by_family"].values()),
-        f"{row['expected_regret']:.3f}" if announced else "-",
-        f"{row['covered']:.1%}" if announced else "-",
-        f"{row['refused']:.1%}",
-    )
-
+COLUMNS = [
+    text("method", "runs and surface"),
+    text("runs", "", "{:.1f}"),
+    figure("regret", "regret (95% interval)", 3),
+    text("within_one_layer", "within one layer", "{:.1%}"),
+    *(text(name, "", "{:.3f}") for name in FAMILIES),
+    text("expected_regret", "expected", "{:.3f}"),
+    text("covered", "", "{:.1%}"),
+    text("refused", "", "{:.1%}"),
+]
+GUIDED = [
+    text("divergences"),
+    *(COLUMNS[0], COLUMNS[2]),
+    figure("unguided", "without divergences", 3),
+    Column("gain", lambda line: told(line.first.figures["gain"], 3, sign="+")),
+]
+OTHERS = ("paper's 22, polynomial", "5 spread, parabola", DEFAULT)
+BENCHMARK = Benchmark(
+    name="map_synthetic",
+    doc=__doc__,
+    title="Regret of accuracy maps on synthetic surfaces",
+    text=f"""{TRIALS * len(FAMILIES)} trials at the scale of DeiT-B, budgets of 6, 8 and 10 layers of 24; runs have
+    noise of {NOISE} points, as the maps assume, or, in the second table, another. Regret: true accuracy of the best
+    feasible split less that of the picked one, in points; also by family of surfaces. Runs leave out the dense model.
+    Expected: the mean regret that the map announces; covered: how often its 95% interval reaches the true regret;
+    refused: how often the map was refused for predicting above dense (it was scored all the same). Guided maps also see
+    the divergence of every split before any training, {SCATTER:.0%} of the loss off; that of [real
+    DeiT-Tiny](boundary_divergences.md) is half as far off. The last table is of fresh surfaces, with other scatters,
+    and with divergences that say nothing; gain: regret of the same map without divergences, less that with them (paired
+    95% interval).""",
+    measure=measure,
+    references=[
+        *({"noise": NOISE, "divergences": "", "method": method} for method in METHODS),
+        *({"noise": noise, "divergences": "", "method": method} for noise in (0.25, 1.0) for method in OTHERS),
+        *({"noise": NOISE, "divergences": kind, "method": method} for kind in KINDS for method in UNGUIDED),
+    ],
+    tables=(
+        Table(COLUMNS, where=lambda row: row["noise"] == NOISE and not row["divergences"]),
+        Table([text("noise"), *COLUMNS], line=("noise", "method"), where=lambda row: row["noise"] != NOISE),
+        Table(GUIDED, line=("divergences", "method"), where=lambda row: bool(row["divergences"])),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

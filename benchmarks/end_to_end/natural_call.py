@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from benchmarks.data.real import DEVICE, accuracy, commands_so_far, parser, stored, write
 from benchmarks.end_to_end.natural_call_page import Row, markdown
 from benchmarks.end_to_end.natural_call_subjects import SUBJECTS, Subject
+from benchmarks.runner.rows import Results
 from prunerecover import Budget, apply_plan, merge, plan_depth
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.callbacks import DepthPrune, DistillRecover, Prune, WidthPrune
@@ -55,11 +56,7 @@ def even_split(subject: Subject, budget: Budget) -> DepthPrune:
 def boundary_split(subject: Subject, budget: Budget) -> DepthPrune:
     """Remove as many attentions and activations as BoundaryDPT's map picked for this share of the latency."""
     assert budget.share is not None
-    (row,) = (
-        row
-        for row in stored("boundary_dpt")
-        if row["method"] == BOUNDARY and row["stage"] == "recovered" and row["budget"] == budget.share[1]
-    )
+    (row,) = Results.read("boundary_dpt").find(method=BOUNDARY, stage="recovered", budget=budget.share[1])
     return DepthPrune(remove={kind: len(names) for kind, names in row["removed"].items()})
 
 

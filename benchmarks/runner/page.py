@@ -84,16 +84,13 @@ class Table:
 
 
 def grouped(rows: Sequence[Row], names: Sequence[str], order: Order | None = None) -> list[list[Row]]:
-    """Return rows in groups that have the same names."""
+    """Return rows in groups that have the same names; values without an order come as they do in the rows."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(repr([row.get(name) for name in names]), []).append(row)
-
-    def place(own: list[Row]) -> list[int]:
-        told = [(list((order or {}).get(name, ())), own[0].get(name)) for name in names]
-        return [values.index(value) if value in values else len(values) for values, value in told]
-
-    return sorted(found.values(), key=place)
+    given = order or {}
+    places = {name: [*given.get(name, ()), *(row.get(name) for row in rows)] for name in names}
+    return sorted(found.values(), key=lambda own: [places[name].index(own[0].get(name)) for name in names])
 
 
 def _by_seed(rows: Sequence[Row]) -> list[Row]:

@@ -10,12 +10,10 @@ import pytest
 import torch
 
 from benchmarks.boundary import long_recovery_training as training
-from benchmarks.boundary.long_recovery_page import markdown
-from benchmarks.data.real import accuracy
+from benchmarks.boundary.long_recovery import BENCHMARK
+from benchmarks.runner.rows import Figure, Row
 from prunerecover import Plan, find_units
 from prunerecover.boundary.search import Trial
-
-SETTINGS = {"epochs": 10, "tenth": 1, "short": 0.5, "trained": 10_000, "held_out": 2_000}
 
 
 @pytest.fixture
@@ -58,14 +56,14 @@ def test_a_short_run_is_not_made_twice(tmp_path: Path, monkeypatch: pytest.Monke
     assert runs([Trial(Plan(), 1), Trial(Plan(), 0)]) == found[::-1]
 
 
-def row(method: str, seed: int, right: int, stage: str = "whole", budget: float = 0.5) -> dict[str, object]:
-    told = {"method": method, "budget": budget, "stage": stage, "seed": seed, "distilled": False, "macs_share": 0.5}
-    hits = np.arange(100) < right
-    return {**told, "removed": {"attention": ["a"]}, "held_out": [], **accuracy(hits.astype(np.float64))}
+def row(method: str, seed: int, right: int, stage: str = "whole", budget: float = 0.5) -> Row:
+    names = {"method": method, "budget": budget, "stage": stage, "seed": seed, "learns_from": "labels"}
+    notes = {"removed": {"attention": ["a"]}, "macs_share": 0.5, "held_out": []}
+    return Row.of(names, {"top1": Figure.of(np.arange(100) < right), **notes})
 
 
 def test_the_page_compares_the_seeds_that_both_have() -> None:
     rows = [row("dense", 0, 90, "untrained", 0.0), row("book", 0, 40), row("default", 0, 60), row("default", 1, 80)]
-    (line,) = (line for line in markdown(rows, [], SETTINGS).splitlines() if "DepthPrune default |" in line)
+    (line,) = (line for line in BENCHMARK.markdown(rows, []).splitlines() if "DepthPrune default |" in line)
     assert "| 1, 0, 0, 0 | 0.500 | 0, 1 | 70.00 (" in line
     assert "| +20.0 (" in line

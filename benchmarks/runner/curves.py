@@ -1,0 +1,56 @@
+"""Curves of benchmarks: a figure of each method over what is left or gone, the mean over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from benchmarks.runner.page import grouped
+from benchmarks.runner.rows import Row
+from prunerecover.display.style import GREY
+
+Style = tuple[str, str, str]  # label, colour, marker
+
+
+def draw_curves(
+    axes: Axes,
+    rows: Sequence[Row],
+    along: Callable[[Row], float],
+    styles: Mapping[str, Style],
+    ours: str,
+    dense: float,
+    name: str = "top1",
+) -> None:
+    """Draw a figure in percent, a line for each method, the dense network's as a dotted one.
+
+    Args:
+        axes: Axes of a picture.
+        rows: Rows that are shown, whose figures are shares.
+        along: Function from a row to its place.
+        styles: Label, colour and marker by method.
+        ours: Method whose line is broad.
+        dense: Figure of the dense network.
+        name: Name of the figure.
+    """
+    axes.axhline(100 * dense, color=GREY, linewidth=1, linestyle=":")
+    place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom", "color": GREY, "fontsize": 9}
+    axes.text(0.01, 100 * dense, "dense", **place)
+    for method, (label, color, marker) in styles.items():
+        points = [_point(own, along, name) for own in grouped([r for r in rows if r.method == method], ("budget",))]
+        if points:
+            x, y, bars = zip(*sorted(points), strict=True)
+            width = 2.2 if method == ours else 1.1
+            how: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5, "linewidth": width}
+            axes.errorbar(x, y, yerr=np.transpose(bars), label=label, **how)
+    axes.set_ylabel("top-1, %")
+
+
+def _point(rows: Sequence[Row], along: Callable[[Row], float], name: str) -> tuple[float, float, tuple[float, float]]:
+    """Return place, mean, and how far the interval reaches below and above it; of several seeds it is left out."""
+    found = [row.figures[name] for row in rows]
+    value, (first, *others) = float(np.mean([one.value for one in found])), found
+    ends = (0.0, 0.0) if others or first.low is None or first.high is None else (value - first.low, first.high - value)
+    return float(np.mean([along(row) for row in rows])), 100 * value, (100 * ends[0], 100 * ends[1])
