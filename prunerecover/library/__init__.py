@@ -1,1 +1,1 @@
-"""The library: variants of all sites of a network, each fitted and scored."""
+"""Library of a network: variants of all sites, each fitted and scored."""

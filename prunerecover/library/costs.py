@@ -1,4 +1,4 @@
-"""Costs of variants: the share of a cost of the network that each saves where it alone changes."""
+"""Costs of variants: the share of a cost of the network saved by each variant alone."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Shares = dict[str, dict[str, float]]  # by site, and by name of the variant
 
 
 class VariantCosts:
-    """Costs of the variants of one network, each computed when it is first asked for.
+    """Costs of the variants of one network, each computed on first use.
 
     Args:
         session: Network and samples.
-        maker: Makes edits of variants.
+        maker: Maker of the edits of variants.
         store: Store of the search; None: no timing is kept.
     """
 
@@ -32,7 +32,7 @@ class VariantCosts:
         self._known: dict[str, Shares] = {}
 
     def shares(self, cost: str) -> Shares:
-        """Return the share that each variant saves.
+        """Return the share saved by each variant, by site and name.
 
         Args:
             cost: Name of the cost.
@@ -46,7 +46,7 @@ class VariantCosts:
         found: Shares = {}
         with progress("counting what variants cost", len(self.maker.sites)) as advance:
             for name, site in self.maker.sites.items():
-                # caches of layers of one shape may keep windows of other lengths
+                # caches of layers of one shape may differ in the lengths of their windows
                 key = name if cost == "memory" else class_of(self.session, site)
                 for variant in site.variants:
                     if (key, variant.name) not in alike:
@@ -56,7 +56,7 @@ class VariantCosts:
         return found
 
     def _saved(self, site: LibrarySite, variant: Variant, cost: str) -> float:
-        """Return the share that one variant saves: in closed form where units of one group go."""
+        """Return the share saved by one variant, in closed form if all removed units belong to one group."""
         if variant.name == DENSE:
             return 0.0
         network = self.maker.network
@@ -70,18 +70,18 @@ class VariantCosts:
         return self.session.cost(cost).removed_share(edits)
 
     def rough_share(self, edits: Sequence[Edit]) -> float:
-        """Return about the share of the latency that edits save, by a short look at the clock."""
+        """Return the approximate share of the latency saved by edits, from a short measurement."""
         names = [[*map(str, edits)]]
         return self.store.results("rough latency", names, lambda _: self.clock(edits))[0] if edits else 0.0
 
     @cached_property
     def clock(self) -> RoughClock:
-        """Clock of small measurements, which counts them."""
+        """Clock of small measurements, with a count of the passes."""
         return RoughClock(self.session.cost("latency"))
 
     @property
     def timed(self) -> float:
-        """Passes over all samples that the clock took."""
+        """Number of passes over all samples for timing."""
         return self.clock.passes(self.session.samples.n_samples)
 
     def _timed(self) -> Shares:
@@ -106,7 +106,7 @@ class VariantCosts:
 
 
 def class_of(session: Session, site: LibrarySite) -> Hashable:
-    """Return what sites that are alike share: their kind, and the shapes of what may change."""
+    """Return the class of alike sites: the kind, and the shapes of all changeable parts."""
     shapes = tuple(
         tuple(parameter.shape) for path in site.modules for parameter in get_module(session.model, path).parameters()
     )

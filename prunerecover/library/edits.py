@@ -1,4 +1,4 @@
-"""Edits of chosen variants, with the tensors that these name."""
+"""Edits of chosen variants, with their tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from prunerecover.plan.units import Unit
 from prunerecover.width.compensation import Reader, predictions, readers_of_edits, with_compensation
 from prunerecover.width.narrowable import NarrowableNetwork
 
-FITTED = ("affine", "constant")  # replacements that a station fits
+FITTED = ("affine", "constant")  # replacements fitted at a station
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +30,9 @@ class Fit:
     """Fitted values of a variant.
 
     Attributes:
-        modules: New parameters by path of the module, as of `Refit`.
+        modules: New parameters by path of the module, as in `Refit`.
         replacement: Parameters of the unit's replacement, by name.
-        stand_in: Replacement of a unit that only the graph knows, with its place; None: it leaves an identity or zero.
+        stand_in: Replacement of a unit known from the graph alone, with its place; None: an identity or zero.
     """
 
     modules: Mapping[str, Fitted] = field(default_factory=dict)
@@ -40,18 +40,18 @@ class Fit:
     stand_in: StandInFit | None = None
 
 
-Chosen = Mapping[str, tuple[Variant, Fit]]  # by site; sites that are not named stay as they are
+Chosen = Mapping[str, tuple[Variant, Fit]]  # by site; all other sites stay unchanged
 
 
 @dataclass
 class EditMaker:
-    """Makes edits of variants.
+    """Maker of the edits of variants.
 
     Attributes:
         sites: Sites of the network, by name.
-        network: Groups of the network; None if none may be narrowed.
-        removals: Units of depth of the network; None if none may go.
-        moments: Moments of what weights read that no variant refits.
+        network: Groups of the network; None if no group may be narrowed.
+        removals: Units of depth of the network; None if no unit may go.
+        moments: Moments of the inputs of reading weights not refitted by any variant.
         head_sizes: Groups of head dimensions.
     """
 
@@ -65,8 +65,8 @@ class EditMaker:
         """Return the edits of a choice, and their tensors.
 
         Args:
-            chosen: Variants with what is fitted for them, by site.
-            in_place: Whether paths stay as they are: blocks leave an identity.
+            chosen: Variants with their fits, by site.
+            in_place: Whether paths stay unchanged, with an identity in the place of a block.
         """
         found, tensors = self._narrowing(chosen)
         for _, fit in chosen.values():
@@ -100,7 +100,7 @@ class EditMaker:
     def _gone(
         self, units: Sequence[tuple[Unit, Variant, Fit]], gone: Mapping[str, Sequence[int]], *, in_place: bool
     ) -> list[tuple[Edit, Mapping[str, Tensor]]]:
-        """Return edits that take units out, with the parameters of their replacements."""
+        """Return the edits that remove units, with the parameters of the replacements."""
         if not units:
             return []
         assert self.removals is not None, "units of depth come from it"
@@ -124,7 +124,7 @@ class EditMaker:
         return found
 
     def _sized(self, unit: Unit, stand_in: StandInFit, gone: Mapping[str, Sequence[int]]) -> StandInFit:
-        """Return a replacement for the channels that stay of the stream around a unit."""
+        """Return a replacement sliced to the remaining channels of the stream around a unit."""
         place = stand_in.place
         for group in self.network.groups if self.network is not None else ():
             inside = [any(is_within(part.tensor, path) for path in unit.targets) for part in group.slices]

@@ -1,16 +1,16 @@
-"""Weights of smaller heads in closed form: logits and values that are nearest to those of the dense heads.
+"""Weights of smaller heads in closed form, with logits and values nearest to the dense heads'.
 
-Attention takes queries and keys of a head by their products alone, so both can go through linear maps, A and B: the
+Attention uses queries and keys of a head through their products alone, so linear maps A and B can reduce both: the
 logits q' A' B k are nearest to q' k, over all pairs of tokens, where Rq A' B Rk is the truncated singular value
-decomposition of Rq Rk, with Rq and Rk the roots of the second moments of queries and of centred keys (what all keys
-share shifts the logits of a query alike, which softmax does not see). Values go through R, of which the output
-projection reads the most: the first left singular vectors of Wo Rx, with Rx the root of the moments of what the head
-gives. As softmax sums to one, the smaller head gives R x, so moments of what a projection reads follow, and it can be
-refitted without another pass.
+decomposition of Rq Rk, with Rq and Rk the roots of the second moments of queries and of centred keys (a shift common to
+all keys changes all logits of a query equally, and the softmax ignores the shift). Values go through R, the part most
+read by the output projection: the first left singular vectors of Wo Rx, with Rx the root of the moments of the head's
+output. As the softmax sums to one, the smaller head gives R x, so moments of the projection's inputs follow, and the
+projection can be refitted without a further pass.
 
 Queries and keys of a smaller rank in the metric of inputs are MoDeGPT's (arXiv 2408.09632) and CORP's (2602.05243); we
-give all three one size, centre the keys, and choose values by the projection that reads them. Not covered: attention to
-other inputs, and heads that do more than products and sums; see `width.heads`.
+give queries, keys and values one size, centre the keys, and choose values by the projection behind. Not covered:
+attention to inputs of a second stream, and heads with operations beyond products and sums; see `width.heads`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.groups import Group, Slice
 from prunerecover.width.heads.layout import HeadLayout, entries_of, mapped, with_entries
 
-RIDGE = 1e-6  # of the mean second moment: directions that no sample shows count for a little
+RIDGE = 1e-6  # of the mean second moment: directions absent from the samples count for a little
 TINY = 1e-12  # of the largest singular value
 
 
 @dataclass(frozen=True)
 class SmallerHeads:
-    """Weights of an attention whose heads are smaller, and perhaps fewer.
+    """Weights of an attention with smaller, and perhaps fewer, heads.
 
     Attributes:
-        values: Values of its parameters by path, at their new shapes, on the CPU.
-        reduction: `(new + 1, old + 1)`: what the output projection reads, and a one, given what it read before.
+        values: Values of the parameters by path, at their new shapes, on the CPU.
+        reduction: Map `(new + 1, old + 1)` from the old inputs of the output projection, with a one appended, to the
+            new.
     """
 
     values: dict[str, Tensor]
@@ -46,21 +47,21 @@ class SmallerHeads:
 def smaller_heads(
     group: Group, network: nn.Module, size: int, heads: Sequence[int], input_moment: Tensor, output_moment: Tensor
 ) -> SmallerHeads:
-    """Return the weights with which an attention does best with smaller heads.
+    """Return the best weights of an attention for smaller heads.
 
-    They are for a network in which the other heads, and all dimensions but the first ones, are gone. The softmax scale
-    of the module follows its size (`Group.scaled_by`), which the weights of queries make up for.
+    The weights fit a network without the removed heads, and with only the first dimensions of each head. The softmax
+    scale of the module follows the head size (`Group.scaled_by`); the weights of queries compensate for the change.
 
     Args:
         group: Group of kind "head_dim".
-        network: Network, unwrapped, with all heads at their full size; not changed.
-        size: Dimensions that each head keeps.
+        network: Network, unwrapped, with all heads at their full size; unchanged.
+        size: Number of dimensions kept by each head.
         heads: Numbers of the heads that stay, ascending.
-        input_moment: Second moment of what the attention reads, and of a one behind it, `(D + 1, D + 1)`; any multiple.
-        output_moment: Second moment of what the output projection reads, and of a one behind it.
+        input_moment: Second moment of the attention's inputs with a one appended, `(D + 1, D + 1)`; any multiple.
+        output_moment: Second moment of the output projection's inputs with a one appended; any multiple.
 
     Raises:
-        ValueError: If the group is of another kind, there are no such heads or dimensions, or a moment has another
+        ValueError: If the group is of another kind, heads or dimensions are out of range, or a moment has a wrong
             shape.
     """
     layout = HeadLayout.of(group)
@@ -93,7 +94,7 @@ def _check_kept(layout: HeadLayout, size: int, heads: Sequence[int]) -> None:
 
 
 def _moment(moment: Tensor, size: int, what: str) -> Tensor:
-    """Return a second moment as a mean, with a little of every direction."""
+    """Return a second moment as a mean, with a small share of every direction."""
     if moment.shape != (size, size):
         raise ValueError(
             f"Expected the second moment of what {what}, with a one behind it, of shape {(size, size)}, but got "
@@ -113,7 +114,7 @@ def _tensor(network: nn.Module, part: Slice) -> Tensor:
 
 
 def _with_bias(network: nn.Module, weight: Slice, bias: Slice | None, size: int, heads: Sequence[int]) -> Tensor:
-    """Return weights of heads with biases behind them, `(heads, size, D + 1)`."""
+    """Return weights of heads with their biases appended, `(heads, size, D + 1)`."""
     rows = entries_of(_tensor(network, weight), weight, size, heads)
     last = rows.new_zeros(rows.shape[:2]) if bias is None else entries_of(_tensor(network, bias), bias, size, heads)
     return torch.cat([rows, last[..., None]], -1)
@@ -136,7 +137,7 @@ def _maps_of_logits(query: Tensor, key: Tensor, size: int) -> tuple[Tensor, Tens
 
 
 def _map_of_values(network: nn.Module, layout: HeadLayout, heads: Sequence[int], size: int, given: Tensor) -> Tensor:
-    """Return the map of values, `(heads, size, old)`; a bias behind the projection makes up for means."""
+    """Return the map of values, `(heads, size, old)`; a bias behind the projection compensates for means."""
     part = layout.output
     if getattr(get_module(network, parent_path(part.tensor)), "bias", None) is not None:
         given = _centred(given)
@@ -148,10 +149,10 @@ def _map_of_values(network: nn.Module, layout: HeadLayout, heads: Sequence[int],
 
 
 def _of_dense_norm(maps: Tensor, rows: Tensor) -> Tensor:
-    """Return maps of values that leave rows of the norm of dense ones, on which steps of later training depend.
+    """Return maps of values scaled for rows of the dense norm, which decides the size of later training steps.
 
     Args:
-        maps: `(heads, new, old)`.
+        maps: Maps `(heads, new, old)`.
         rows: Dense weights and biases, `(heads, old, D + 1)`.
     """
     norms = (maps @ rows[..., :-1]).norm(dim=-1, keepdim=True)
@@ -175,13 +176,13 @@ def _kept_dtype(network: nn.Module, path: str) -> torch.dtype:
 
 
 def _narrowed(tensor: Tensor, changes: Sequence[tuple[Slice, Tensor]], size: int, heads: Sequence[int]) -> Tensor:
-    """Return a tensor with maps of heads, and without what is gone.
+    """Return a tensor with mapped heads, and without the removed entries.
 
     Args:
-        tensor: With all heads.
-        changes: Entries of heads in it, and their maps, `(heads that stay, new, size)`.
-        size: Dimensions of a head before.
-        heads: Numbers of those that stay.
+        tensor: Tensor with all heads.
+        changes: Entries of heads in the tensor, and maps of the heads that stay, `(heads, new, size)`.
+        size: Number of dimensions of a head before.
+        heads: Numbers of the heads that stay.
     """
     dim = changes[0][0].dim
     stays = torch.ones(tensor.shape[dim], dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Smaller heads of a plan, fitted to a network that has other weights than the plan's."""
+"""Smaller heads of a plan, fitted to a network with new weights."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def heads_anew(network: nn.Module, narrowed: Sequence[Narrow], samples: Sequence
     Args:
         network: Network in evaluation mode, with heads at their full size.
         narrowed: Edits of kind "head_dim".
-        samples: On the network's device.
+        samples: Calibration samples on the network's device.
 
     Raises:
-        ValueError: If one of the edits is of heads that cannot be made smaller in this network.
+        ValueError: If an edit names heads of fixed size in the network.
     """
     one = samples[0].select(torch.tensor([0]))
     by_name = {group.name: group for group in find_groups(network, one, ("head_dim",)).groups}
@@ -49,15 +49,16 @@ def heads_anew(network: nn.Module, narrowed: Sequence[Narrow], samples: Sequence
 def second_moments(
     network: nn.Module, groups: Sequence[Group], samples: Sequence[ModelInputs]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return second moments of what attentions read, and of what their output projections read, by group.
+    """Return second moments of the inputs of attentions and of their output projections, by group.
 
     Args:
         network: Network in evaluation mode.
         groups: Groups of kind "head_dim".
-        samples: On the network's device.
+        samples: Calibration samples on the network's device.
 
     Returns:
-        Sums over all tokens, each with a one behind, in double precision on the CPU: as `smaller_heads` takes them.
+        Sums over all tokens, each with a one appended, in double precision on the CPU: the arguments of
+        `smaller_heads`.
     """
     sums: dict[tuple[str, bool], Tensor] = {}
 

@@ -38,9 +38,9 @@ class Scored:
     """A variant in the library.
 
     Attributes:
-        variant: The variant.
-        fit: What is fitted for it where it alone changes.
-        divergence: Divergence of the output where the variant alone changes; NaN where it is not measured.
+        variant: Variant.
+        fit: Fitted values of the variant as the only change.
+        divergence: Divergence of the output with the variant as the only change; NaN if not measured.
     """
 
     variant: Variant
@@ -54,19 +54,19 @@ class Library:
     Args:
         session: Network and samples.
         units: Units of depth that may go.
-        network: Groups that may be narrowed; None: none.
+        network: Groups that may be narrowed, or None.
         scores: Importance of each unit of a group, by group.
-        groups: The groups, their sizes rounded.
+        groups: Groups with rounded sizes.
         head_sizes: Groups of head dimensions.
-        store: Store of the search; None: nothing is kept.
+        store: Store of the search; None: no results are kept.
 
     Attributes:
         sites: Sites by name, in order of execution.
-        maker: Makes edits of variants.
-        scorer: Scores choices.
-        walks: Fits choices in order.
-        scored: Variants by site and name, the site as it is among them.
-        lists: Names of blocks of one container, of which one stays.
+        maker: Maker of the edits of variants.
+        scorer: Scorer of choices.
+        walks: Walks that fit choices in order.
+        scored: Variants by site and name, including the unchanged site.
+        lists: Names of blocks of one container, at least one of them to stay.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Library:
         self.scored: dict[str, dict[str, Scored]] = {}
 
     def fit_of(self, site: str, station: Station | None, variant: Variant, moments: StationMoments | None) -> Fit:
-        """Fit a variant; nothing where its site has no station."""
+        """Fit a variant; an empty fit for a site without a station."""
         if variant.name == DENSE:
             return Fit()
         if station is None or moments is None:
@@ -112,7 +112,7 @@ class Library:
         return self._narrowed(self.sites[site].groups, variant, station, moments)
 
     def _narrowed(self, groups: Sequence[Group], variant: Variant, station: Station, moments: StationMoments) -> Fit:
-        """Fit a narrowed site: the last linear, and of smaller heads queries, keys and values, too."""
+        """Fit a narrowed site: the last linear, and for smaller heads queries, keys and values, too."""
         sizes = next((group for group in groups if group.kind == "head_dim" and group.name in variant.removed), None)
         dense: Any = get_module(self.session.model, station.reader)
         if sizes is None:
@@ -163,32 +163,32 @@ class Library:
         return [self.scored[site][name].divergence for site, name in asked]
 
     def known_scores(self) -> dict[str, dict[str, float]]:
-        """Return the scores that are measured, by site and variant."""
+        """Return the measured scores, by site and variant."""
         return {
             site: {name: max(0.0, one.divergence) for name, one in own.items() if not isnan(one.divergence)}
             for site, own in self.scored.items()
         }
 
     def chosen(self, names: Mapping[str, str]) -> Chosen:
-        """Return a choice by the names of variants, with what was fitted where each alone changes."""
+        """Return a choice by the names of variants, with each fit as the only change."""
         found = {site: self.scored[site][name] for site, name in names.items() if name != DENSE}
         return {site: (one.variant, one.fit) for site, one in found.items()}
 
 
 def _lists(removals: Removals, units: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Return the lists of blocks all of which could go."""
+    """Return the lists of blocks in which every block may go."""
     return tuple(tuple(sorted(one)) for one in removals.block_lists if one <= set(units))
 
 
 def _leaves(unit: Unit, session: Session) -> tuple[str, ...]:
-    """Return the replacements of a unit that no fit of its own names, those of more cost first."""
+    """Return the replacements of a unit by name, costlier replacements first; fits from the graph are not included."""
     if unit.kind not in BRANCHES or not is_supported(session.model):
         return ("identity" if unit.kind == "activation" else "zero",)
     return FITTED if session.samples.enough else ("zero",)
 
 
 def _stand_ins(removals: Removals | None, session: Session) -> dict[str, dict[str, StandInFit]]:
-    """Return replacements of units that only the graph knows, fitted where each alone goes, by unit and name."""
+    """Return fitted replacements of units known from the graph alone, by unit and name."""
     if removals is None or is_supported(removals.model) or not session.samples.enough:
         return {}
     places = fit_places(removals)
@@ -201,7 +201,7 @@ def _named(fit: StandInFit) -> str:
 
 
 def features_left(groups: Sequence[Group], variant: Variant) -> torch.Tensor:
-    """Return the numbers of the features that stay of what the last linear of a site reads."""
+    """Return the numbers of the remaining features in the input of a site's last linear."""
     (group,) = [group for group in groups if group.name in variant.removed]
     (part,) = [part for part in group.slices if not part.makes and part.dim == 1]
     gone = part.indices(torch.tensor(variant.removed[group.name], dtype=torch.long))

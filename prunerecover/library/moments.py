@@ -1,4 +1,4 @@
-"""Moments of a station, from which the fits of all its variants follow."""
+"""Moments of a station, enough to fit all its variants."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from torch import Tensor, nn
 from prunerecover.calibration.regression import AffineRegression
 from prunerecover.library.stations import Seen
 
-RIDGE = 0.01  # of replacements, relative to the mean variance of what is read
+RIDGE = 0.01  # of replacements, relative to the mean variance of the inputs
 READER = 1e-2, 0.1  # of readers: always, and times the features per row
-ROWS = 40  # of a fit, per feature that is read, at most
+ROWS = 40  # of a fit, per input feature, at most
 
 Fitted = dict[str, Tensor]  # "weight" and "bias" of a linear, or of a replacement
 
 
 class StationMoments:
-    """Sums over calibration samples of what a branch reads, and of what it has to give.
+    """Sums over calibration samples of a branch's inputs and of its wanted outputs.
 
-    The branch has to give what leads from the stream of the pruned network before it to that of the dense one behind.
+    The wanted output leads from the stream of the pruned network before the branch to the dense stream behind.
 
     Args:
-        step: Every so many rows are taken.
+        step: Step between the rows taken.
     """
 
     def __init__(self, step: int = 1) -> None:
@@ -32,9 +32,9 @@ class StationMoments:
         """Add a batch.
 
         Args:
-            now: What the pruned network shows, the site as it is.
+            now: Rows in the pruned network, with the site unchanged.
             total: Stream of the dense network behind the branch.
-            weight: How much each row counts; None: all alike.
+            weight: Weight of each row; None: equal weights.
         """
         rows = slice(None, None, self.step)
         target = (now.given.float() + total.float() - now.total.float())[rows]
@@ -45,11 +45,11 @@ class StationMoments:
         self.entered.add(now.entered[rows], target, weight)
 
     def reader(self, features: Tensor, dense: nn.Linear) -> Fitted:
-        """Fit the last linear to features of what it reads, shrunk towards what it was.
+        """Fit the last linear to features of its input, shrunk towards the dense weights.
 
         Args:
-            features: Numbers of those that stay `(k,)`, or linear maps of all of them `(k, n)`.
-            dense: The linear as it was.
+            features: Numbers of the features that stay `(k,)`, or linear maps of all features `(k, n)`.
+            dense: Linear of the dense network.
         """
         before, bias = dense.weight.detach().double().cpu(), dense.bias is not None
         prior = before @ torch.linalg.pinv(features) if features.ndim == 2 else before[:, features]
@@ -58,6 +58,6 @@ class StationMoments:
         return {"weight": weight.float(), **({"bias": shift.float()} if bias else {})}
 
     def replacement(self, leaves: str) -> Fitted:
-        """Fit what stands for the branch: "affine", a map of what enters it, or "constant"."""
+        """Fit a replacement of the branch: "affine", a map of the branch's input, or "constant"."""
         weight, bias = self.entered.solve(RIDGE if leaves == "affine" else float("inf"), None)
         return {"weight": weight.float(), "bias": bias.float()} if leaves == "affine" else {"bias": bias.float()}

@@ -27,7 +27,7 @@ class Scorer:
 
     Args:
         model: Dense, in evaluation mode.
-        graph: Of it.
+        graph: Computation graph of the model.
         maker: Makes edits of variants.
         batches: Held-out samples on the model's device.
     """
@@ -56,7 +56,7 @@ class Scorer:
             found = self._divergence(chosen)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # of whatever the network's own code raises without these units
+        except Exception:  # the network's own code may raise anything without the removed units
             return math.inf
         return found if math.isfinite(found) else math.inf
 
@@ -67,7 +67,7 @@ class Scorer:
             return mean_divergence(self.batches, map(self._dense.of, self._numbers), outputs)
 
     def rebase(self, chosen: Chosen) -> float:
-        """Have later choices share what comes first with this one; return its divergence."""
+        """Make a choice the base, so that later choices share its unchanged prefix; return its divergence."""
         first = min((self._first(site) for site in self._changed(chosen)), default=len(self._graph.nodes))
         with torch.no_grad(), edited(self._twin, *self.maker.edits(chosen)):
             outputs = self._runner.keep(self._twin, first)
@@ -76,7 +76,7 @@ class Scorer:
         return found
 
     def _changed(self, chosen: Chosen) -> list[str]:
-        """Return the sites at which a choice differs from the base."""
+        """Return the sites with a difference between a choice and the base."""
         return [site for site in {*chosen, *self._base} if chosen.get(site) != self._base.get(site)]
 
     def _first(self, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Stations: where a walk through a network fits something, and what is seen there."""
+"""Stations: places in a network where a walk fits values, and the rows seen there."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from prunerecover.model.hooks import first_tensor, until_reached
 from prunerecover.model.paths import get_module, is_within
 from prunerecover.recovery.branch_ends import NO_NORM, SumSeen, branch_ends
 
-LARGEST = 4096  # features of what is read; their second moments would not fit into memory
+LARGEST = 4096  # input features of a reader; second moments of more would not fit into memory
 
 
 @dataclass(frozen=True)
 class Station:
-    """A branch whose last layer is linear and adds to a stream.
+    """Branch with a linear last layer that adds to a stream.
 
     Attributes:
         site: Name of the site.
-        entry: Path of the module whose input the branch reads; a replacement of the branch stands there.
-        reader: Path of the last linear, which reads the site's groups.
+        entry: Path of the module that takes the branch's input; a replacement of the branch stands there.
+        reader: Path of the last linear, the reader of the site's groups.
     """
 
     site: str
@@ -36,13 +36,13 @@ class Station:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one batch shows at a station: `(rows, features)` each.
+    """Rows of one batch at a station: `(rows, features)` each.
 
     Attributes:
-        entered: Rows that enter the branch.
-        read: Rows that its last layer reads.
-        given: Rows that it gives.
-        total: Rows of the stream with what it gives.
+        entered: Input of the branch.
+        read: Input of the last layer.
+        given: Output of the branch.
+        total: Stream after the addition of the branch's output.
     """
 
     entered: Tensor
@@ -57,10 +57,10 @@ def stations_of(
     """Return the stations of a network, in order of execution.
 
     Args:
-        model: Dense, in evaluation mode.
-        graph: Of it.
+        model: Dense network, in evaluation mode.
+        graph: Computation graph of the network.
         sites: Sites.
-        some: Few samples, more than one if there are as many.
+        some: Few samples, more than one if available.
     """
     readers = {site.name: _reader(model, graph, site) for site in sites}
     ends = branch_ends(model, [path for path in readers.values() if path], some)
@@ -73,14 +73,14 @@ def stations_of(
 
 
 def _entry(graph: ComputationGraph, site: LibrarySite) -> str:
-    """Return the module where a site begins, if a pass calls it once; else an empty path."""
+    """Return the module where a site begins, if called once in a pass; else an empty path."""
     paths = [site.unit.name] if site.unit else [path for path in site.modules if path in graph.first_in]
     first = min(paths, key=lambda path: graph.first_in.get(path, len(graph.nodes)), default="")
     return first if graph.times[first] == 1 and first in graph.first_in else ""
 
 
 def _reader(model: nn.Module, graph: ComputationGraph, site: LibrarySite) -> str:
-    """Return the linear that reads a site's groups, or the last one of its unit; an empty path if there is none."""
+    """Return the linear that reads a site's groups, or the last linear of the unit; an empty path without either."""
     if site.kind == "block":
         return ""
     reads = {p.tensor.rpartition(".")[0] for group in site.groups for p in group.slices if not p.makes and p.dim == 1}
@@ -94,11 +94,11 @@ def _reader(model: nn.Module, graph: ComputationGraph, site: LibrarySite) -> str
 
 
 def seen_at(passes: FrontToBack, station: Station, inputs: ModelInputs) -> Seen | None:
-    """Return what a batch shows at a station; the pass ends there. None if it is not reached.
+    """Return the rows of a batch at a station, where the pass ends; None if the station is not reached.
 
     Args:
-        passes: Of a network; what comes before the station stays as it is.
-        station: The station.
+        passes: Passes through a network; modules before the station stay unchanged.
+        station: Station.
         inputs: One of the batches.
     """
     seen: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Tuning of a choice: everything that was fitted goes on towards the dense output, all of it together."""
+"""Tuning of a choice: all fitted values are learnt together, towards the dense output."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from prunerecover.model.paths import get_module
 from prunerecover.surgery.apply_edits import apply_edits
 
 EPOCHS, SAMPLES = 4, 16  # the latter per step at most
-FEWEST = 32  # samples; with fewer, outputs on others may diverge more than by least squares alone
-RATE = 4e-4  # of what a weight changes by in a step at first, relative to its size
+FEWEST = 32  # samples; with fewer, outputs on new samples may diverge more than by least squares alone
+RATE = 4e-4  # first change of a weight in a step, relative to its size
 BIAS = 4e-4  # likewise, of a bias
 Key = tuple[str, str, str]  # site, path of the module ("" for the replacement), name of the parameter
 
@@ -37,19 +37,19 @@ def tuned(
     epochs: int = EPOCHS,
     rate: float = RATE,
 ) -> tuple[Chosen, float]:
-    """Return a choice with what is fitted tuned on the output, and its divergence on held-out samples.
+    """Return a choice with its fitted values tuned on the output, and its divergence on held-out samples.
 
-    Nothing changes where there are too few samples, the output cannot be compared, the network takes no gradients, or
-    no epoch is better than the start.
+    The choice stays unchanged if there are too few samples, the output cannot be compared, the network takes no
+    gradients, or no epoch is better than the start.
 
     Args:
-        model: Dense.
-        maker: Makes edits of variants.
-        chosen: The choice, fitted.
-        batches: What is learnt from.
-        scorer: Judges epochs.
+        model: Dense network.
+        maker: Maker of the edits of variants.
+        chosen: Choice, fitted.
+        batches: Samples for learning.
+        scorer: Scorer that judges the epochs.
         epochs: Number of epochs.
-        rate: Change of a weight in a step at first, relative to its size.
+        rate: First change of a weight in a step, relative to its size.
     """
     before, values = scorer.divergence(chosen), _values(chosen)
     if not values or sum(batch.n_samples for batch in batches) < FEWEST or not is_differentiable(model):
@@ -82,7 +82,7 @@ def _values(chosen: Chosen) -> dict[Key, Tensor]:
 
 
 def _held(network: nn.Module, maker: EditMaker, key: Key, value: Tensor, rate: float) -> Held:
-    """Return what is learnt of a parameter, which takes gradients from now on; its steps are relative to its size."""
+    """Return the learnt copy of a parameter, with steps relative to the size; the parameter takes gradients now."""
     site, path, name = key
     unit = maker.sites[site].unit
     assert path or unit is not None, "units alone have replacements"
@@ -95,7 +95,7 @@ def _held(network: nn.Module, maker: EditMaker, key: Key, value: Tensor, rate: f
 
 
 def _with(chosen: Chosen, values: dict[Key, Tensor]) -> Chosen:
-    """Return a choice with other fitted values."""
+    """Return a choice with new fitted values."""
     found = {}
     for site, (variant, fit) in chosen.items():
         modules = {

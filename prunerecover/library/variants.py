@@ -1,4 +1,4 @@
-"""Variants: what may stand at each site of a network, from the site as it is to nothing."""
+"""Variants of each site of a network, from the unchanged site to complete removal."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from prunerecover.width.allocation.by_importance import lowest
 from prunerecover.width.allocation.greedy_fill import allowed
 
 KEPT = tuple(n / 16 for n in range(15, 0, -1))  # of a group's units
-SCORED = (3 / 4, 1 / 2, 1 / 4, 1 / 16)  # of these, sizes that are scored; scores between follow
+SCORED = (3 / 4, 1 / 2, 1 / 4, 1 / 16)  # scored sizes; scores between are interpolated
 HEADS = (3 / 4, 1 / 2, 1 / 4)  # of many heads that may also get smaller
 HEAD_SIZES = (3 / 4, 1 / 2)  # of a head's dimensions
-FEW = 8  # units: each number of them is a size
+FEW = 8  # units: every number is a size
 LEAST = 8  # dimensions of a head
 DENSE = "dense"
 BRANCHES = ("attention", "mlp")
@@ -29,13 +29,13 @@ BRANCHES = ("attention", "mlp")
 
 @dataclass(frozen=True)
 class Variant:
-    """What may stand at a site.
+    """Possible state of a site.
 
     Attributes:
         name: Name, unique at the site.
-        removed: Numbers of the units that go, by group.
-        leaves: Replacement of the unit of depth that goes; empty if none goes.
-        scored: Whether it is scored; else its score lies between those of larger and smaller ones.
+        removed: Numbers of the removed units, by group.
+        leaves: Replacement of a removed unit of depth; empty if the unit stays.
+        scored: Whether the variant is scored; if not, the score is interpolated between larger and smaller variants.
     """
 
     name: str
@@ -45,20 +45,20 @@ class Variant:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Numbers of the units that go as tensors, by group."""
+        """Numbers of the removed units as tensors, by group."""
         return {name: torch.tensor(units, dtype=torch.long) for name, units in self.removed.items()}
 
 
 @dataclass(frozen=True)
 class LibrarySite:
-    """A site with its variants.
+    """Site with its variants.
 
     Attributes:
         name: Name of the unit of depth, or of the group.
         kind: Kind of the unit, or of the group's units.
-        unit: Unit of depth that may go; None if none may.
-        groups: Groups that may be narrowed here.
-        variants: Variants, the site as it is first, then smaller and smaller ones.
+        unit: Unit of depth that may go, or None.
+        groups: Groups of the site that may be narrowed.
+        variants: Variants, the unchanged site first, then smaller and smaller variants.
     """
 
     name: str
@@ -73,7 +73,7 @@ class LibrarySite:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Paths of the modules that a variant may change."""
+        """Paths of the modules changed by variants."""
         tensors = [part.tensor.rpartition(".")[0] for group in self.groups for part in group.slices]
         return tuple(dict.fromkeys((*(self.unit.targets if self.unit else ()), *tensors)))
 
@@ -81,13 +81,13 @@ class LibrarySite:
 def sites_of(
     units: Sequence[Unit], groups: Sequence[Group], scores: Scores, leaves: Mapping[str, Sequence[str]]
 ) -> tuple[LibrarySite, ...]:
-    """Return the sites of a network: each attention and MLP with the groups inside it, and all else by itself.
+    """Return the sites of a network: each attention and MLP with the groups inside, and other units and groups alone.
 
     Args:
         units: Units of depth that may go.
-        groups: Groups that may be narrowed, their sizes rounded.
+        groups: Groups that may be narrowed, with rounded sizes.
         scores: Importance of each unit of a group, by group.
-        leaves: Replacements that each unit of depth may leave, by its name.
+        leaves: Possible replacements of each unit of depth, by the unit's name.
     """
     held: dict[str, list[Group]] = {}
     for unit in units:
@@ -103,7 +103,7 @@ def sites_of(
 
 
 def containment(sites: Sequence[LibrarySite]) -> list[tuple[str, str]]:
-    """Return pairs of sites of which the second lies inside the first: where the one changes, the other stays."""
+    """Return pairs of an outer and an inner site: if the outer site changes, the inner site stays unchanged."""
     return [
         (outer.name, inner.name)
         for outer in sites
@@ -150,7 +150,7 @@ def _named(groups: Sequence[Group], removed: Mapping[str, Sequence[int]]) -> str
 
 
 def _between(groups: Sequence[Group]) -> list[list[int]]:
-    """Return sizes whose scores follow from those of others: of one group of many units."""
+    """Return the sizes with interpolated scores, for a single group of many units."""
     if len(groups) != 1 or groups[0].size <= FEW:
         return []
     scored = {_kept(groups[0], share) for share in SCORED}
@@ -162,12 +162,12 @@ def _kept(group: Group, share: float) -> int:
 
 
 def _sizes(group: Group, scores: Tensor | None, *, coarse: bool) -> list[tuple[int, ...]]:
-    """Return the units that go at each size, none first.
+    """Return the units removed at each size, beginning with none.
 
     Args:
         group: Group.
-        scores: Importance of its units.
-        coarse: Whether sizes of another group go with each, so that fewer do.
+        scores: Importance of the group's units.
+        coarse: Whether sizes are combined with sizes of another group, and therefore fewer.
     """
     if group.kind == "head_dim":
         sizes = {round(share * group.size / LEAST) * LEAST for share in HEAD_SIZES} - {group.size}
@@ -181,7 +181,7 @@ def _sizes(group: Group, scores: Tensor | None, *, coarse: bool) -> list[tuple[i
 
 
 def holders(units: Sequence[Unit]) -> tuple[Unit, ...]:
-    """Return the units that a library chooses among where nobody says: branches, or blocks that have none."""
+    """Return the default units of a library: branches, or blocks without branches."""
     branches = [unit for unit in units if unit.kind in BRANCHES]
     held = {unit.block for unit in branches}
     return tuple(

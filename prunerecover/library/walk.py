@@ -1,4 +1,4 @@
-"""A walk through a network: variants fitted in order of execution, on the pruned stream towards the dense one."""
+"""Walk through a network: variants fitted in order of execution, on the pruned stream towards the dense stream."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Walks:
     """Walks through one network on the same samples.
 
     Args:
-        model: Dense, in evaluation mode.
-        maker: Makes edits of variants.
-        stations: Where something is fitted, in order of execution.
+        model: Dense network, in evaluation mode.
+        maker: Maker of the edits of variants.
+        stations: Stations in order of execution.
         batches: Calibration samples on the model's device.
-        fit_of: Fits a variant, given the moments of its station.
-        weights: Weights of rows at each station; none: all count alike.
+        fit_of: Function that fits a variant, given the moments of its station.
+        weights: Weights of rows at each station; empty: equal weights.
 
     Attributes:
-        passes: Number of passes over the samples so far, about.
+        passes: Approximate number of passes over the samples so far.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Walks:
 
     @torch.no_grad()
     def walk(self, chosen: Chosen) -> tuple[dict[str, tuple[Variant, Fit]], dict[str, StationMoments]]:
-        """Fit a choice anew, in order.
+        """Fit a choice again, in order.
 
         Args:
-            chosen: Variants by site. What is fitted at sites without a station stays.
+            chosen: Variants by site. Fits at sites without a station stay unchanged.
 
         Returns:
-            The choice with what is fitted now, and the moments of every station, the site as it is, behind the choice
-            of the stations before.
+            The choice with new fits, and the moments of every station with its own site unchanged, behind the earlier
+            choices.
         """
         network, at = share_copy(self.model).eval(), {station.site for station in self.stations}
         found = {site: own for site, own in chosen.items() if site not in at}
@@ -91,7 +91,7 @@ class Walks:
         return len(self._dense) == len(self.stations) * len(self.batches)
 
     def _moments(self, station: Station, passes: FrontToBack, dense: FrontToBack | None) -> StationMoments | None:
-        """Return the moments of a station; None if no batch reaches it as the dense network is."""
+        """Return the moments of a station; None if no batch reaches the station as in the dense network."""
         found: StationMoments | None = None
         for number, inputs in enumerate(self.batches):
             now, total = seen_at(passes, station, inputs), self._total(station, number, dense)
@@ -120,7 +120,7 @@ class Walks:
 
 
 def _is_there(network: nn.Module, station: Station) -> bool:
-    """Whether a station is left: a block around it may have gone."""
+    """Whether a station still exists: a block around the station may be removed."""
     try:
         return bool(get_module(network, station.entry) and get_module(network, station.reader))
     except ValueError:

@@ -1,1 +1,1 @@
-"""Solvers: which variant of each site a budget takes."""
+"""Solvers: the choice of a variant for each site under a budget."""

@@ -1,4 +1,4 @@
-"""The integer program over a library: its variants as options, with the shares of costs that each saves."""
+"""Integer program over a library, with variants as options and their shares of costs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def library_program(library: Library, variant_costs: VariantCosts, costs: Sequen
 
     Args:
         library: Scored library.
-        variant_costs: Costs of its variants.
+        variant_costs: Costs of the library's variants.
         costs: Names of the costs of a budget; options are sorted by the first.
-        equal_layers: Whether layers that are alike keep one size.
+        equal_layers: Whether alike layers keep one size.
     """
     shares = {cost: variant_costs.shares(cost) for cost in costs}
     options = {
@@ -33,14 +33,14 @@ def library_program(library: Library, variant_costs: VariantCosts, costs: Sequen
         ]
         for site, own in library.scored.items()
     }
-    for own in options.values():  # those of about one cost are near each other
+    for own in options.values():  # options of similar costs become neighbours
         own.sort(key=lambda option: (option.gone, option.saved[costs[0]]))
     sites = tuple(library.sites.values())
     return Program(options, containment(sites), _alike(sites) if equal_layers else (), library.lists)
 
 
 def _alike(sites: Sequence[LibrarySite]) -> list[list[str]]:
-    """Return the names of sites whose groups keep one size."""
+    """Return the names of sites that must keep equal sizes."""
     holder = {(group.kind, group.name): site.name for site in sites for group in site.groups}
     own = [group for site in sites for group in site.groups]
     return [[holder[group.kind, group.name] for group in layers] for layers in alike(own)]

@@ -1,6 +1,6 @@
-"""The integer program: one variant for each site, of least score, that saves enough of every cost.
+"""Integer program: one variant for each site, of least score, with enough saving in every cost.
 
-Scores are added up, as if sites did not interact; `solvers.refine` scores variants again on top of what was chosen.
+Scores are added up, as if sites did not interact; `solvers.refine` scores variants again on top of the choice.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from scipy.sparse import coo_array
 from prunerecover.refusal import Refusal
 
 Chosen = dict[str, str]  # name of the variant, by site
-SECONDS = 20.0  # after which the best set that was found is taken
-OVER = 0.01  # of a cost: what is saved beyond the need, where variants allow it
-GAP = 1e-3  # relative, of scores: scores themselves are not known better
+SECONDS = 20.0  # time limit, after which the best set found so far is taken
+OVER = 0.01  # of a cost: largest saving beyond the need, if variants allow it
+GAP = 1e-3  # relative, of scores: scores themselves are no more precise
 
 
 @dataclass(frozen=True)
 class Option:
-    """A variant as the program sees it.
+    """Variant in the program.
 
     Attributes:
         name: Name of the variant.
-        score: Divergence that it costs; lower is better.
-        saved: Share that it saves, by cost.
-        gone: Whether nothing of the site is left that could be as large as that of others.
+        score: Divergence of the variant; lower is better.
+        saved: Saved share, by cost.
+        gone: Whether the site is removed, so that no part is left to be as large as in alike sites.
     """
 
     name: str
@@ -39,13 +39,13 @@ class Option:
 
 @dataclass(frozen=True)
 class Program:
-    """A choice of one option per site.
+    """Choice of one option per site.
 
     Attributes:
-        options: Options by site; the first of each is the site as it is.
-        holds: Pairs of sites: where the first is not as it is, the second must be, for it lies inside.
-        alike: Sites that must take options of one name, but for those that are gone.
-        lists: Sites of which one must not be gone.
+        options: Options by site, the unchanged site first.
+        holds: Pairs of an outer and an inner site: if the outer site changes, the inner site must stay unchanged.
+        alike: Sites that must take options of one name, except removed sites.
+        lists: Lists of sites, each to keep at least one site.
     """
 
     options: Mapping[str, Sequence[Option]]
@@ -54,18 +54,18 @@ class Program:
     lists: Sequence[Sequence[str]] = field(default=())
 
     def most(self, cost: str) -> float:
-        """Return the share of a cost that goes where as much goes as can."""
+        """Return the largest possible saving of a cost, as a share."""
         return self.saved(self._solved({cost: -1.0}, {}, None) or {}, cost)
 
     def solve(self, need: Mapping[str, float], near: tuple[Chosen, int] | None = None) -> Chosen:
-        """Return the options of least score that save enough of every cost.
+        """Return the options of least score with enough saving in every cost.
 
         Args:
-            need: Shares that have to go, by cost.
-            near: Another choice, and the number of sites that may take another option than there.
+            need: Shares to remove, by cost.
+            near: Earlier choice, and the number of sites that may differ.
 
         Raises:
-            Refusal: If no choice saves as much.
+            Refusal: If no choice saves enough.
         """
         capped = [one for cost in need if (one := self._solved({}, need, near, (cost, need[cost] + OVER))) is not None]
         found = min(capped, key=self._score) if capped else self._nearest(need, near)
@@ -81,7 +81,7 @@ class Program:
         return dict(near[0]) if found is None and near is not None else found or {}
 
     def _nearest(self, need: Mapping[str, float], near: tuple[Chosen, int] | None) -> Chosen | None:
-        """Return the choice of least score of those that save about as little as can be; None if none saves enough."""
+        """Return the choice of least score among the choices of nearly least saving; None if no choice saves enough."""
         least = self._solved(dict.fromkeys(need, 1.0), need, near)
         if least is None or not need:
             return least
@@ -89,7 +89,7 @@ class Program:
         return self._solved({}, need, near, (cost, self.saved(least, cost) + OVER))
 
     def saved(self, chosen: Chosen, cost: str) -> float:
-        """Return the share of a cost that a choice saves, by the options' own shares."""
+        """Return the share of a cost saved by a choice, as the sum over options."""
         return sum(option.saved.get(cost, 0.0) for option in self._taken(chosen))
 
     def _score(self, chosen: Chosen) -> float:
@@ -105,13 +105,13 @@ class Program:
         near: tuple[Chosen, int] | None,
         capped: tuple[str, float] | None = None,
     ) -> Chosen | None:
-        """Return the choice of least score, or of least price where some are given; None if none saves enough.
+        """Return the choice of least score, or of least price with given prices; None if no choice saves enough.
 
         Args:
-            prices: Price of what is saved, by cost.
-            need: Shares that have to go, by cost.
-            near: See `solve`.
-            capped: Cost of which no more than a share may go, and the share; others may have to go further.
+            prices: Price of savings, by cost.
+            need: Shares to remove, by cost.
+            near: Earlier choice and number of changes, as in `solve`.
+            capped: Cost with a largest share to remove, and the share; further costs may exceed their need.
         """
         keys = [(site, option) for site, own in self.options.items() for option in own]
         scores = np.array([option.score for _, option in keys])
@@ -154,7 +154,7 @@ class Program:
         return {site: option.name for (site, option), own in zip(keys, takes, strict=True) if own > 0.5}
 
     def _equal(self, keys: Sequence[tuple[str, Option]], rows: list[_Row]) -> int:
-        """Add rows by which sites that are alike share one size, and return the number of columns that say which."""
+        """Add rows for equal sizes of alike sites, and return the number of columns for the common size."""
         column = len(keys)
         for sites in self.alike:
             names = dict.fromkeys(o.name for site, o in keys if site in sites and not o.gone)

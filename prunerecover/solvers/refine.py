@@ -1,6 +1,6 @@
-"""Refinement: variants scored again on top of what was chosen, and the program solved again near it.
+"""Refinement: variants scored again on top of a choice, and the program solved again near the choice.
 
-Sites interact, so that scores alone are a start. While the held-out divergence falls, alternatives at each site are
+Sites interact, and scores alone are only a start. While the held-out divergence falls, alternatives at each site are
 fitted and scored behind the choice, and the program may change a few sites at once.
 """
 
@@ -20,20 +20,20 @@ from prunerecover.solvers.program import Chosen, Option, Program
 from prunerecover.solvers.scores import Scores
 
 ROUNDS = 3
-CHANGES = (10, 6, 4, 2)  # sites that may change at once: the first that is better is taken
+CHANGES = (10, 6, 4, 2)  # sites that may change at once: the first better choice is taken
 NEAR = 4  # sizes beside the chosen one that may be taken, with replacements; the outer ones are scored
 BETTER = 1e-4  # of the divergence
 TRIES = 6  # at a choice that really saves enough, of options that are all measured
-MISSED, OVER = 0.001, 0.01  # of a cost: what a choice may save less, and more
+MISSED, OVER = 0.001, 0.01  # of a cost: how much a choice may save less, and more
 Measure = Callable[[Mapping[str, str], bool], Mapping[str, float]]
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A choice, fitted in order where that is needed.
+    """Choice, fitted in order when needed.
 
     Attributes:
-        library: Library that is chosen from.
+        library: Library of the variants.
         names: Names of variants, by site.
     """
 
@@ -46,7 +46,7 @@ class State:
 
     @property
     def chosen(self) -> Fitted:
-        """Variants with what is fitted."""
+        """Variants with their fits."""
         return self._walk[0]
 
     @property
@@ -56,7 +56,7 @@ class State:
 
     @cached_property
     def divergence(self) -> float:
-        """Divergence of the output on held-out samples; every rank fits, and goes on with what is fitted."""
+        """Divergence of the output on held-out samples; every rank fits, and continues with its own fit."""
 
         def judge(_: int) -> float:
             return self.library.scorer.divergence(self.chosen)
@@ -70,15 +70,15 @@ class State:
 
 
 class Refiner:
-    """Solves one budget over a library.
+    """Solver of one budget over a library.
 
     Args:
-        library: Scored.
-        program: Over the library's scores.
-        need: Shares that have to go, by cost.
-        measure: Function `(names, clock) -> shares`: shares of costs that variants of these names save together, by
-            cost; sites save less or more together than each alone. Clocks do not tell near choices apart: they are read
-            for the first choice alone, where `clock` is true. Of costs that are left out, and where it is None, the
+        library: Library with scores.
+        program: Program over the library's scores.
+        need: Shares to remove, by cost.
+        measure: Function `(names, clock) -> shares`, from names of variants to the shares of costs saved together, by
+            cost; sites save less or more together than each alone. Clocks cannot tell near choices apart: clocks are
+            read for the first choice alone, where `clock` is true. For missing costs, and without a function, the
             shares of the program count.
     """
 
@@ -90,14 +90,14 @@ class Refiner:
         self._more = dict.fromkeys(need, 0.0)  # to ask of the program for each cost
 
     def run(self, rounds: int = ROUNDS, start: State | None = None) -> State:
-        """Return the choice of least divergence that is found to save enough of every cost.
+        """Return the choice of least divergence found, with enough saving in every cost.
 
         Args:
             rounds: Rounds of refinement at most.
-            start: Choice for about the same need, refined: one like it is looked for.
+            start: Refined choice for a similar need, as the start of the search.
 
         Raises:
-            Refusal: If no choice saves as much.
+            Refusal: If no choice saves enough.
         """
         best = State(self.library, self._first()) if start is None else self._moved(start)
         with progress("refining the choice", rounds) as advance:
@@ -110,7 +110,7 @@ class Refiner:
         return best
 
     def better(self, best: State) -> State | None:
-        """Return a choice near another one whose divergence is less; None if none is found."""
+        """Return a nearby choice of less divergence; None if none is found."""
         scores, tried = scores_on_top(self.alone.program, best), [dict(best.names)]
         for changes in CHANGES:
             names = self._near(scores, best, changes)
@@ -123,12 +123,12 @@ class Refiner:
         return None
 
     def _moved(self, start: State) -> State:
-        """Return the choice of least score near another one that saves enough, or of all if none does."""
+        """Return the choice of least score near an earlier choice, or far away if none nearby saves enough."""
         names = self._near(scores_on_top(self.alone.program, start), start, CHANGES[0])
         return State(self.library, self._first() if names is None else names)
 
     def _first(self) -> Chosen:
-        """Return the choice of least score that really saves enough, asked for again where sites save less together."""
+        """Return the choice of least score with enough measured saving, solving again if sites save less together."""
         found = self._solved(self.alone)
         nearest = found, self._correct(found, first=True)
         for _ in range(TRIES):
@@ -145,7 +145,7 @@ class Refiner:
         return nearest[0]
 
     def _near(self, scores: Scores, best: State, changes: int) -> Chosen | None:
-        """Return the best choice near another one that really saves enough; None if it does not."""
+        """Return the best nearby choice with enough measured saving; None without one."""
         found: Chosen | None = None
         for _ in range(TRIES):
             names = self._solved(scores, best, changes)
@@ -156,14 +156,14 @@ class Refiner:
         return found
 
     def _solved(self, scores: Scores, best: State | None = None, changes: int = 0) -> Chosen:
-        """Return a program's solution, near another choice if there is one: all ranks take that of the first."""
+        """Return a program's solution, perhaps near an earlier choice; all ranks take the first rank's solution."""
         asked = {cost: share + self._more[cost] for cost, share in self.need.items()}
         near = None if best is None else (dict(best.names), changes)
         names, program = [repr(asked), *(best.said if best else ()), str(changes), scores.said], scores.program
         return self.library.store.results("solution", [names], lambda _: program.solve(asked, near), everywhere=True)[0]
 
     def _correct(self, names: Chosen, *, first: bool = False) -> float:
-        """Ask for more, or less, by what a choice really saves; return by how much it exceeds the least met need."""
+        """Correct the needs by the measured saving of a choice; return the excess over the least met need."""
         program = self.alone.program
         counted = {cost: program.saved(names, cost) for cost in self.need}
         measured = {} if self.measure is None else self.measure(names, first)
@@ -172,7 +172,7 @@ class Refiner:
 
 
 def _as_near(over: float, other: float) -> bool:
-    """Whether what saves so much more than is needed is as near to it as another choice: a point more is near."""
+    """Whether an excess over the need is at least as near as a second excess; a point more counts as near."""
     return (over >= -MISSED, -max(abs(over), OVER)) >= (other >= -MISSED, -max(abs(other), OVER))
 
 
@@ -205,10 +205,10 @@ def scores_on_top(program: Program, state: State) -> Scores:
 
 
 class _Judge:
-    """Judges choices that differ from another one at a single site.
+    """Judge of choices with a difference to a base choice at a single site.
 
     Args:
-        state: The other one.
+        state: Base choice.
     """
 
     def __init__(self, state: State) -> None:
@@ -216,12 +216,12 @@ class _Judge:
 
     @cached_property
     def _stations(self) -> Mapping[str, Station]:
-        """Stations by site, once the scorer has what the choices share."""
+        """Stations by site, after the base choice is stored in the scorer."""
         self.library.scorer.rebase(self.state.chosen)
         return {station.site: station for station in self.library.stations}
 
     def divergence(self, site: str, name: str) -> float:
-        """Return the divergence with another variant at a site."""
+        """Return the divergence with a new variant at a site."""
         library, stations = self.library, self._stations
         others = {other: one for other, one in self.state.chosen.items() if other != site}
         if name == DENSE:

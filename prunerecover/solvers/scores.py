@@ -1,4 +1,4 @@
-"""Scores of a program's options: some are measured, and those between follow until a choice takes them."""
+"""Scores of a program's options: measured for some, and interpolated between until a choice takes an option."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Scores:
 
     @property
     def program(self) -> Program:
-        """The program, with the scores as far as they are known."""
+        """Program with the scores known so far."""
         options = {
             site: [
                 replace(option, score=score)
@@ -48,16 +48,16 @@ class Scores:
 
     @property
     def said(self) -> str:
-        """Digest of the names of what is measured, from which the scores follow."""
+        """Digest of the names of measured options, which decide all scores."""
         names = sorted((site, *sorted(own)) for site, own in self._known.items())
         return hashlib.sha256(repr(names).encode()).hexdigest()
 
     def measured(self, chosen: Chosen) -> bool:
-        """Measure the options of a choice; return whether one was not known."""
+        """Measure the options of a choice; return whether an option was unknown."""
         return self.know(list(chosen.items()))
 
     def know(self, asked: Sequence[tuple[str, str]]) -> bool:
-        """Measure options, by the names of their sites and their own; return whether one was not known."""
+        """Measure options, by the names of sites and options; return whether an option was unknown."""
         new = [(site, name) for site, name in asked if name not in self._known[site]]
         for (site, name), score in zip(new, self._measure(new) if new else (), strict=True):
             self._known[site][name] = score
