@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from prunerecover.planning.frontier import frontier as frontier
     from prunerecover.planning.plan_pruning import plan_pruning as plan_pruning
     from prunerecover.planning.plan_width import plan_width as plan_width
+    from prunerecover.prune_model import prune as prune
     from prunerecover.quality import Quality as Quality
     from prunerecover.recovery.batchnorm import recalibrate_batchnorm as recalibrate_batchnorm
     from prunerecover.recovery.reconstruction import reconstruct as reconstruct
@@ -114,6 +115,7 @@ _HOME = {
     "plan_omission_sets": "prunerecover.routing.omission_sets",
     "plan_pruning": "prunerecover.planning.plan_pruning",
     "plan_width": "prunerecover.planning.plan_width",
+    "prune": "prunerecover.prune_model",
     "recalibrate_batchnorm": "prunerecover.recovery.batchnorm",
     "reconstruct": "prunerecover.recovery.reconstruction",
     "recovery_schedule": "prunerecover.recovery.schedule",

@@ -68,7 +68,7 @@ class Program:
             Refusal: If no choice saves enough.
         """
         capped = [one for cost in need if (one := self._solved({}, need, near, (cost, need[cost] + OVER))) is not None]
-        found = min(capped, key=self._score) if capped else self._nearest(need, near)
+        found = min(capped, key=self.score) if capped else self._nearest(need, near)
         if found is None and near is None:
             most = {cost: self.most(cost) for cost in need}
             can = ", ".join(f"{share:.1%} of the {cost}" for cost, share in most.items())
@@ -88,14 +88,15 @@ class Program:
         cost = next(iter(need))
         return self._solved({}, need, near, (cost, self.saved(least, cost) + OVER))
 
-    def saved(self, chosen: Chosen, cost: str) -> float:
+    def saved(self, chosen: Mapping[str, str], cost: str) -> float:
         """Return the share of a cost saved by a choice, as the sum over options."""
         return sum(option.saved.get(cost, 0.0) for option in self._taken(chosen))
 
-    def _score(self, chosen: Chosen) -> float:
+    def score(self, chosen: Mapping[str, str]) -> float:
+        """Return the sum of a choice's scores."""
         return sum(option.score for option in self._taken(chosen))
 
-    def _taken(self, chosen: Chosen) -> Iterator[Option]:
+    def _taken(self, chosen: Mapping[str, str]) -> Iterator[Option]:
         return (one for site, name in chosen.items() for one in self.options[site] if one.name == name)
 
     def _solved(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 
 from prunerecover.display.progress import progress
 from prunerecover.library.edits import Chosen as Fitted
@@ -21,9 +22,11 @@ from prunerecover.solvers.scores import Scores
 
 ROUNDS = 3
 CHANGES = (10, 6, 4, 2)  # sites that may change at once: the first better choice is taken
-NEAR = 4  # sizes beside the chosen one that may be taken, with replacements; the outer ones are scored
+NEAR = 4  # sizes beside the chosen one that may be taken, with replacements
+SLACK = 0.7  # of the guessed divergence of an option, for its true divergence at the best
 BETTER = 1e-4  # of the divergence
 TRIES = 6  # at a choice that really saves enough, of options that are all measured
+LOOKS = 24  # at nearby choices: each measures the guessed options of the one before
 MISSED, OVER = 0.001, 0.01  # of a cost: how much a choice may save less, and more
 Measure = Callable[[Mapping[str, str], bool], Mapping[str, float]]
 
@@ -147,7 +150,7 @@ class Refiner:
     def _near(self, scores: Scores, best: State, changes: int) -> Chosen | None:
         """Return the best nearby choice with enough measured saving; None without one."""
         found: Chosen | None = None
-        for _ in range(TRIES):
+        for _ in range(LOOKS):
             names = self._solved(scores, best, changes)
             if self._correct(names) >= -MISSED:
                 found = names
@@ -179,6 +182,9 @@ def _as_near(over: float, other: float) -> bool:
 def scores_on_top(program: Program, state: State) -> Scores:
     """Return the scores of options on top of a choice; those that are far from it cannot be taken.
 
+    A score is guessed, in favour of the option, until a choice takes the option: scores alone, times the divergence of
+    the choice over the sum of its scores alone, for sites cost more together.
+
     Args:
         program: Program with scores of options alone.
         state: Choice.
@@ -192,16 +198,21 @@ def scores_on_top(program: Program, state: State) -> Scores:
             found = library.store.results("alternative", names, lambda n: judge.divergence(*asked[n]), advance)
         return [score - state.divergence for score in found]
 
-    known = {
-        site: {o.name: o.score for o in own} if site in inside else {state.names[site]: 0.0}
-        for site, own in program.options.items()
-    }
-    scores, near = Scores(program, known, measure, reach=NEAR), list[tuple[str, str]]()
+    known, guesses = dict[str, dict[str, float]](), dict[str, dict[str, float]]()
+    alone = program.score(state.names)
+    together = state.divergence / alone if alone > 0 and isfinite(state.divergence) else 1.0
     for site, own in program.options.items():
         here = [option.name for option in own].index(state.names[site])
-        near += [(site, own[number].name) for number in _to_score(own, here)]
-    scores.know(near)
-    return scores
+        known[site] = {o.name: o.score for o in own} if site in inside else {own[here].name: 0.0}
+        guesses[site] = {
+            own[n].name: _at_best(together * (own[n].score - own[here].score)) for n in _near_by(own, here)
+        }
+    return Scores(program, known, measure, guesses)
+
+
+def _at_best(more: float) -> float:
+    """Return the divergence that an option adds at the best, from about the divergence that it adds."""
+    return more * SLACK if more > 0 else more / SLACK
 
 
 class _Judge:
@@ -232,8 +243,9 @@ class _Judge:
         return library.scorer.divergence({own: trial[own] for own in library.sites if own in trial})
 
 
-def _to_score(options: Sequence[Option], here: int) -> list[int]:
-    """Return the numbers of the options that are scored again: near the chosen one, and replacements."""
+def _near_by(options: Sequence[Option], here: int) -> list[int]:
+    """Return the numbers of the options that may be taken: sizes near the chosen one, and replacements."""
     sizes = [number for number, option in enumerate(options) if not option.gone]
-    near = {max(0, here - NEAR), min(here + NEAR, max(sizes))} if here in sizes else {max(sizes)}
-    return sorted((near | {n for n, option in enumerate(options) if option.gone}) - {here})
+    at = here if here in sizes else max(sizes)
+    near = [n for n in sizes if abs(n - at) <= (NEAR if here in sizes else 0)]
+    return [n for n in (*near, *(n for n, option in enumerate(options) if option.gone)) if n != here]

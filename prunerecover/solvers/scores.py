@@ -25,26 +25,34 @@ class Scores:
         program: Options by site, from the site as it is to smaller and smaller ones.
         known: Measured scores by site and option; those of options that nothing is left of among them.
         measure: Returns the scores of other options, by the names of their sites and their own.
-        reach: Number of options between measured ones; where more are, none of them can be taken.
+        guesses: Scores of options that neither are measured nor lie between measured ones; None: these cannot be taken.
     """
 
     def __init__(
-        self, program: Program, known: Mapping[str, Mapping[str, float]], measure: Measure, reach: float = math.inf
+        self,
+        program: Program,
+        known: Mapping[str, Mapping[str, float]],
+        measure: Measure,
+        guesses: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
-        self._program, self._measure, self._reach = program, measure, reach
+        self._program, self._measure, self._guesses = program, measure, guesses or {}
         self._known = {site: dict(own) for site, own in known.items()}
 
     @property
     def program(self) -> Program:
         """Program with the scores known so far."""
         options = {
-            site: [
-                replace(option, score=score)
-                for option, score in zip(own, scores_between(own, self._known[site], self._reach), strict=True)
-            ]
+            site: [replace(option, score=score) for option, score in zip(own, self._scores(site, own), strict=True)]
             for site, own in self._program.options.items()
         }
         return replace(self._program, options=options)
+
+    def _scores(self, site: str, options: Sequence[Option]) -> list[float]:
+        guesses, found = self._guesses.get(site, {}), scores_between(options, self._known[site])
+        return [
+            guesses.get(option.name, math.inf) if math.isinf(score) and option.name not in self._known[site] else score
+            for option, score in zip(options, found, strict=True)
+        ]
 
     @property
     def said(self) -> str:
@@ -64,13 +72,12 @@ class Scores:
         return bool(new)
 
 
-def scores_between(options: Sequence[Option], known: Mapping[str, float], reach: float = math.inf) -> list[float]:
-    """Return the scores of one site's options.
+def scores_between(options: Sequence[Option], known: Mapping[str, float]) -> list[float]:
+    """Return the scores of one site's options; infinite for those outside of all measured ones.
 
     Args:
         options: Options from the site as it is to smaller and smaller ones.
         known: Measured scores by name.
-        reach: Number of options between measured ones; the scores of more are infinite.
 
     >>> options = [Option(f"{kept} of 4 heads", 0.0, {}) for kept in (4, 3, 2)]
     >>> scores_between(options, {"4 of 4 heads": 0.0, "2 of 4 heads": 1.0})
@@ -80,11 +87,9 @@ def scores_between(options: Sequence[Option], known: Mapping[str, float], reach:
     curve = PchipInterpolator(at, [known[options[n].name] for n in at]) if len(at) > 1 else None
     found = []
     for number, option in enumerate(options):
-        below = max((n for n in at if n < number), default=-math.inf)
-        above = min((n for n in at if n > number), default=math.inf)
         if option.name in known:
             found.append(known[option.name])
-        elif curve is None or option.gone or math.isinf(above - below) or above - below > reach:
+        elif curve is None or option.gone or not at[0] < number < at[-1]:
             found.append(math.inf)
         else:
             found.append(float(curve(number)))

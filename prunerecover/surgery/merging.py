@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from prunerecover.families.describe import describe_blocks, describe_stacks, is_supported, layout_of
 from prunerecover.families.layout import FeedForward
@@ -21,15 +22,20 @@ from prunerecover.model.replacements import Nothing, PassThrough, Replacement
 from prunerecover.plan.edits import Config, Edit, Merge, Remove
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.surgery.optimizer_update import update_optimizer
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.transformers_depth import config_edits
 
 
-def merge(model: nn.Module) -> Plan:
+def merge(model: nn.Module, optimizer: Optimizer | None = None) -> Plan:
     """Merge every linearised feed-forward and every fitted map in place, where possible.
 
     Forward and backward hooks stay at the same paths. A warning names the hooks of merged modules and of removed
     blocks.
+
+    Args:
+        model: Pruned network, wrapped or not.
+        optimizer: Optimizer of its parameters, which goes on with the merged ones; see `update_optimizer`.
 
     Returns:
         Plan of the edits made; without edits if no merge was possible.
@@ -46,7 +52,9 @@ def merge(model: nn.Module) -> Plan:
         )
     plan = plan_for(model, merge_edits(model), method="merge")
     hooked = _hooked(model, plan.edits)
-    apply_edits(model, plan.edits)
+    applied = apply_edits(model, plan.edits)
+    if optimizer is not None:
+        update_optimizer(optimizer, applied)
     if hooked:
         warnings.warn(
             f"Hooks at {', '.join(hooked)} see other values from now on, or are not called: linears were merged there, "

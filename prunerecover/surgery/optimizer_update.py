@@ -34,10 +34,7 @@ def update_optimizer(optimizer: Optimizer, applied: Applied) -> None:
     >>> len(optimizer.param_groups[0]["params"])
     1
     """
-    if not isinstance(getattr(optimizer, "param_groups", None), list):
-        raise TypeError(
-            f"Expected a torch optimizer, but got {type(optimizer).__name__}. Call update_optimizer for each optimizer."
-        )
+    check_optimizer(optimizer)
     if not isinstance(applied, Applied):
         raise TypeError(f"Expected what apply_plan returned, but got {type(applied).__name__}. Pass its result.")
     removed = set(applied.removed.values())
@@ -56,6 +53,14 @@ def update_optimizer(optimizer: Optimizer, applied: Applied) -> None:
         optimizer.state.pop(parameter, None)
     if isinstance(optimizer, LBFGS) and (applied.removed or applied.added):
         _start_anew(optimizer)
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise TypeError if an object is no optimizer."""
+    if not isinstance(getattr(optimizer, "param_groups", None), list):
+        raise TypeError(
+            f"Expected a torch optimizer, but got {type(optimizer).__name__}. Call update_optimizer for each optimizer."
+        )
 
 
 def _start_anew(optimizer: Any) -> None:

@@ -60,6 +60,7 @@ ORDER = (
     "prunerecover.checkpoint",
     "prunerecover.report",
     "prunerecover.apply",
+    "prunerecover.prune_model",
     "prunerecover.routing",
     "prunerecover.callbacks.ledger",
     "prunerecover.callbacks.calibration",

@@ -66,6 +66,19 @@ def test_the_set_that_is_best_together_is_found(together: float, best: set[str])
     assert found.divergence == library.divergence(library.chosen(found.names))
 
 
+def test_alternatives_that_cannot_be_better_are_not_scored_again() -> None:
+    library: Any = Interacting(0.0)
+    far = {site: list(own) for site, own in program().options.items()}
+    far["c"][1] = Option("gone", 50.0, {"macs": 0.2}, gone=True)
+    asked: list[str] = []
+    library.store.results = lambda what, names, measure, *_, **__: [
+        (asked.append(names[n][-2]) if what == "alternative" else None, measure(n))[1] for n in range(len(names))
+    ]
+    library.known_scores = lambda: {site: {o.name: o.score for o in own} for site, own in far.items()}
+    assert gone(Refiner(library, Program(far), {"macs": 0.4}).run().names) == {"a", "b"}
+    assert "c" not in asked
+
+
 def test_sites_that_save_less_together_are_asked_for_more() -> None:
     library: Any = Interacting(0.0)
     measured = {0: 0.0, 1: 0.2, 2: 0.3, 3: 0.45}

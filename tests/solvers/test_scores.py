@@ -24,10 +24,14 @@ def test_scores_between_rise_with_what_is_removed_and_small_steps_cost_less_than
     assert found[4] < 5
 
 
-def test_options_far_from_measured_ones_or_beyond_them_cannot_be_taken() -> None:
-    found = scores_between([*SIZES, GONE], {"8": 0.0, "5": 1.0}, reach=2)
-    assert found[1:3] == [math.inf, math.inf]
-    assert found[4:] == [math.inf] * 3
+def test_options_beyond_measured_ones_cannot_be_taken_unless_their_scores_are_guessed() -> None:
+    known = {"a": {"8": 0.0, "5": 1.0}}
+    options = {"a": [*SIZES, GONE]}
+    scores = [o.score for o in Scores(Program(options), known, lambda _: []).program.options["a"]]
+    assert scores[4:] == [math.inf] * 3
+    guessed = Scores(Program(options), known, lambda _: [], {"a": {"7": 9.0, "4": 1.5}}).program.options["a"]
+    assert guessed[1].score == scores[1] < 9.0
+    assert [one.score for one in guessed[4:]] == [1.5, math.inf, math.inf]
 
 
 def test_options_that_fail_bend_no_curve() -> None:
