@@ -1,19 +1,26 @@
-"""Who may import whom: read from the source by AST, also inside functions and under TYPE_CHECKING.
+"""Who may import whom; docs/architecture.md has the picture.
 
 A file imports only from its own folder and from those named before it in `ORDER`, and no files do so in a circle.
 """
 
 from __future__ import annotations
 
-import ast
-import graphlib
 from collections import Counter
-from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 
 import pytest
 from cases.paths import ROOT
+
+from benchmarks.project.imports import (
+    FOLDERS,
+    FRONT_DOOR,
+    Imports,
+    circle,
+    imports_of,
+    named_in,
+    python_files,
+    sources,
+    without_front_door,
+)
 
 # From the ground up; a name stands for a file, or for a folder without the folders in it.
 ORDER = (
@@ -81,51 +88,13 @@ ORDER = (
     "prunerecover.recipes",
     "prunerecover.recipes.cli",
 )
-FRONT_DOOR = ("prunerecover", "prunerecover.__main__")  # re-export and start everything, lazily
 ENGINE = ORDER[: ORDER.index("prunerecover.routing") + 1]
 NOT_IN_THE_ENGINE = ("lightning", "pytorch_lightning")
 NOWHERE = ("callbacks", "recipes", "configs", "ultralytics")  # twin modules; AGPL code
 # Opening a file of an ultralytics model without the dense one: a function imports what the user has installed.
 ALLOWED = {"prunerecover.families.libraries.ultralytics_constructor": {"ultralytics.nn", "ultralytics.nn.tasks"}}
 MOST_FILES, MOST_LINES = 14, 300
-FOLDERS = ("prunerecover", "callbacks", "recipes")
-Imports = Mapping[str, set[str]]
-
-
-def python_files(folder: Path) -> list[Path]:
-    links = {path for path in folder.iterdir() if path.is_symlink()}
-    return sorted(path for path in folder.rglob("*.py") if not links & set(path.parents))
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    top = () if parts[0] == "prunerecover" else ("prunerecover",)
-    return ".".join((*top, *parts)).removesuffix(".__init__")
-
-
-SOURCES = {module_name(path): path.read_text() for folder in FOLDERS for path in python_files(ROOT / folder)}
-
-
-@cache
-def named_in(source: str) -> tuple[str, ...]:
-    """Return every module that an import statement names; `from a import b` counts as a and a.b."""
-    found: list[str] = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            found.append("." * node.level + (node.module or ""))
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-    return tuple(found)
-
-
-def imports_of(sources: Mapping[str, str]) -> Imports:
-    """Return, for every file, the files that it imports; `from folder import file` is one of the file."""
-    found = {}
-    for name, source in sources.items():
-        files = {module for module in named_in(source) if module in sources}
-        found[name] = {file for file in files if file != name and not any(f.startswith(f"{file}.") for f in files)}
-    return found
+SOURCES = sources()
 
 
 def place(name: str) -> int:
@@ -135,18 +104,6 @@ def place(name: str) -> int:
 
 def upward(imports: Imports) -> list[str]:
     return [f"{name} imports {file}" for name, files in imports.items() for file in files if place(file) > place(name)]
-
-
-def circle(imports: Imports) -> list[str]:
-    try:
-        graphlib.TopologicalSorter(imports).prepare()
-    except graphlib.CycleError as error:
-        return list(error.args[1])
-    return []
-
-
-def without_front_door(imports: Imports) -> Imports:
-    return {name: files - set(FRONT_DOOR) for name, files in imports.items() if name not in FRONT_DOOR}
 
 
 def test_every_file_has_a_place() -> None:

@@ -1,0 +1,6 @@
+"""Command that draws all pictures of the documents anew: `python -m benchmarks.project.pictures`."""
+
+from benchmarks.project.pictures import FOLDER, PICTURES
+
+for name, draw in PICTURES.items():
+    (FOLDER / f"{name}.svg").write_text(draw().svg())

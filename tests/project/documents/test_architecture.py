@@ -1,0 +1,44 @@
+"""docs/architecture.md: the path of a batch is the one that it takes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+from cases.docs.blocks import read
+from cases.docs.setups import OwnModule, own_loader, own_trainer
+from cases.models.tiny import tiny_timm
+from cases.paths import ROOT
+
+from prunerecover import Budget
+from prunerecover.callbacks import Prune
+
+STEPS = re.findall(r"^\| \d+ \| `(\S+)` \| `(\S+)` \|", read("docs/architecture.md"), re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_a_batch_takes_the_path_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    entered: dict[CodeType, None] = {}
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            entered.setdefault(frame.f_code)
+
+    module = OwnModule()
+    module.network = tiny_timm(depth=2, num_classes=4)
+    trainer = own_trainer([Prune(Budget(macs=0.3), calibration=16)])
+    sys.setprofile(note)
+    try:
+        trainer.fit(module, own_loader())
+    finally:
+        sys.setprofile(None)
+    path = [
+        (code.co_filename.removeprefix(f"{ROOT}/").removeprefix("prunerecover/"), code.co_qualname) for code in entered
+    ]
+    assert len(STEPS) == 10
+    assert [step for step in path if step in STEPS] == STEPS

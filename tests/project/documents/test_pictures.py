@@ -1,0 +1,39 @@
+"""Pictures of the documents: what is committed is what is drawn today."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+from cases.docs.blocks import pages, read
+
+from benchmarks.project.pictures import FOLDER, PICTURES, house
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_committed_picture_is_todays(name: str) -> None:
+    drawn = PICTURES[name]().svg()
+    assert (FOLDER / f"{name}.svg").read_text() == drawn, "python -m benchmarks.project.pictures"
+    assert ElementTree.fromstring(drawn).findtext("{*}title")
+    assert len(drawn) < 20_000
+
+
+def test_every_picture_is_on_a_page() -> None:
+    assert {path.stem for path in FOLDER.glob("*.svg")} == set(PICTURES)
+    text = "".join(read(page) for page in (*pages(), "CONTRIBUTING.md"))
+    assert [name for name in PICTURES if f"pictures/{name}.svg)" not in text] == []
+
+
+def test_imports_of_folders_lead_down_the_house_or_stay_on_a_floor() -> None:
+    imports = house.folders()
+    assert {"callbacks", "depth.search", "library"} <= set(imports)
+    assert [(a, b) for a, named in imports.items() for b in named if house.floor_of(b) > house.floor_of(a)] == []
+
+
+def test_every_name_on_a_floor_is_a_folder() -> None:
+    assert {name for names in house.FLOORS.values() for name in names} == set(house.folders())
+
+
+def test_a_folder_without_a_floor_is_named() -> None:
+    with pytest.raises(ValueError, match="Expected attic on a floor of the house, but got none. Add it to FLOORS"):
+        house.floor_of("attic")
