@@ -21,7 +21,7 @@ FLOORS: Mapping[str, tuple[str, ...]] = {
     "change,\nfit, score": ("surgery", "calibration", "store", "importance", "recovery"),
     "where it may\nbe smaller": ["session", "width", "depth.search", "depth.family", "depth.layers", "sites", "depth"],
     "choose": ["frontiers", "library", "solvers", "boundary", "sensitivity_table", "planning"],
-    "keep, report,\nserve": ["quality", "checkpoint", "report", "language", "apply", "routing"],
+    "keep, report,\nserve": ["quality", "checkpoint", "report", "language", "apply", "routing", "prune_model"],
     "Lightning": ("callbacks",),
     "command line": ("recipes",),
 }
@@ -63,26 +63,23 @@ def _graph(imports: Imports) -> nx.DiGraph:
     return graph
 
 
-def floor_of(folder: str) -> int:
-    """Return the floor of a folder, 0 at the ground.
-
-    Raises:
-        ValueError: If it is on none.
-    """
-    for number, names in enumerate(FLOORS.values()):
-        if folder in names:
-            return number
-    raise ValueError(f"Expected {folder} on a floor of the house, but got none. Add it to FLOORS of {__name__}.")
+def floors_of(imports: Imports) -> dict[str, int]:
+    """Return the floor of each folder, 0 at the ground; a folder outside `FLOORS` stands as high as its imports."""
+    said = {name: number for number, names in enumerate(FLOORS.values()) for name in names}
+    found: dict[str, int] = {}
+    for folder in reversed(list(nx.topological_sort(_graph(imports)))):
+        found[folder] = said.get(folder, max((found[other] for other in imports[folder]), default=0))
+    return found
 
 
 def rows_of(imports: Imports) -> list[list[str]]:
     """Return the folders row by row, from the top down: a folder stands below all that import it."""
-    height: dict[str, int] = {}
+    height, floors = dict[str, int](), floors_of(imports)
     for folder in reversed(list(nx.lexicographical_topological_sort(_graph(imports)))):
-        below = [other for other in imports[folder] if floor_of(other) == floor_of(folder)]
+        below = [other for other in imports[folder] if floors[other] == floors[folder]]
         height[folder] = 1 + max((height[other] for other in below), default=-1)
-    levels = sorted({(floor_of(folder), height[folder]) for folder in imports}, reverse=True)
-    return [sorted(name for name in imports if (floor_of(name), height[name]) == level) for level in levels]
+    levels = sorted({(floors[folder], height[folder]) for folder in imports}, reverse=True)
+    return [sorted(name for name in imports if (floors[name], height[name]) == level) for level in levels]
 
 
 def routed(rows: list[list[str]], arrows: nx.DiGraph) -> tuple[list[list[str]], list[list[str]]]:
@@ -97,7 +94,7 @@ def routed(rows: list[list[str]], arrows: nx.DiGraph) -> tuple[list[list[str]], 
     return rows, stops
 
 
-def placed(rows: list[list[str]], stops: list[list[str]]) -> Places:
+def placed(rows: list[list[str]], stops: list[list[str]], floors: Mapping[str, int]) -> Places:
     """Return the places of all stops: near those before and behind on the arrows."""
     centre = {name: WIDTH * (place + 1) / (len(row) + 1) for row in rows for place, name in enumerate(row)}
     near: dict[str, list[str]] = {name: [] for name in centre}
@@ -108,10 +105,10 @@ def placed(rows: list[list[str]], stops: list[list[str]]) -> Places:
         for row in rows if sweep % 2 else rows[::-1]:
             wanted = {name: sum(centre[other] for other in near[name]) / max(1, len(near[name])) for name in row}
             centre |= _spread(row, {name: x if near[name] else centre[name] for name, x in wanted.items()})
-    places, y, floor = {}, 20.0, floor_of(rows[0][0])
+    places, y, floor = {}, 20.0, floors[rows[0][0]]
     for row in rows:
-        y += GAP if floor_of(row[0]) != floor else 0
-        floor = floor_of(row[0])
+        y += GAP if floors[row[0]] != floor else 0
+        floor = floors[row[0]]
         places |= {name: (centre[name], y, _width(name)) for name in row}
         y += ROW
     return places
@@ -139,11 +136,12 @@ def draw_house() -> Drawing:
     """Return the picture of the imports of today."""
     imports = folders()
     rows, stops = routed(rows_of(imports), nx.transitive_reduction(_graph(imports)))
-    places = placed(rows, stops)
+    floors = floors_of(imports)
+    places = placed(rows, stops, floors)
     bottom = max(y for _, y, _ in places.values()) + ROW
     drawing = Drawing(WIDTH, round(bottom), "Folders of prunerecover by floor, and which imports which")
-    for title, names in FLOORS.items():
-        heights = [places[name][1] for name in names if name in places]
+    for number, title in enumerate(FLOORS):
+        heights = [places[name][1] for name, floor in floors.items() if floor == number]
         top, end = min(heights) - 11, max(heights) + BOX + 11
         drawing.box(8, top, WIDTH - 16, end - top, fill="band")
         for line, words in enumerate(title.split("\n")):
