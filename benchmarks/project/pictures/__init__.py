@@ -3,8 +3,17 @@
 from collections.abc import Callable, Mapping
 
 from benchmarks.project.imports import ROOT
+from benchmarks.project.pictures import concepts
 from benchmarks.project.pictures.drawing import Drawing
 from benchmarks.project.pictures.house import draw_house
 
 FOLDER = ROOT / "docs/pictures"
-PICTURES: Mapping[str, Callable[[], Drawing]] = {"house": draw_house}
+PICTURES: Mapping[str, Callable[[], Drawing]] = {
+    "house": draw_house,
+    "flow": concepts.draw_flow,
+    "block": concepts.draw_block,
+    "group": concepts.draw_group,
+    "replacements": concepts.draw_replacements,
+    "ledger": concepts.draw_ledger,
+    "library": concepts.draw_library,
+}
