@@ -22,17 +22,16 @@ class DepthPruneArguments(SurgeryArguments, DepthArguments, total=False):
 class DepthPrune(PruneCallback):
     """Prune the depth of a network inside any LightningModule, and keep training it.
 
-    The surgery happens at the start of an epoch. Checkpoints record the surgery, so resuming, `test(ckpt_path="best")`
-    and weights-only files work; optimizers, schedulers, averaged copies and DDP follow. Several pruning callbacks on
-    one module compose. In a second fit, the same object continues its schedule; a new object starts a schedule of its
-    own.
+    The surgery happens at the start of an epoch. Checkpoints record the surgery: resuming, `test(ckpt_path="best")` and
+    weights-only files work. Optimizers, schedulers, averaged copies and DDP follow. Several pruning callbacks on one
+    module compose. In a second fit, the same object continues its schedule; a new object starts a new schedule.
 
     Args:
         budget: Amount to remove, or Quality(...), the level of a validation metric down to which the network is pruned
             in steps (see `step`); exactly one of `budget`, `remove` and `plan`.
-        remove: Number of units per kind, such as {"attention": 2, "activation": 6}.
+        remove: Number of units per kind, e.g. {"attention": 2, "activation": 6}.
         store: Folder for intermediate results of planning: a fit killed while planning resumes planning from the
-            folder; see `plan_depth`, also for when another folder is needed. The folder is never deleted.
+            folder; see `plan_depth`, also for when to take another folder. The folder is never deleted.
 
     Raises:
         ValueError: If the arguments do not fit together.

@@ -31,7 +31,7 @@ SAMPLES = 256  # to see whether BatchNorm statistics of the teacher lag behind i
 
 
 class DistillRecover(LedgerCallback):
-    """Add a term of distillation from the dense network to the loss of any LightningModule, once a network is pruned.
+    """Add a term of distillation from the dense network to the loss of any LightningModule.
 
     The loss becomes (1 - alpha) * loss + alpha * T^2 KL(teacher || student). For a backbone without a head, the hidden
     states are matched instead (mean squared error relative to the teacher's). The module's own training step stays
@@ -39,7 +39,8 @@ class DistillRecover(LedgerCallback):
     `manual_backward`.
 
     Args:
-        teacher: "dense" (the network right before its first surgery), the path of a saved network, or a module.
+        teacher: "dense" (the network right before its first surgery, the teacher from then on), or the path of a saved
+            network or a module, the teacher from the start.
         alpha: Weight of the teacher, 0 to 1.
         temperature: Temperature T, a divisor of the logits of teacher and student.
         features: Whether hidden states after each pruned block are matched, too (mean squared error relative to the

@@ -26,12 +26,12 @@ class LoRARecover(LedgerCallback):
     """Freeze the linears of a network inside any LightningModule, and train low-rank adapters on them.
 
     Adapters are injected before the first step of epoch `start`, after all surgery of the epoch, whatever the order of
-    the callbacks. Adapters join the optimizer groups of the adapted weights, so learning rates, schedules and weight
-    decay go on; frozen parameters leave the optimizer with their moments. A later surgery merges the adapters into the
+    the callbacks. Adapters join the optimizer groups of the adapted weights: learning rates, schedules and weight decay
+    go on. Frozen parameters leave the optimizer with their moments. A later surgery merges the adapters into the
     weights, works on the plain network, and is followed by the injection of fresh adapters. Adapters of weights in half
-    precision are float32, as peft makes them, also with `Trainer(precision="bf16-true")`.
+    precision are float32, as in peft, also with `Trainer(precision="bf16-true")`.
 
-    Checkpoints hold the adapters and their places. The live module keeps its adapters after the fit. In `pruned/`
+    Checkpoints hold the adapters and their places. The live module keeps the adapters after the fit. In `pruned/`
     beside the checkpoints, and in a network opened from a checkpoint by `load_pruned`, adapters are merged into
     ordinary weights.
 
@@ -39,11 +39,11 @@ class LoRARecover(LedgerCallback):
         rank: Rank of the adapters.
         alpha: Numerator of the adapters' scale alpha / rank; None: 2 * rank.
         dropout: Share of an adapter's inputs set to zero in training.
-        target_modules: Modules to adapt: shell patterns of paths or of their ends, such as "qkv" or "blocks.*.mlp.fc?".
-            None: every linear of the blocks (where no blocks are known: every linear but the last).
-        modules_to_save: Modules to train in full, by patterns as above, such as "head". None: the modules after the
-            blocks, the final norm and the head; where no blocks are known, the last linear. Replacements of branches
-            and activations train in full in any case, except linears.
+        target_modules: Modules to adapt: shell patterns of paths or of path ends, e.g. "qkv" or "blocks.*.mlp.fc?".
+            None: every linear of the blocks (without known blocks: every linear but the last).
+        modules_to_save: Modules to train in full, by patterns as above, e.g. "head". None: the modules after the
+            blocks, the final norm and the head; without known blocks, the last linear. Replacements of branches and
+            activations train in full in any case, except linears.
         vectors: Whether biases, norms and scales train in full, too; they are few.
         start: First epoch in which adapters train.
         target: Path of the network inside the LightningModule; default: the target of the pruning callbacks, or the

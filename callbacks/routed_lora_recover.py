@@ -37,21 +37,21 @@ class RoutedLoRARecover(LoRARecover):
     """Train one set of low-rank adapters for all sets of blocks of a routed language model.
 
     Each training step skips the blocks of one set (the same on every rank; in turn, in a random order of each round)
-    and trains the adapters of the other blocks; validation and tests run the whole model. The loss becomes (1 -
-    distill) * loss + distill * T^2 KL(teacher || student), where the teacher is the same network with all blocks and
-    without adapters: there is no second copy. All other parameters are frozen, so the teacher never changes. Adapters
-    join optimizers, checkpoints and resumed runs as with `LoRARecover`.
+    and trains the adapters of the remaining blocks; validation and tests run the whole model. The loss becomes (1 -
+    distill) * loss + distill * T^2 KL(teacher || student). The teacher is the same network with all blocks and without
+    adapters: there is no second copy. All other parameters are frozen, and the teacher never changes. Adapters join
+    optimizers, checkpoints and resumed runs as with `LoRARecover`.
 
     After the fit, the adapters are merged into a copy of the dense weights, saved with the sets in `routed/` beside the
     checkpoints; `load_routed` opens the folder. A router depends on the weights: train the router after the recovery.
 
     Args:
-        sets: Sets of blocks, or the path of their file, read when a fit starts.
+        sets: Sets of blocks, or the path of a file of sets, read when a fit starts.
         rank: Rank of the adapters.
         alpha: Numerator of the adapters' scale alpha / rank; None: 2 * rank.
         dropout: Share of an adapter's inputs set to zero in training.
-        target_modules: Modules to adapt: shell patterns of paths or of their ends, such as "q_proj". None: every linear
-            of the blocks. A head with a weight of its own may be named, too: "lm_head".
+        target_modules: Modules to adapt: shell patterns of paths or of path ends, e.g. "q_proj". None: every linear of
+            the blocks. A head with a weight of its own may be named, too: "lm_head".
         distill: Weight of the teacher, 0 to 1.
         temperature: Temperature T, a divisor of the logits of teacher and student.
         start: First epoch in which adapters train.

@@ -96,9 +96,9 @@ class Ledger:
         """Apply a plan, made for the network in its present state, and record the plan.
 
         Args:
-            module: LightningModule of this ledger.
+            module: LightningModule of the ledger.
             target: Path of the network in the module.
-            plan: Plan with its fitted tensors.
+            plan: Plan with fitted tensors.
             structure_only: Whether values of new modules are left to a checkpoint.
 
         Raises:
@@ -181,7 +181,7 @@ class Ledger:
         """Give the module the structure of a checkpoint's weights; weights are loaded afterwards.
 
         Args:
-            module: LightningModule of this ledger.
+            module: LightningModule of the ledger.
             record: Record of the file; None: a file without a record.
 
         Raises:
@@ -195,11 +195,11 @@ class Ledger:
         self.pending = record
 
     def go_back(self, module: pl.LightningModule, record: LedgerRecord) -> None:
-        """Give the module the structure, and this ledger the surgeries, of a record; weights are loaded afterwards.
+        """Give the module the structure, and the ledger the surgeries, of a record; weights are loaded afterwards.
 
         Args:
-            module: LightningModule of this ledger.
-            record: Record from `present`, of this module or of a module with the same dense networks.
+            module: LightningModule of the ledger.
+            record: Record from `present`, of the same module or of a module with equal dense networks.
         """
         if self.structure != (_edits(record.plans), record.adapters):
             for target in list(self.adapters):

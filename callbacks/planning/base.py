@@ -38,12 +38,11 @@ class Planning(ABC):
 
     @abstractmethod
     def check_feasible(self, surgery: Surgery, budget: Budget | None, whole: Budget | None) -> None:
-        """Raise the errors of a later surgery that need no scores; called on every rank, with isolated random state.
+        """Raise errors of a later surgery that need no scores; called on every rank, with isolated random state.
 
         Args:
             surgery: Network to prune, and the first calibration batch.
-            budget: Budget of all surgeries before those of other callbacks; None: no budget, or other callbacks come
-                first.
+            budget: Budget of all surgeries before other callbacks; None: no budget, or another callback comes first.
             whole: Budget of the callback.
         """
 
@@ -56,12 +55,12 @@ class Planning(ABC):
 
     @property
     def deciding(self) -> dict[str, Any]:
-        """Arguments that decide which units go, by their names in checkpoints."""
+        """Arguments with influence on the removed units, by name in checkpoints."""
         return {name: value for name, value in vars(self.config).items() if name not in ("seed", "store")}
 
     @property
     def signature(self) -> dict[str, str]:
-        """Arguments that decide which units go, as plain data; functions by name, except losses."""
+        """Arguments with influence on the removed units, as plain data; functions by name, except losses."""
         given = {n: v for n, v in self.deciding.items() if n != "loss" or not callable(v)}
         return {n: name_of(v) if callable(v) else str(v) for n, v in given.items()}
 

@@ -33,7 +33,7 @@ class DepthPlanning(Planning):
 
     @property
     def deciding(self) -> dict[str, Any]:
-        """Arguments that decide which units go; newer arguments, unknown to old checkpoints, only if given."""
+        """Arguments with influence on the removed units; newer arguments, unknown to old checkpoints, only if given."""
         given = {name: value for name, value in super().deciding.items() if name != "scores"}
         return {name: value for name, value in given.items() if value or name not in ("kinds", "include_strided")}
 

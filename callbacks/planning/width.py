@@ -30,7 +30,7 @@ class WidthPlanning(Planning):
 
     @property
     def deciding(self) -> dict[str, Any]:
-        """Arguments that decide which units go; newer arguments, unknown to old checkpoints, only if given."""
+        """Arguments with influence on the removed units; newer arguments, unknown to old checkpoints, only if given."""
         newer = {"equal_layers": False, "round_to": None}
         unused = (name for name, default in newer.items() if getattr(self.config, name) is default)
         elsewhere = ("loss", "labels", "scores", "importance", *unused)

@@ -74,11 +74,11 @@ class QualitySurgeries(ScheduledSurgeries):
         return self.schedule.every or 1
 
     def asked(self, plan: Plan | None, planning: Mapping[str, str]) -> dict[str, Any]:
-        """Return the arguments that decide the surgeries and their times, as plain data."""
+        """Return the arguments with influence on the surgeries and their times, as plain data."""
         return {**super().asked(plan, planning), "quality": self.quality.to_dict()}
 
     def begin(self, ledger: Ledger, me: str, asked: dict[str, Any], units: Callable[[], dict[str, int]]) -> None:
-        """Note the state before the first step, unless this schedule is already under way."""
+        """Note the state before the first step, unless the schedule is already under way."""
         before = ledger.begun.get(me)
         super().begin(ledger, me, asked, units)
         if ledger.begun[me] is not before:

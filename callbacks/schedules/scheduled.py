@@ -1,6 +1,6 @@
 """Surgeries of a pruning callback: by a budget and a schedule, or by a given plan.
 
-All progress is counted from the ledger, so a resumed run continues at the state of the file.
+All progress is counted from the ledger: a resumed run continues at the state of the file.
 """
 
 from __future__ import annotations
@@ -138,12 +138,12 @@ class ScheduledSurgeries:
         self.schedule.check_budget(self.budget)
 
     def begin(self, ledger: Ledger, me: str, asked: dict[str, Any], units: Callable[[], dict[str, int]]) -> None:
-        """Note the state before the first surgery, unless this schedule is already under way.
+        """Note the state before the first surgery, unless the schedule is already under way.
 
         Args:
             ledger: Ledger of the module.
             me: Key of the callback.
-            asked: Arguments that decide the surgeries and their times, as plain data.
+            asked: Arguments with influence on the surgeries and their times, as plain data.
             units: Function that returns the present number of units of each kind.
 
         Raises:
@@ -219,13 +219,13 @@ class ScheduledSurgeries:
         """Read the state written by `save`."""
 
     def taken(self, surgery: Surgery, plan: Plan) -> dict[str, float]:
-        """Return the part of the budget used by a plan; later surgeries need not remove this part."""
+        """Return the part of the budget used by a plan; later surgeries need not remove the part again."""
         if self.budget is None or not (self.shared or self.schedule.is_progressive):
             return {}
         return budget_used(plan, self.budget, surgery.network, lambda: surgery.inputs[0], surgery.seed)
 
     def asked(self, plan: Plan | None, planning: Mapping[str, str]) -> dict[str, Any]:
-        """Return the arguments that decide the surgeries and their times, as plain data.
+        """Return the arguments with influence on the surgeries and their times, as plain data.
 
         Args:
             plan: Given plan.

@@ -56,10 +56,10 @@ class Snapshot:
         return cls(record, values, [_on_cpu(optimizer.state_dict()["state"]) for optimizer in trainer.optimizers])
 
     def restore(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Restore a module, with its averaged copies, optimizers and DDP wrapper.
+        """Restore a module, with averaged copies, optimizers and DDP wrapper.
 
         Args:
-            trainer: Trainer in the same fit, or in a fit that resumed it, between steps.
+            trainer: Trainer in the same fit, or in a resumed fit, between steps.
             module: LightningModule of the fit.
         """
         gone = set(module.parameters())

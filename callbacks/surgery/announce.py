@@ -29,14 +29,14 @@ def announce(
     taken: Mapping[str, float] | None = None,
     kept: str = "",
 ) -> None:
-    """Record one surgery; within a fit, also inform the loggers and the console, and write a plan file.
+    """Record a surgery; within a fit, also inform the loggers and the console, and write a plan file.
 
-    The event names units as in the network right before the surgery. The plan file, which holds all surgeries so far,
-    and reports name units as in the dense network.
+    The event names units as in the network right before the surgery. The plan file, with all surgeries so far, and
+    reports name units as in the dense network.
 
     Args:
-        trainer: Trainer whose loggers are informed (units removed, parameters, MACs per calibration sample).
-        ledger: Ledger for the event, so that a resumed run knows the surgery is done.
+        trainer: Trainer with the loggers to inform (units removed, parameters, MACs per calibration sample).
+        ledger: Ledger for the event, for resumed runs.
         by: Key of the callback.
         target: Path of the network.
         plan: Plan of the surgery, before any merging.

@@ -1,4 +1,4 @@
-"""One surgery in the middle of a fit: everything attached to the model changes with the model, in one place."""
+"""Surgery in the middle of a fit: everything attached to the model changes with the model, in one place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from prunerecover.surgery.provenance import plan_for
 
 
 def apply_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: Plan) -> None:
-    """Apply a plan to the network at `target`, in the module, its optimizers, its average copies and its DDP wrapper.
+    """Apply a plan to the network at `target`: in module, optimizers, averaged copies and DDP wrapper.
 
     Args:
         trainer: Trainer in the middle of a fit, at the start of an epoch, or before any other loop.
@@ -36,8 +36,8 @@ def apply_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: st
 
     Raises:
         RuntimeError: If trainable parameters are in no optimizer.
-        ValueError: If the plan is for another model, or its fitted tensors are missing or of other weights. After any
-            of these errors, the module is unchanged.
+        ValueError: If the plan is for another model, or fitted tensors are missing or of other weights. After any
+            error, the module is unchanged.
     """
     if not plan.edits:
         return

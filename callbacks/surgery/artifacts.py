@@ -100,9 +100,9 @@ def save_merged(module: pl.LightningModule, folder: Path) -> None:
 def place_at_end(module: pl.LightningModule, path: Path, run: str, what: str) -> Path | None:
     """Return the place of a file at the end of a fit; None if the existing file stays.
 
-    A fit begun again from the file of its own end has no training left, so its module may differ from the module behind
-    its files: averaged weights replace the module's own only at the end of training, which is not repeated. A file
-    missing after a kill is written if no callback averages.
+    A fit begun again from its final checkpoint has no training left, and the module may differ from the module behind
+    the files: averaged weights replace the module's own only at the end of training, and the end is not repeated. A
+    file missing after a kill is written if no callback averages.
 
     Args:
         module: LightningModule of the fit.

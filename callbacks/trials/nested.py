@@ -1,7 +1,7 @@
 """Trainers inside other Trainers, or in a command: to try a model out, and to plan in a fit without training.
 
 Planning at the start of a fit (`capture_inputs`, `training_loss`) needs a Trainer with everything set up: the user's
-hooks, data, optimizers and precision. `at_start_of_fit` provides one, on copies.
+hooks, data, optimizers and precision. `at_start_of_fit` provides the Trainer, on copies.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Visit(pl.Callback, Generic[T]):
 
 
 def own_copy(module: pl.LightningModule) -> pl.LightningModule:
-    """Copy a module for another trainer, without its present trainer and compiled calls, which refer to both."""
+    """Copy a module for another trainer, without its present trainer and compiled calls."""
     memo = {id(vars(module).get(name)): None for name in ("_trainer", "_fabric") if vars(module).get(name) is not None}
     copied = copy.deepcopy(module, memo)
     for inner in copied.modules():
@@ -104,7 +104,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Hide the other ranks: their work meanwhile must be neither waited for nor averaged with."""
+    """Hide the ranks of the process group: nobody waits for their work or averages with their values."""
     with among(None):
         yield
 
@@ -114,7 +114,7 @@ def among(ranks: Any) -> Iterator[None]:
     """Make a group count as all ranks: the ranks hidden by `alone`, inside its `with` block.
 
     Args:
-        ranks: Group returned by `all_ranks` outside; None: no other rank.
+        ranks: Group returned by `all_ranks` outside; None: a single rank.
     """
     if not dist.is_available():
         yield
@@ -128,5 +128,5 @@ def among(ranks: Any) -> Iterator[None]:
 
 
 def all_ranks() -> Any:
-    """Return the group of all ranks; None without a group, or while the other ranks are hidden."""
+    """Return the group of all ranks; None without a group, or while the group is hidden."""
     return dist.group.WORLD if dist.is_available() else None

@@ -1,7 +1,7 @@
 """Records of trials, one JSON line each, appended as soon as a trial ends: a killed search continues from the file.
 
-Each rank writes a file of its own (`trials.jsonl`, `trials.1.jsonl`, ...), so that no file has two writers; all files
-are read. A line cut off in the middle of writing is skipped.
+Each rank writes a separate file (`trials.jsonl`, `trials.1.jsonl`, ...), and no file has two writers; all files are
+read. A line cut off in the middle of writing is skipped.
 """
 
 from __future__ import annotations

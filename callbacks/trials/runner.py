@@ -202,7 +202,7 @@ class TrialRunner:
 
 
 def trials_in(store: Path) -> int:
-    """Return the number of trials in a file, and in the files of other ranks beside it."""
+    """Return the number of trials in a file, and in the files of all ranks beside it."""
     return sum(len(complete_lines(file)) for file in files_of_ranks(store))
 
 

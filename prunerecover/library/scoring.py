@@ -23,10 +23,10 @@ from prunerecover.surgery.apply_edits import edited
 
 
 class Scorer:
-    """Scores choices of variants of one network.
+    """Scorer of choices of variants in one network.
 
     Args:
-        model: Dense, in evaluation mode.
+        model: Dense network, in evaluation mode.
         graph: Computation graph of the model.
         maker: Makes edits of variants.
         batches: Held-out samples on the model's device.

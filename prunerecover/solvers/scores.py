@@ -11,21 +11,21 @@ from scipy.interpolate import PchipInterpolator
 
 from prunerecover.solvers.program import Chosen, Option, Program
 
-Measure = Callable[[Sequence[tuple[str, str]]], Sequence[float]]  # of options, by the names of their sites and theirs
+Measure = Callable[[Sequence[tuple[str, str]]], Sequence[float]]  # scores by the names of sites and options
 
 
 class Scores:
-    """Scores of options where one site alone changes.
+    """Scores of options as the only change of a network.
 
-    A score between measured ones follows a monotone curve through them: small steps cost less than their part of large
-    ones, which a straight line would miss. What a choice takes is measured, and the program is solved again, so that no
-    choice rests on a curve.
+    Scores between measured scores follow a monotone curve: small steps cost less than their part of large steps, and a
+    straight line would miss the difference. The options of a choice are measured, and the program is solved again: no
+    final choice rests on the curve.
 
     Args:
-        program: Options by site, from the site as it is to smaller and smaller ones.
-        known: Measured scores by site and option; those of options that nothing is left of among them.
-        measure: Returns the scores of other options, by the names of their sites and their own.
-        guesses: Scores of options that neither are measured nor lie between measured ones; None: these cannot be taken.
+        program: Options by site, from the unchanged site to smaller and smaller options.
+        known: Measured scores by site and option, including all options that remove the site.
+        measure: Function from names of sites and options to scores.
+        guesses: Scores of options outside the measured range; None: such options cannot be taken.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class Scores:
 
 
 def scores_between(options: Sequence[Option], known: Mapping[str, float]) -> list[float]:
-    """Return the scores of one site's options; infinite for those outside of all measured ones.
+    """Return the scores of one site's options; infinite outside the measured range.
 
     Args:
-        options: Options from the site as it is to smaller and smaller ones.
+        options: Options from the unchanged site to smaller and smaller options.
         known: Measured scores by name.
 
     >>> options = [Option(f"{kept} of 4 heads", 0.0, {}) for kept in (4, 3, 2)]
