@@ -6,6 +6,7 @@ from benchmarks.project.imports import ROOT
 from benchmarks.project.pictures import concepts
 from benchmarks.project.pictures.drawing import Drawing
 from benchmarks.project.pictures.house import draw_house
+from benchmarks.project.pictures.latency import draw_latency
 
 FOLDER = ROOT / "docs/pictures"
 PICTURES: Mapping[str, Callable[[], Drawing]] = {
@@ -16,4 +17,5 @@ PICTURES: Mapping[str, Callable[[], Drawing]] = {
     "replacements": concepts.draw_replacements,
     "ledger": concepts.draw_ledger,
     "library": concepts.draw_library,
+    "latency": draw_latency,
 }

@@ -18,7 +18,15 @@ FILLS = {
     "grey": ("#e3e5e8", "#3d414a"),
     "gone": ("none", "none"),
 }
-INK, SOFT, LINE = ("#1a1a1a", "#f0f0f0"), ("#5c6066", "#b4b8bf"), ("#7d828a", "#8f959e")
+STROKES = {
+    "line": ("#7d828a", "#8f959e"),
+    "thin": ("#dfe2e6", "#3a3e47"),
+    "stroke-blue": ("#0072b2", "#56b4e9"),
+    "stroke-green": ("#009e73", "#2fc79b"),
+    "stroke-orange": ("#b87e00", "#e69f00"),
+    "stroke-red": ("#d55e00", "#f07f2e"),
+}
+INK, SOFT = ("#1a1a1a", "#f0f0f0"), ("#5c6066", "#b4b8bf")
 FONT = "font-family:Helvetica,Arial,'DejaVu Sans',sans-serif"
 LETTER = 0.56  # width of a letter, in sizes of the font
 
@@ -76,14 +84,9 @@ class Drawing:
         place = f'x="{x:.0f}" y="{y:.0f}" font-size="{size:g}" text-anchor="{where}"'
         self._parts.append(f'<text class="{kind}" {place}>{escape(text)}</text>')
 
-    def arrow(self, points: Sequence[tuple[float, float]], *, dashed: bool = False) -> None:
-        """Draw a straight line through points, with a head at its end.
-
-        Args:
-            points: Two or more.
-            dashed: Whether it is dashed.
-        """
-        self._path("M" + " L".join(f"{x:.0f} {y:.0f}" for x, y in points), "line dashed" if dashed else "line")
+    def arrow(self, points: Sequence[tuple[float, float]]) -> None:
+        """Draw a line through points, with a head at its end."""
+        self._path("M" + " L".join(f"{x:.0f} {y:.0f}" for x, y in points))
 
     def curve(self, points: Sequence[tuple[float, float]]) -> None:
         """Draw a line with a head at its end, that leaves every point and arrives at every other one upright."""
@@ -93,15 +96,24 @@ class Drawing:
             middle = (y + to_y) / 2
             path += f"C{x:.0f} {middle:.0f} {to_x:.0f} {middle:.0f} {to_x:.0f} {to_y:.0f}"
             x, y = to_x, to_y
-        self._path(path, "line")
+        self._path(path)
 
-    def _path(self, path: str, kind: str) -> None:
-        self._parts.append(f'<path class="{kind}" d="{path}" marker-end="url(#head)"/>')
+    def _path(self, path: str) -> None:
+        self._parts.append(f'<path class="line" d="{path}" marker-end="url(#head)"/>')
 
-    def line(self, points: Sequence[tuple[float, float]]) -> None:
-        """Draw a line through points."""
+    def line(self, points: Sequence[tuple[float, float]], stroke: str = "line") -> None:
+        """Draw a line through points.
+
+        Args:
+            points: Two or more.
+            stroke: Key of `STROKES`.
+        """
         path = " L".join(f"{x:.0f} {y:.0f}" for x, y in points)
-        self._parts.append(f'<path class="line" d="M{path}"/>')
+        self._parts.append(f'<path class="{stroke}" d="M{path}"/>')
+
+    def dot(self, x: float, y: float, stroke: str) -> None:
+        """Draw a dot in the colour of a line."""
+        self._parts.append(f'<circle class="{stroke} paper" cx="{x:.0f}" cy="{y:.0f}" r="4"/>')
 
     def svg(self) -> str:
         """Return the file."""
@@ -125,10 +137,9 @@ def width_of(text: str, size: float = 12) -> float:
 
 
 def _rules(dark: int) -> str:
+    line = STROKES["line"][dark]
+    strokes = [f".{name}{{stroke:{colours[dark]};fill:none}}" for name, colours in STROKES.items()]
     fills = [f".{name}{{fill:{colours[dark]}}}" for name, colours in FILLS.items()]
-    lines = [
-        f".ink{{fill:{INK[dark]}}}.soft{{fill:{SOFT[dark]}}}.tip{{fill:{LINE[dark]}}}",
-        f".line{{stroke:{LINE[dark]};fill:none}}.edge{{stroke:{LINE[dark]}}}",
-        f".dash{{stroke:{LINE[dark]};stroke-dasharray:4 3}}.dashed{{stroke-dasharray:4 3}}",
-    ]
-    return "".join([*fills, *lines])
+    words = f".ink{{fill:{INK[dark]}}}.soft{{fill:{SOFT[dark]}}}.tip{{fill:{line}}}"
+    edges = f".edge{{stroke:{line}}}.dash{{stroke:{line};stroke-dasharray:4 3}}"
+    return "".join([*strokes, *fills, words, edges, '[class^="stroke"]{stroke-width:2.5}'])

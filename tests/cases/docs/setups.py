@@ -56,7 +56,11 @@ def with_scenes() -> dict[str, Any]:
 
 
 GIVEN: dict[str, Given] = {
-    "README.md": {"prunerecover": in_a_trainer, "Without Lightning": without_lightning},
+    "README.md": {
+        "prunerecover": in_a_trainer,
+        "Without Lightning": without_lightning,
+        "Step by step": without_lightning,
+    },
     "docs/detection.md": {"From Python": with_scenes},
 }
 # What the reader does next, or looks at.

@@ -1,0 +1,91 @@
+"""README's picture: accuracy over latency of DeiT-Tiny, of the default and of rivals on the same images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.project.imports import ROOT
+from benchmarks.project.pictures.drawing import Drawing
+
+RESULTS = ROOT / "docs/results"
+# Label: page of results, method on it, and colour.
+METHODS: Mapping[str, tuple[str, str, str]] = {
+    "prunerecover, depth and width: Prune": ("natural_call", "Prune (joint)", "stroke-blue"),
+    "prunerecover, depth alone: DepthPrune": ("natural_call", "DepthPrune default", "stroke-green"),
+    "whole blocks, by Block Influence": ("boundary_dpt", "f whole blocks, Block Influence", "stroke-orange"),
+    "torch-pruning, Taylor, isomorphic": ("boundary_dpt", "g torch-pruning, isomorphic", "stroke-red"),
+}
+LEFT, RIGHT, TOP, BOTTOM = 56, 744, 52, 318  # of the axes, in pixels
+LEAST, MOST = 0.4, 1.04  # latency
+Point = tuple[float, float]  # share of the dense latency, top-1 in percent
+
+
+def rows(page: str) -> list[dict[str, Any]]:
+    """Return the rows of DeiT-Tiny on a page of results: names, notes, and top-1 with the answers it is of."""
+    found = [_flat(row) for row in json.loads((RESULTS / f"{page}.json").read_text())["rows"]]
+    return [row for row in found if row.get("model", "DeiT-Tiny") == "DeiT-Tiny"]
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    if "figures" not in row:  # a page of earlier rows, in percent
+        return dict(row)
+    top1 = row["figures"]["top1"]
+    return {**row, **row["about"], **row["notes"], "top1": 100 * top1["value"], "hits": top1["samples"]}
+
+
+def dense() -> Point:
+    """Return the dense network's point.
+
+    Raises:
+        ValueError: If the pages have other answers of it, image by image.
+    """
+    found = [row for page in ("natural_call", "boundary_dpt") for row in rows(page) if row["method"] == "dense"]
+    if len({row["hits"] for row in found}) != 1:
+        raise ValueError("Expected the pages to be of the same images, but their dense networks answer differently.")
+    return 1.0, found[0]["top1"]
+
+
+def points(page: str, method: str) -> list[Point]:
+    """Return a method's points after the short recovery, for budgets of latency, the fastest first.
+
+    Raises:
+        ValueError: If the page has none.
+    """
+    found = [row for row in rows(page) if row["method"] == method and row["stage"] == "recovered"]
+    timed = [row for row in found if row.get("cost", "latency") == "latency"]
+    if not timed:
+        raise ValueError(f"Expected rows of {method!r} in {page}.json, but there are none. Name it as the page does.")
+    return sorted((row["latency_share"], row["top1"]) for row in timed)
+
+
+def draw_latency() -> Drawing:
+    """Return the picture."""
+    title = "DeiT-Tiny, 200 classes of ImageNet: top-1 after one short epoch, over the measured latency"
+    drawing = Drawing(760, 370, title)
+    drawing.text(18, 28, title, 13, "start")
+    for top1 in range(0, 61, 10):
+        drawing.line([_at((LEAST, top1)), _at((MOST, top1))], "thin")
+        drawing.text(LEFT - 8, _at((LEAST, top1))[1] + 4, str(top1), 11, "end", soft=True)
+    for latency in range(40, 101, 10):
+        drawing.text(_at((latency / 100, 0))[0], BOTTOM + 18, f"{latency}%", 11, soft=True)
+    drawing.text((LEFT + RIGHT) / 2, BOTTOM + 38, "latency that is left", 12, soft=True)
+    for number, (label, (page, method, stroke)) in enumerate(METHODS.items()):
+        spots = [_at(point) for point in points(page, method)]
+        drawing.line(spots, stroke)
+        for x, y in spots:
+            drawing.dot(x, y, stroke)
+        y = BOTTOM - 84 + 21 * number
+        drawing.line([(RIGHT - 270, y - 4), (RIGHT - 246, y - 4)], stroke)
+        drawing.text(RIGHT - 238, y, label, 12, "start")
+    x, y = _at(dense())
+    drawing.dot(x, y, "line")
+    drawing.text(x, y + 20, "dense", 12)
+    return drawing
+
+
+def _at(point: Point) -> tuple[float, float]:
+    latency, top1 = point
+    x = LEFT + (RIGHT - LEFT) * (latency - LEAST) / (MOST - LEAST)
+    return x, BOTTOM - (BOTTOM - TOP) * top1 / 62
