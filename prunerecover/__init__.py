@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from prunerecover.callbacks import RoutedLoRARecover as RoutedLoRARecover
     from prunerecover.callbacks import WidthPrune as WidthPrune
     from prunerecover.callbacks.trainers.attach import attach as attach
-    from prunerecover.checkpoint.export import export as export
     from prunerecover.checkpoint.pruned_folder import load_pruned as load_pruned
     from prunerecover.checkpoint.pruned_folder import save_pruned as save_pruned
     from prunerecover.cost.measurement import Measurement as Measurement
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from prunerecover.routing.routed_causal_lm import RoutedCausalLM as RoutedCausalLM
     from prunerecover.routing.routed_folder import load_routed as load_routed
     from prunerecover.routing.routed_folder import save_routed as save_routed
+    from prunerecover.runtimes.export import export as export
     from prunerecover.sensitivity_table.sensitivity import Sensitivity as Sensitivity
     from prunerecover.sensitivity_table.sensitivity import sensitivity as sensitivity
     from prunerecover.sites.find import find_groups as find_groups
@@ -99,7 +99,7 @@ _HOME = {
     "apply_plan": "prunerecover.apply",
     "attach": "prunerecover.callbacks.trainers.attach",
     "compare": "prunerecover.report.compare",
-    "export": "prunerecover.checkpoint.export",
+    "export": "prunerecover.runtimes.export",
     "find_groups": "prunerecover.sites.find",
     "find_sites": "prunerecover.sites.find",
     "find_units": "prunerecover.sites.find",

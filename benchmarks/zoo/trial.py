@@ -14,9 +14,9 @@ from torch import nn
 from benchmarks.zoo.networks.network import Network, outputs
 from benchmarks.zoo.networks.suites import networks_of
 from prunerecover import Plan, apply_plan, export, load_pruned, save_pruned
-from prunerecover.checkpoint.export import FIXED_SIZES
 from prunerecover.importance.measuring.losses import loss_of, supervised_loss
 from prunerecover.refusal import Refusal
+from prunerecover.runtimes.export import FIXED_SIZES
 
 SEED, BATCHES = 0, 2
 FILE, FOLDER = "outputs.pt", "pruned"

@@ -14,7 +14,7 @@ from prunerecover.cost.served_memory import served_memory
 from prunerecover.cost.units.serving import Serving
 from prunerecover.model.batches import ModelInputs
 
-Count = Callable[[nn.Module, ModelInputs, Serving | None], float]
+Count = Callable[[nn.Module, ModelInputs, Serving], float]
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Counted:
     runs: bool = False
 
 
-def _served(network: nn.Module, example: ModelInputs, serving: Serving | None) -> float:
-    if serving is None:
+def _served(network: nn.Module, example: ModelInputs, serving: Serving) -> float:
+    if not serving.batch:
         raise ValueError(
             "Expected a batch and a number of tokens for the memory of a language model, but got none. For example "
             "plan_pruning(model, Budget(memory=0.3, batch=8, tokens=4096), batches=...)."

@@ -4,7 +4,7 @@ Two models timed one after the other differ by the other work of the machine mea
 pairs, back to back, the order swapped from one pair to the next; each pair gives one ratio, and the median over the
 pairs is reported with a bootstrap interval. The number of threads is fixed, the garbage collector waits, and on an
 accelerator each call is timed on the device. One thread on a CPU is timed by its processor time: other work of the
-machine does not count.
+machine does not count. So are other runtimes than PyTorch (see `runtimes.clocks`), by that of the process.
 
 Not covered: throughput under concurrency, the loading of data, and the first call (compilation, autotuning), which
 belongs to the warm-up.
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,9 @@ import torch
 from torch import nn
 
 from prunerecover.cost.statistics import Interval, median_interval
-from prunerecover.model.batches import ModelInputs, as_inputs, call
+from prunerecover.model.batches import ModelInputs, as_inputs
 from prunerecover.model.evaluation import device_of, evaluating
+from prunerecover.runtimes.clocks import TORCH, Clock, check_clock, run_in, seconds_of
 
 Stopwatch = Callable[[Callable[[], object]], float]  # runs the function and returns seconds
 FEWEST = 4  # pairs, to estimate their spread
@@ -55,8 +56,39 @@ class LatencyRatio:
     threads: int
 
 
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """A network to be timed on some inputs.
+
+    Attributes:
+        network: Network.
+        inputs: Inputs on its device.
+        clock: Name of a runtime among `CLOCKS`, or a callable `(network, inputs) -> seconds`.
+    """
+
+    network: nn.Module
+    inputs: ModelInputs
+    clock: str | Clock = TORCH
+
+    @cached_property
+    def run(self) -> Callable[[], object]:
+        """Function that runs the network once; for a callable clock, that returns the measured seconds."""
+        if isinstance(self.clock, str):
+            return run_in(self.clock, self.network, self.inputs)
+        return partial(seconds_of, self.clock, self.network, self.inputs)
+
+    @property
+    def stopwatch(self) -> Stopwatch:
+        """Function that times one run."""
+        if not isinstance(self.clock, str):
+            return _told_seconds
+        if self.clock == TORCH:
+            return stopwatch_for(device_of(self.network))
+        return _wall_seconds if torch.get_num_threads() > 1 else _process_seconds
+
+
 def latency_ratio(
-    dense: nn.Module,
+    dense: nn.Module | Timed,
     pruned: nn.Module,
     example_inputs: Any,
     pairs: int = 30,
@@ -66,11 +98,12 @@ def latency_ratio(
     seed: int = 0,
     stopwatch: Stopwatch | None = None,
     enough: float | None = None,
+    clock: str | Clock = TORCH,
 ) -> LatencyRatio:
     """Compare two models by interleaved pairs of forward passes.
 
     Args:
-        dense: Model to compare with.
+        dense: Model to compare with, or the same made ready once to be timed often.
         pruned: Model to judge, on the same device.
         example_inputs: Batch in any form accepted by `as_inputs`.
         pairs: Timed pairs at most; 30 give a usable interval, fewer than 6 only a range.
@@ -81,17 +114,22 @@ def latency_ratio(
         stopwatch: Function that times one call; None: chosen by `stopwatch_for`.
         enough: Width of the interval, or of the range, at which timing stops, after 4 pairs or more; None: all pairs
             are timed.
+        clock: Runtime in which both run: "torch", "compile", "onnxruntime", "onnxruntime_int8" or "openvino"; or a
+            callable `(network, inputs) -> seconds`.
 
     Raises:
-        ValueError: If there is no pair, or the models are on different devices or have no weights.
+        ValueError: If there is no pair, the models are on different devices or have no weights, the clock is unknown,
+            or a runtime cannot take a model.
     """
-    device = _shared_device(dense, pruned)
+    check_clock(clock)
+    first = dense.network if isinstance(dense, Timed) else dense
+    device = _shared_device(first, pruned)
     if pairs < 1:
         raise ValueError(f"Expected at least one pair, but got pairs={pairs}. 30 give a usable interval.")
     inputs = as_inputs(example_inputs).to(device)
-    runs = (partial(call, dense, inputs), partial(call, pruned, inputs))
-    with evaluating(dense, pruned), _quiet(threads) as held:
-        seconds = stopwatch or stopwatch_for(device)
+    with evaluating(first, pruned), _quiet(threads) as held:
+        both = dense if isinstance(dense, Timed) else Timed(dense, inputs, clock), Timed(pruned, inputs, clock)
+        runs, seconds = (both[0].run, both[1].run), stopwatch or both[1].stopwatch
         for i in range(warmup):
             _timed_pair(runs, seconds, swapped=i % 2 == 1)
         times: list[tuple[float, float]] = []
@@ -110,21 +148,25 @@ def latency_ratio(
 
 
 def median_latency(
-    model: nn.Module, inputs: ModelInputs, repeats: int = 20, warmup: int = 3, threads: int | None = None
+    model: nn.Module | Timed,
+    inputs: ModelInputs,
+    repeats: int = 20,
+    warmup: int = 3,
+    threads: int | None = None,
 ) -> float:
     """Return the median time of one forward pass in milliseconds.
 
     Args:
-        model: Model, timed in evaluation mode.
+        model: Model, timed in evaluation mode; or the same made ready to be timed, in any runtime.
         inputs: Batch on the model's device.
         repeats: Timed passes, at least one.
         warmup: Untimed passes before the timed passes.
         threads: CPU threads during the measurement; None: PyTorch's present number.
     """
-    device = _shared_device(model)
-    with evaluating(model), _quiet(threads):
-        seconds = stopwatch_for(device)
-        times = [seconds(partial(call, model, inputs)) for _ in range(warmup + repeats)]
+    one = model if isinstance(model, Timed) else Timed(model, inputs)
+    _shared_device(one.network)
+    with evaluating(one.network), _quiet(threads):
+        times = [one.stopwatch(one.run) for _ in range(warmup + repeats)]
     return float(np.median(times[warmup:])) * 1e3
 
 
@@ -144,6 +186,18 @@ def _wall_seconds(run: Callable[[], object]) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
+
+
+def _process_seconds(run: Callable[[], object]) -> float:
+    start = time.process_time()
+    run()
+    return time.process_time() - start
+
+
+def _told_seconds(run: Callable[[], object]) -> float:
+    """Return the seconds that a clock itself returns."""
+    seconds: Any = run()
+    return float(seconds)
 
 
 def _thread_seconds(run: Callable[[], object]) -> float:

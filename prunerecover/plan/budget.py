@@ -13,8 +13,10 @@ from prunerecover.cost.units.cost_names import ALONE, COSTS
 from prunerecover.cost.units.serving import Serving
 from prunerecover.display.summary import call_text, changed_fields
 from prunerecover.plan.kinds import KINDS
+from prunerecover.runtimes.clocks import TORCH, Clock, check_clock, clock_name
 
 ROUNDING = 1e-9  # of shares
+SERVICE = ("batch", "tokens", "clock")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Budget:
             parameters left, in the units of parameters.
         batch: Number of sequences at once, for `memory`.
         tokens: Number of tokens in each sequence, for `memory`.
+        clock: Runtime in which the network will serve, for `latency`: "torch" (also None), "compile", "onnxruntime",
+            "onnxruntime_int8" or "openvino", on the CPU; or a callable `(network, inputs) -> seconds`.
         steps: Number of surgeries that share the way to an amount left evenly; set by schedules.
 
     Raises:
@@ -61,11 +65,12 @@ class Budget:
     active_params: float | str | None = None
     batch: int | None = None
     tokens: int | None = None
+    clock: str | Clock | None = None
     steps: int = 1
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        given = {name: value for name, value in self._given.items() if name not in ("batch", "tokens")}
+        given = {name: value for name, value in self._given.items() if name not in SERVICE}
         if not given or (len(given) > 1 and self.in_units):
             raise ValueError(
                 f"Expected exactly one of remove and ratio, or one or more of {', '.join(COSTS)}, but got "
@@ -110,6 +115,13 @@ class Budget:
         return {name: value for name, value in vars(self).items() if name != "steps" and value is not None}
 
     def _check_load(self) -> None:
+        if self.clock is not None:
+            check_clock(self.clock)
+            if self.latency is None:
+                raise ValueError(
+                    f"Expected a clock with a latency alone, but got {self}. For example Budget(latency=0.3, "
+                    'clock="onnxruntime").'
+                )
         load = {name: value for name, value in self._given.items() if name in ("batch", "tokens")}
         if (self.memory is None) != (not load) or len(load) == 1:
             raise ValueError(
@@ -122,8 +134,10 @@ class Budget:
 
     @property
     def serving(self) -> Serving | None:
-        """Load for counting memory; None for a budget without memory."""
-        return Serving(self.batch, self.tokens) if self.batch is not None and self.tokens is not None else None
+        """Load at which memory is counted, and clock of the latency; None for a budget with neither."""
+        if self.batch is None and self.clock is None:
+            return None
+        return Serving(self.batch or 0, self.tokens or 0, self.clock or TORCH)
 
     @property
     def in_units(self) -> bool:
@@ -179,8 +193,9 @@ class Budget:
 
     def _of(self, costs: Mapping[str, float | str]) -> Budget:
         """Return the budget of some costs, at the same load."""
-        load = {"batch": self.batch, "tokens": self.tokens} if "memory" in costs else {}
-        given: dict[str, Any] = {**costs, **load}
+        service: dict[str, Any] = {"batch": self.batch, "tokens": self.tokens} if "memory" in costs else {}
+        service |= {"clock": self.clock} if "latency" in costs else {}
+        given: dict[str, Any] = {**costs, **service}
         return Budget(**given, steps=self.steps)
 
     def check_one_cost(self) -> None:
@@ -202,7 +217,8 @@ class Budget:
         >>> Budget(macs=0.3).to_dict()
         {'macs': 0.3}
         """
-        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in self._given.items()}
+        found = {name: dict(value) if isinstance(value, Mapping) else value for name, value in self._given.items()}
+        return found | ({"clock": clock_name(self.clock)} if self.clock is not None else {})
 
     def in_steps(self, n: int) -> list[Budget]:
         """Return the total budget after each of `n` equal steps, relative to the first network.

@@ -148,9 +148,12 @@ def plan_with(width: WidthPlanner, budget: Budget | None) -> Plan:
         width: Groups, their costs and scores.
         budget: Budget of the groups; None: the allocation has a tolerance.
     """
-    if budget is not None and budget.amounts:
-        return planned_as_asked(width.session, budget, partial(plan_with, width))
-    if budget is not None and budget.share is not None and budget.share[1] > 0 and _is_usual(width.config):
+    return width.plan(None) if budget is None else planned_as_asked(width.session, budget, partial(_in_shares, width))
+
+
+def _in_shares(width: WidthPlanner, budget: Budget) -> Plan:
+    """Return the plan of a budget in shares or units."""
+    if budget.share is not None and budget.share[1] > 0 and _is_usual(width.config):
         planner = _planner_of(width, budget)
         if planner.has_library and width.session.samples.enough:
             try:

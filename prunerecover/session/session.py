@@ -36,6 +36,7 @@ from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
 from prunerecover.recovery.dense_reference import fresh_statistics, give_statistics
+from prunerecover.runtimes.clocks import clock_name
 from prunerecover.session.pruned_output import PrunedOutput, judge_of
 from prunerecover.session.standing_in import bound_to
 from prunerecover.store.search_store import SearchStore
@@ -76,7 +77,7 @@ class Session:
         self.loss = None if loss is None else bound_to(network, loss)
         self.model = hooked_copy(network)
         self._costs: dict[str, DenseCost] = {}
-        self._serving: Serving | None = None
+        self._serving = Serving()
 
     @classmethod
     def with_dense_reference(
@@ -146,7 +147,8 @@ class Session:
             seen["loss"] = lambda: check_loss(loss(self.model, on_device(self.batches[0], self.device)))
         with self.evaluating():
             torch.manual_seed(self.seed)  # a loss may draw noise
-            store.begin(self.model, *about, self.batches, chosen_divergence(), seen=seen)
+            about = (*about, self.batches, chosen_divergence(), clock_name(self._serving.clock))
+            store.begin(self.model, *about, seen=seen)
 
     @cached_property
     def first(self) -> ModelInputs:
@@ -213,10 +215,10 @@ class Session:
         return inputs_of(batch, self.model)
 
     def in_shares(self, budget: Budget) -> Budget:
-        """Return a budget with shares in the place of amounts; memory is counted at the load of the last budget."""
-        if budget.serving != self._serving:
-            self._serving = budget.serving
-            self._costs.pop("memory", None)
+        """Return a budget with shares in the place of amounts; memory and latency are those of the last service."""
+        if budget.serving not in (None, self._serving):
+            self._serving = budget.serving or self._serving
+            self._costs.clear()
         return budget.in_shares(lambda cost: self.cost(cost).dense)
 
     def cost(self, name: str) -> DenseCost:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import isfinite
 
 from prunerecover.display.progress import progress
@@ -23,7 +24,7 @@ from prunerecover.solvers.scores import Scores
 ROUNDS = 3
 CHANGES = (10, 6, 4, 2)  # sites that may change at once: the first better choice is taken
 NEAR = 4  # sizes beside the chosen one that may be taken, with replacements
-SLACK = 0.7  # of the guessed divergence of an option, for its true divergence at the best
+SLACKS = (0.7, 0.4)  # of the guessed divergence of an option, for its true divergence at the best: tried in turn
 BETTER = 1e-4  # of the divergence
 TRIES = 6  # at a choice that really saves enough, of options that are all measured
 LOOKS = 24  # at nearby choices: each measures the guessed options of the one before
@@ -115,7 +116,8 @@ class Refiner:
     def better(self, best: State) -> State | None:
         """Return a nearby choice of less divergence; None if none is found."""
         scores, tried = scores_on_top(self.alone.program, best), [dict(best.names)]
-        for changes in CHANGES:
+        for slack, changes in product(SLACKS, CHANGES):
+            scores.guesses = guesses_on_top(self.alone.program, best, slack)
             names = self._near(scores, best, changes)
             if names is None or names in tried:
                 continue
@@ -180,10 +182,7 @@ def _as_near(over: float, other: float) -> bool:
 
 
 def scores_on_top(program: Program, state: State) -> Scores:
-    """Return the scores of options on top of a choice; those that are far from it cannot be taken.
-
-    A score is guessed, in favour of the option, until a choice takes the option: scores alone, times the divergence of
-    the choice over the sum of its scores alone, for sites cost more together.
+    """Return the scores of options on top of a choice, each measured when it is first taken.
 
     Args:
         program: Program with scores of options alone.
@@ -198,21 +197,31 @@ def scores_on_top(program: Program, state: State) -> Scores:
             found = library.store.results("alternative", names, lambda n: judge.divergence(*asked[n]), advance)
         return [score - state.divergence for score in found]
 
-    known, guesses = dict[str, dict[str, float]](), dict[str, dict[str, float]]()
-    alone = program.score(state.names)
+    known = {
+        site: {o.name: o.score for o in own} if site in inside else {state.names[site]: 0.0}
+        for site, own in program.options.items()
+    }
+    return Scores(program, known, measure, guesses_on_top(program, state, SLACKS[0]))
+
+
+def guesses_on_top(program: Program, state: State, slack: float) -> dict[str, dict[str, float]]:
+    """Return guessed scores of options on top of a choice, in favour of the options; none of those far from it.
+
+    An option adds about its score alone, less that of the chosen option, times the divergence of the choice over the
+    sum of its scores alone: sites cost more together.
+
+    Args:
+        program: Program with scores of options alone.
+        state: Choice.
+        slack: Part of a guessed increase that an option may add in truth, and inverse of what a decrease may be.
+    """
+    alone, found = program.score(state.names), dict[str, dict[str, float]]()
     together = state.divergence / alone if alone > 0 and isfinite(state.divergence) else 1.0
     for site, own in program.options.items():
         here = [option.name for option in own].index(state.names[site])
-        known[site] = {o.name: o.score for o in own} if site in inside else {own[here].name: 0.0}
-        guesses[site] = {
-            own[n].name: _at_best(together * (own[n].score - own[here].score)) for n in _near_by(own, here)
-        }
-    return Scores(program, known, measure, guesses)
-
-
-def _at_best(more: float) -> float:
-    """Return the divergence that an option adds at the best, from about the divergence that it adds."""
-    return more * SLACK if more > 0 else more / SLACK
+        more = {n: together * (own[n].score - own[here].score) for n in _near_by(own, here)}
+        found[site] = {own[n].name: value * slack if value > 0 else value / slack for n, value in more.items()}
+    return found
 
 
 class _Judge:

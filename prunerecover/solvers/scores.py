@@ -35,7 +35,7 @@ class Scores:
         measure: Measure,
         guesses: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
-        self._program, self._measure, self._guesses = program, measure, guesses or {}
+        self._program, self._measure, self.guesses = program, measure, guesses or {}
         self._known = {site: dict(own) for site, own in known.items()}
 
     @property
@@ -48,7 +48,7 @@ class Scores:
         return replace(self._program, options=options)
 
     def _scores(self, site: str, options: Sequence[Option]) -> list[float]:
-        guesses, found = self._guesses.get(site, {}), scores_between(options, self._known[site])
+        guesses, found = self.guesses.get(site, {}), scores_between(options, self._known[site])
         return [
             guesses.get(option.name, math.inf) if math.isinf(score) and option.name not in self._known[site] else score
             for option, score in zip(options, found, strict=True)
@@ -56,9 +56,9 @@ class Scores:
 
     @property
     def said(self) -> str:
-        """Digest of the names of measured options, which decide all scores."""
+        """Digest of the names of measured options and of the guesses, which decide all scores."""
         names = sorted((site, *sorted(own)) for site, own in self._known.items())
-        return hashlib.sha256(repr(names).encode()).hexdigest()
+        return hashlib.sha256(repr((names, sorted(self.guesses.items()))).encode()).hexdigest()
 
     def measured(self, chosen: Chosen) -> bool:
         """Measure the options of a choice; return whether an option was unknown."""

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
 
 from prunerecover.cost.counted import COUNTED
-from prunerecover.cost.latency import LatencyRatio, latency_ratio, median_latency
+from prunerecover.cost.latency import LatencyRatio, Timed, latency_ratio, median_latency
 from prunerecover.cost.units.serving import Serving
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import meta_copy, share_copy
@@ -38,14 +39,14 @@ class DenseCost:
             interleaved pairs.
         example: Batch.
         seed: Seed of the latency's bootstrap.
-        serving: Load at which memory is counted; None: memory is not asked for.
+        serving: Load at which memory is counted, and the clock of latencies.
     """
 
     model: nn.Module
     cost: str
     example: ModelInputs
     seed: int = 0
-    serving: Serving | None = None
+    serving: Serving = Serving()
 
     @cached_property
     def on_few(self) -> DenseCost:
@@ -61,7 +62,7 @@ class DenseCost:
     def dense(self) -> float:
         """Cost of the merged model: MACs a sample, seconds for the example, or what else is counted."""
         if self.cost == "latency":
-            return median_latency(self._merged, self.example) / 1e3
+            return median_latency(self._timed, self.example) / 1e3
         return self._total / (self.example.n_samples if self.cost == "macs" else 1)
 
     def live_share(self, edits: Sequence[Edit]) -> float:
@@ -93,9 +94,7 @@ class DenseCost:
             edits: Edits in order, without fitted tensors.
         """
         with self._pruned(edits):
-            return latency_ratio(
-                self._merged, self._twin, self.example, pairs=FEW, warmup=1, seed=self.seed, enough=2 * CLOCKS
-            )
+            return self._ratio(FEW, warmup=1, enough=2 * CLOCKS)
 
     @contextmanager
     def _pruned(self, edits: Sequence[Edit]) -> Iterator[None]:
@@ -105,10 +104,20 @@ class DenseCost:
 
     def _faster(self, wanted: float | None) -> float:
         """Return the share of the latency saved by the pruned twin, by few pairs where enough."""
-        few = latency_ratio(self._merged, self._twin, self.example, pairs=FEW, warmup=1, seed=self.seed).ratio
+        few = self._ratio(FEW, warmup=1).ratio
         if few.high - few.low <= CLOCKS or (wanted is not None and 1 - wanted not in few):
             return 1 - few.value
-        return 1 - latency_ratio(self._merged, self._twin, self.example, pairs=PAIRS, seed=self.seed).ratio.value
+        return 1 - self._ratio(PAIRS).ratio.value
+
+    def _ratio(self, pairs: int, **how: Any) -> LatencyRatio:
+        """Return the latency of the pruned twin over that of the dense network."""
+        clock = self.serving.clock
+        return latency_ratio(self._timed, self._twin, self.example, pairs=pairs, seed=self.seed, clock=clock, **how)
+
+    @cached_property
+    def _timed(self) -> Timed:
+        """The dense network, made ready to be timed."""
+        return Timed(self._merged, self.example, self.serving.clock)
 
     @cached_property
     def _twin(self) -> nn.Module:
@@ -179,5 +188,6 @@ def budget_used(
     if not plan.edits:
         return {}
     batch = example()
-    costs = {cost: DenseCost(model, cost, batch, seed, budget.serving) for cost in budget.shares}
+    serving = budget.serving or Serving()
+    costs = {cost: DenseCost(model, cost, batch, seed, serving) for cost in budget.shares}
     return {cost: dense.removed_share(plan.edits) for cost, dense in costs.items()}

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from prunerecover.checkpoint.export import FORMATS
-from prunerecover.checkpoint.export import export as write_network
 from prunerecover.checkpoint.lightning_file import LightningFile, canonical, is_checkpoint, read_checkpoint
 from prunerecover.checkpoint.pruned_folder import PLAN, load_network, load_pruned, save_pruned
 from prunerecover.files.plan_file import read_data, read_saved
@@ -26,6 +24,8 @@ from prunerecover.model.paths import get_module, is_within, unwrap
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.networks import cifar_resnet  # noqa: F401  # its names are timm's from now on
 from prunerecover.recipes.networks.detectors.detector import Detector
+from prunerecover.runtimes.export import FORMATS
+from prunerecover.runtimes.export import export as write_network
 from prunerecover.surgery.merging import merge
 
 OTHER_FILES = {".pt", ".pth", ".bin", ".ckpt", ".safetensors"}

@@ -92,4 +92,4 @@ def test_every_cost_but_the_measured_one_is_counted() -> None:
 
 def test_memory_without_a_load_says_what_to_give() -> None:
     with pytest.raises(ValueError, match=r"Expected a batch and a number of tokens .* Budget\(memory=0.3, batch=8"):
-        COUNTED["memory"].count(tiny_llama(), tokens(), None)
+        COUNTED["memory"].count(tiny_llama(), tokens(), Serving())

@@ -31,6 +31,7 @@ ORDER = (
     "prunerecover.quality",
     "prunerecover.model",
     "prunerecover.model.narrow",
+    "prunerecover.runtimes",
     "prunerecover.cost.units",
     "prunerecover.plan",
     "prunerecover.frontiers",

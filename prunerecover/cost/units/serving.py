@@ -1,18 +1,22 @@
-"""Load of a language model in service, for counting memory."""
+"""Service of a network: the load at which memory is counted, and the clock of its latency."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from prunerecover.runtimes.clocks import TORCH, Clock
+
 
 @dataclass(frozen=True)
 class Serving:
-    """Load of a model in service.
+    """Service of a network.
 
     Attributes:
-        batch: Number of sequences at once.
+        batch: Number of sequences at once; 0: memory is not counted.
         tokens: Length of each sequence.
+        clock: Clock of latencies; see `runtimes.clocks`.
     """
 
-    batch: int
-    tokens: int
+    batch: int = 0
+    tokens: int = 0
+    clock: str | Clock = TORCH

@@ -13,11 +13,11 @@ from cases.models.tiny import tiny_images, tiny_inputs, tiny_llama, tiny_mixture
 from torch import nn
 
 from prunerecover import Budget, apply_plan, export, plan_depth, plan_width
-from prunerecover.checkpoint.named_network import NamedNetwork
 from prunerecover.model.batches import ModelInputs
 from prunerecover.recipes.networks.detectors.build import detector_of
 from prunerecover.recipes.tasks.segmenter import ImageSegmenter
 from prunerecover.refusal import Refusal
+from prunerecover.runtimes.named_network import NamedNetwork
 
 onnxruntime = pytest.importorskip("onnxruntime")
 Built = tuple[nn.Module, Callable[[int], Any]]
@@ -239,7 +239,7 @@ def test_routed_experts_are_written_by_products_that_onnx_has(tmp_path: Path) ->
 
 
 def test_a_file_that_computes_something_else_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prunerecover.checkpoint.export._run_program", lambda *_: [torch.full((2, 2), 9.0)])
+    monkeypatch.setattr("prunerecover.runtimes.export._run_program", lambda *_: [torch.full((2, 2), 9.0)])
     with pytest.raises(Refusal, match="to compute what the model does, but its output 'output' differs by up to"):
         export(nn.Linear(2, 2), tmp_path / "model.pt2", torch.ones(2, 2))
     assert not list(tmp_path.iterdir())

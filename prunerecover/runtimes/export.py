@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunerecover.checkpoint.named_network import NamedNetwork, names_beside, plain_products
 from prunerecover.files.atomic import atomic_file
 from prunerecover.model.arguments import check_flag
 from prunerecover.model.batches import ModelInputs, without_padding
@@ -27,6 +26,7 @@ from prunerecover.model.checks import called_with, warn_unless_finite
 from prunerecover.model.evaluation import evaluating, inputs_of
 from prunerecover.model.paths import unwrap
 from prunerecover.refusal import Refusal
+from prunerecover.runtimes.named_network import NamedNetwork, names_beside, plain_products
 
 FORMATS = (".onnx", ".pt2")
 TOLERANCE = 1e-3

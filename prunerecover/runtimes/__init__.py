@@ -1,0 +1,1 @@
+"""Runtimes: export of networks, and clocks that time them where they will run."""
