@@ -55,4 +55,4 @@ def test_an_example_runs(title: str, folder: Path, capsys: pytest.CaptureFixture
     elif title.endswith("recipe"):
         assert list(folder.rglob("pruned/plan.json"))
     else:
-        assert re.search(r"'[\w.]+': (\(|[1-9])", printed), printed
+        assert re.search(r"'[\w.]+': (\(|\[|[1-9])", printed), printed

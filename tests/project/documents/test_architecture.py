@@ -1,9 +1,11 @@
-"""docs/architecture.md: the path of a batch is the one that it takes."""
+"""docs/architecture.md and CONTRIBUTING: the path of a batch is the one that it takes, and what is named is there."""
 
 from __future__ import annotations
 
+import operator
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -18,6 +20,17 @@ from prunerecover import Budget
 from prunerecover.callbacks import Prune
 
 STEPS = re.findall(r"^\| \d+ \| `(\S+)` \| `(\S+)` \|", read("docs/architecture.md"), re.MULTILINE)
+
+ADDED = [line for line in read("CONTRIBUTING.md").partition("## Add something")[2].splitlines() if line[:3] == "| a"]
+
+
+@pytest.mark.parametrize("line", ADDED, ids=lambda line: line.split("|")[1].split("(")[0].strip())
+def test_places_of_what_is_added_are_there(line: str) -> None:
+    _, _, folder, entered, tests, _ = line.split("|")
+    assert all((ROOT / name.strip(" `")).is_dir() for name in (folder, tests))
+    for name, path in re.findall(r"`([\w.]+)` of `([\w/]+).py`", entered):
+        module = import_module(f"prunerecover.{path.replace('/', '.')}")
+        assert operator.attrgetter(name)(module)
 
 
 @pytest.mark.slow
