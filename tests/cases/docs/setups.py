@@ -84,6 +84,7 @@ SLOW |= {
 }
 # Headings whose code needs more than is installed with the tests.
 NEEDS = {"With lm-evaluation-harness": "lm_eval", "Quantise": "torchao", "With TRL's SFTTrainer": "trl"}
+NEEDS |= {"Theirs, where it is installed": "modelopt"}
 LLAMA = {"HuggingFaceTB/SmolLM2-135M": "llama"}
 HUB: dict[str, dict[str, str]] = {
     "docs/methods/pudding.md": LLAMA,
