@@ -53,10 +53,7 @@ def refused(model: nn.Module, plan: Plan, message: str) -> None:
             Merge(into="norm", from_=("norm",)),
             "Expected only linear maps to merge, but 'norm' is a LayerNorm",
         ),
-        (
-            Rewrite(unit="pos_drop", in_channels=1, out_channels=10**9),
-            "to have at most the .* channels of this model's",
-        ),
+        (Rewrite(unit="pos_drop", in_channels=1, out_channels=10**9), "have at most the .* channels of this model's"),
         (Remove(unit="blocks.x", kind="block"), "Plan removes block 'blocks.x' but the model has"),
         (
             Replace(unit="blocks.2.attn", kind="attention", leaves="affine", tensors=("e0.weight",)),

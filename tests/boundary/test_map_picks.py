@@ -151,10 +151,7 @@ def test_every_split_of_a_budget_in_cost_is_predicted(surface: str) -> None:
         ({"points": [MapPoint(1, 0, 0.7)]}, "Expected accuracies in percent, but got none above 1"),
         ({"degrees": (0, 1)}, r"Expected degrees of at least 1, but got \(0, 1\)"),
         ({"degrees": ()}, r"Expected degrees of at least 1, but got \(\)"),
-        (
-            {"surface": "spline"},
-            "Expected a surface among polynomial, gaussian_process, parabola or None, but got 'spline'",
-        ),
+        ({"surface": "spline"}, "a surface among polynomial, gaussian_process, parabola or None, but got 'spline'"),
         ({"noise": 0.0}, "Expected a noise above 0 points, but got 0.0"),
         ({"layers": 0}, "Expected at least one attention and one activation unit, but got layers=0"),
     ],

@@ -31,18 +31,10 @@ class Untouched(Plain):
         raise AssertionError("training began")
 
 
-def test_patterns_that_match_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Expected argument ignore to match units such as .*, but 'layers.*' matches"):
-        fit(tmp_path, Untouched(), prune(ignore=["layers.*"]))
-
-
-def test_more_units_than_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Expected at most 3 units of kind 'attention' to remove, but got 9"):
-        fit(tmp_path, Untouched(), prune(remove={"attention": 9}))
-
-
 LATE: dict[str, Any] = {"calibration": 8, "schedule": 1}
 CHECKED = {
+    "depth, names": (lambda: prune(ignore=["layers.*"]), "ignore to match units such as .*, but 'layers.*' matches"),
+    "depth, more units than there are": (lambda: prune(remove={"attention": 9}), "'attention' to remove, but got 9"),
     "width, names": (lambda: WidthPrune(Budget(macs=0.2), ignore=["nothing.*"], **LATE), "ignore to match groups such"),
     "width, names and latency": (
         lambda: WidthPrune(Budget(latency=0.2), ignore="nothing.*", **LATE),
@@ -68,10 +60,7 @@ CHECKED = {
         lambda: DepthPrune(Budget(macs=0.99), calibration=8, schedule={"every": 1, "times": 2}),
         "units that hold 99.0% of the macs, but all .* that may go hold [0-9.]+%",
     ),
-    "depth, MACs": (
-        lambda: DepthPrune(Budget(macs=0.99), **LATE),
-        "units that hold 99.0% of the macs, but all .* that may go hold [0-9.]+%",
-    ),
+    "depth, MACs": (lambda: DepthPrune(Budget(macs=0.99), **LATE), "of the macs, but all .* that may go hold [0-9.]+%"),
     "depth, parameters": (
         lambda: DepthPrune(Budget(params=0.6), ignore=["blocks.0*", "blocks.1*", "blocks.2*"], **LATE),
         "units that hold 60.0% of the params, but all .* that may go hold [0-9.]+%",
@@ -159,7 +148,7 @@ def test_a_check_leaves_the_run_as_it_is(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_teacher_that_answers_otherwise(tmp_path: Path) -> None:
     teacher = tiny_vit(num_classes=9)
-    with pytest.raises(ValueError, match="Expected teacher and student to answer alike, but got shapes"):
+    with pytest.raises(ValueError, match=r"teacher and student to answer alike, but got shapes \(2, 9\) and \(2, 4\)"):
         fit(tmp_path, Untouched(), prune(schedule=0), DistillRecover(teacher))
 
 
@@ -192,13 +181,6 @@ def test_each_kind_names_its_callback() -> None:
         DepthPrune(Budget(ratio={"channel": 0.2}))
     with pytest.raises(ValueError, match="blocks, attentions, MLPs and activations go with DepthPrune"):
         WidthPrune(Budget(remove={"block": 1}))
-
-
-def test_a_network_without_depth_names_width(tmp_path: Path) -> None:
-    module = Plain()
-    module.net = module.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
-    with pytest.raises(ValueError, match="but there is none.* are narrowed by plan_width and WidthPrune"):
-        fit(tmp_path, module, prune())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A teacher whose answers are cached gives the loss of one that is asked in every step."""
+"""A teacher whose answers are cached, by all that it is called with, gives the loss of one that is asked each time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cases.models.tiny import tiny_llama
 from cases.trainers import assert_same, every_epoch, fit, prune
 from safetensors import safe_open
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from prunerecover import DistillRecover
 from prunerecover.callbacks.distillation.cached_teacher import CachedTeacher
@@ -73,41 +73,42 @@ class Texts(Wrapped):
         return loss
 
 
-@pytest.mark.parametrize("make", [Unaugmented, pytest.param(Manual, marks=pytest.mark.slow)])
-def test_the_same_batches_give_the_same_bits(tmp_path: Path, make: Any) -> None:
-    (plain, losses), (cached, same) = (
-        trained(tmp_path / str(cache), make, cache, data=loader(shuffle=False)) for cache in (False, True)
-    )
-    assert losses == same
-    assert_same(plain, cached)
+def both(folder: Path, make: Any, **arguments: Any) -> tuple[Any, Any]:
+    """The fit whose teacher is asked in every step, and the one whose answers are cached."""
+    return tuple(trained(folder / str(cache), make, cache, **arguments) for cache in (False, True))
 
 
-@pytest.mark.slow
-def test_half_precision_gives_the_same_bits(tmp_path: Path) -> None:
-    settings = {"data": loader(shuffle=False), "precision": "bf16-mixed"}
-    (plain, losses), (cached, same) = (
-        trained(tmp_path / str(cache), Unaugmented, cache, **settings) for cache in (False, True)
-    )
+class CompiledUnaugmented(Unaugmented, Compiled):
+    """Sees the same images in every epoch, by a network that is compiled in place."""
+
+
+IN_ORDER = {"data": loader(shuffle=False)}
+MIXED = {**IN_ORDER, "precision": "bf16-mixed"}
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments"),
+    [
+        (Unaugmented, IN_ORDER),
+        (Texts, {"data": DataLoader(padded(), batch_size=None)}),
+        pytest.param(Manual, IN_ORDER, marks=pytest.mark.slow),
+        pytest.param(Unaugmented, MIXED, marks=pytest.mark.slow),
+        pytest.param(CompiledUnaugmented, IN_ORDER, marks=pytest.mark.slow),
+    ],
+)
+def test_the_same_batches_give_the_same_bits(tmp_path: Path, make: Any, arguments: dict[str, Any]) -> None:
+    (plain, losses), (cached, same) = both(tmp_path, make, **arguments)
     assert losses == same
     assert_same(plain, cached)
 
 
 def test_shuffled_samples_are_known(tmp_path: Path) -> None:
-    (_, losses), (_, same) = (trained(tmp_path / str(cache), Unaugmented, cache) for cache in (False, True))
+    (_, losses), (_, same) = both(tmp_path, Unaugmented)
     assert losses == pytest.approx(same, rel=1e-5)
     (folder,) = (tmp_path / "True" / "checkpoints").glob("answers-*/*")
     keys = [key for file in folder.iterdir() for key in safe_open(file, "pt").keys()]  # noqa: SIM118
     assert len(list(folder.iterdir())) == 6
     assert sorted(keys) == sorted(sample_keys(ModelInputs((dataset().tensors[0],))))
-
-
-def test_padded_texts_give_the_same_bits(tmp_path: Path) -> None:
-    (plain, losses), (cached, same) = (
-        trained(tmp_path / str(cache), Texts, cache, data=DataLoader(padded(), batch_size=None))
-        for cache in (False, True)
-    )
-    assert losses == same
-    assert_same(plain, cached)
 
 
 def test_a_text_is_known_however_long_the_others_of_its_batch_are(tmp_path: Path) -> None:
@@ -217,18 +218,6 @@ def test_a_checkpoint_that_was_moved_is_resumed_without_the_answers(tmp_path: Pa
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
-def test_a_compiled_module(tmp_path: Path) -> None:
-    class Same(Compiled):
-        def loss(self, batch: Any) -> Tensor:
-            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    (_, losses), (_, same) = (
-        trained(tmp_path / str(cache), Same, cache, data=loader(shuffle=False)) for cache in (False, True)
-    )
-    assert losses == same
-
-
 def test_one_answer_for_all_samples_is_refused(tmp_path: Path) -> None:
     class Mean(Counting):
         def forward(self, x: Tensor) -> Tensor:
@@ -271,6 +260,42 @@ def test_rows_that_are_no_samples_are_refused(tmp_path: Path) -> None:
 
 def test_loaders_of_tuples_of_one_batch_are_known(tmp_path: Path) -> None:
     """The last batch of an epoch is smaller, and its samples are in others afterwards."""
-    data = DataLoader(dataset(20), 8, shuffle=True)
-    (_, losses), (_, same) = (trained(tmp_path / str(cache), Unaugmented, cache, data=data) for cache in (False, True))
+    (_, losses), (_, same) = both(tmp_path, Unaugmented, data=DataLoader(dataset(20), 8, shuffle=True))
     assert losses == pytest.approx(same, rel=1e-5)
+
+
+def test_padding_on_the_left_makes_another_sample() -> None:
+    """Where positions are counted from the first token, so are answers."""
+    ids = torch.arange(1, 7).view(1, 6)
+    masks = [torch.tensor([[0] * left + [1] * 4 + [0] * (2 - left)]) for left in range(3)]
+    keys = [
+        sample_keys(ModelInputs(kwargs={"input_ids": ids.roll(left, 1), "attention_mask": mask}))[0]
+        for left, mask in enumerate(masks)
+    ]
+    assert len(set(keys)) == 3
+
+
+def test_samples_differ_in_all_that_the_network_is_called_with() -> None:
+    x = torch.arange(6.0).view(2, 3)
+    calls = [
+        ModelInputs((x,)),
+        ModelInputs((x.double(),)),
+        ModelInputs((x[:, None],)),
+        ModelInputs((x, True)),
+        ModelInputs(kwargs={"x": x}),
+        ModelInputs((x,), {"mask": x > 2}),
+    ]
+    keys = [key for inputs in calls for key in sample_keys(inputs)]
+    assert len(set(keys)) == len(keys)
+    assert sample_keys(ModelInputs((x.flip(0),))) == sample_keys(calls[0])[::-1]
+
+
+def test_lists_of_images_are_samples() -> None:
+    images = [torch.randn(3, 4, 5), torch.randn(3, 6, 7)]
+    first, second = sample_keys(ModelInputs((images,)))
+    assert sample_keys(ModelInputs((images[::-1],))) == [second, first]
+
+
+def test_inputs_that_cannot_be_compared_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"called with tensors and plain values, but got TensorDataset"):
+        sample_keys(ModelInputs((torch.randn(4, 6),), {"data": TensorDataset(torch.zeros(4))}))

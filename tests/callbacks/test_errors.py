@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.models.habits import Plain, dataset, loader, tiny_vit
+from cases.models.habits import Parts, Plain, dataset, loader, tiny_vit
 from cases.refusals import plan_for_plain, refused, snapshot
 from cases.trainers import fit, prune, trainer_of
 from torch import nn
@@ -52,10 +52,7 @@ def test_unknown_kind():
     [
         ({"importance": "l1"}, "Expected argument importance to be one of .*magnitude.*, but got 'l1'"),
         ({"replace": "none"}, "Expected argument replace to be one of calibrated, zero, identity, but got 'none'"),
-        (
-            {"search": "random"},
-            "Expected argument search to be one of one_shot, greedy, exact, .* but got 'random'",
-        ),
+        ({"search": "random"}, "Expected argument search to be one of one_shot, greedy, exact, .* but got 'random'"),
         ({"merge": "always"}, "Expected argument merge to be 'copy', 'at_surgery' or 'never', but got 'always'"),
         ({"calibration": 0}, "Expected argument calibration to be at least 1, but got 0"),
         ({"schedule": {"start": -1}}, "Expected argument start to be an epoch >= 0, but got -1"),
@@ -71,11 +68,6 @@ def test_arguments_of_depth_prune(arguments, match):
         DepthPrune(remove={"attention": 1}, **arguments)
 
 
-def test_only_units_go_in_steps():
-    with pytest.raises(ValueError, match=r"Expected argument times, and no step, in a schedule with every=1"):
-        DepthPrune(Budget(macs=0.2), schedule={"every": 1, "step": 1})
-
-
 @pytest.mark.parametrize(
     "said", [{"importance": "taylor"}, {"replace": "zero"}, {"ignore": "blocks.0.*"}, {"loss": print}]
 )
@@ -84,9 +76,16 @@ def test_nothing_is_planned_beside_a_plan(said):
         DepthPrune(plan=Plan(), **said)
 
 
-def test_plan_goes_at_once():
-    with pytest.raises(ValueError, match="Expected a budget with schedule every=1, which removes some each time"):
-        DepthPrune(plan=Plan(), schedule={"every": 1, "step": 1})
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ({"budget": Budget(macs=0.2)}, r"Expected argument times, and no step, in a schedule with every=1"),
+        ({"plan": Plan()}, "Expected a budget with schedule every=1, which removes some each time"),
+    ],
+)
+def test_only_units_go_in_steps(what, message):
+    with pytest.raises(ValueError, match=message):
+        DepthPrune(**what, schedule={"every": 1, "step": 1})
 
 
 @pytest.mark.parametrize(
@@ -100,15 +99,6 @@ def test_plan_goes_at_once():
 def test_arguments_of_distill_recover(arguments, match):
     with pytest.raises(ValueError, match=match):
         DistillRecover(**arguments)
-
-
-def test_more_units_than_there_are(tmp_path):
-    refused(
-        tmp_path,
-        Plain(),
-        prune(remove={"attention": 5}),
-        match="at most 3 units of kind 'attention' to remove, but got 5",
-    )
 
 
 @pytest.mark.parametrize(
@@ -127,27 +117,20 @@ class NoNetwork(Plain):
         self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
 
 
-def test_no_supported_network(tmp_path):
-    refused(
-        tmp_path,
-        NoNetwork(),
-        prune(),
-        match="Expected Sequential to have units of kind attention, activation that may go, but there is none",
-    )
+NO_UNITS = "to have units of kind attention, activation that may go, but there is none"
 
 
-def test_target_that_is_no_network(tmp_path):
-    match = "Expected Linear to have units of kind attention, activation that may go, but there is none"
-    refused(tmp_path, Plain(), prune(target="net.head"), match=match)
-
-
-def test_target_that_is_not_there(tmp_path):
-    refused(
-        tmp_path,
-        Plain(),
-        prune(target="model"),
-        match=r"Expected the path of a network inside Plain as target, but there is no module at 'model'\. It has net;",
-    )
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (NoNetwork, {}, f"Expected Sequential {NO_UNITS}.* are narrowed by plan_width and WidthPrune"),
+        (Plain, {"target": "net.head"}, f"Expected Linear {NO_UNITS}"),
+        (Plain, {"target": "model"}, r"inside Plain as target, but there is no module at 'model'\. It has net;"),
+        (Parts, {"schedule": 0}, "Parts.training_step to call the network at target='net', but it never did"),
+    ],
+)
+def test_networks_that_cannot_be_pruned(tmp_path, make, arguments, message):
+    refused(tmp_path, make(), prune(**arguments), match=message)
 
 
 class Forgetful(Plain):
@@ -172,18 +155,6 @@ def test_frozen_parameters_need_no_optimizer(tmp_path):
     assert {name for name, p in module.net.named_parameters() if p.requires_grad} == {"head.weight", "head.bias"}
 
 
-class Elsewhere(Plain):
-    """Calls parts of its network, never the whole."""
-
-    def loss(self, batch):
-        return self.net.head(self.net.forward_features(batch[0]).mean(1)).square().mean()
-
-
-def test_training_step_that_never_calls_the_target(tmp_path):
-    match = "Expected Elsewhere.training_step to call the network at target='net', but it never did"
-    refused(tmp_path, Elsewhere(), prune(schedule={"start": 0}), match=match)
-
-
 def test_training_data_without_a_batch(tmp_path):
     class Nothing(torch.utils.data.IterableDataset):
         def __iter__(self):
@@ -193,16 +164,11 @@ def test_training_data_without_a_batch(tmp_path):
     refused(tmp_path, Plain(), prune(schedule={"start": 0}), match=match, data=DataLoader(Nothing()))
 
 
-def test_empty_dataset_leaves_a_warning(tmp_path):
-    module = Plain()
-    images, labels = dataset().tensors
-    with pytest.warns(UserWarning, match="The fit ended before 1 surgeries of DepthPrune.0, the first at .* epoch 1"):
-        fit(tmp_path, module, prune(), data=DataLoader(TensorDataset(images[:0], labels[:0]), 8))
-
-
-def test_fit_that_ends_before_the_surgery(tmp_path):
-    with pytest.warns(UserWarning, match="The fit ended before 1 surgeries .* less pruned than asked for"):
-        fit(tmp_path, Plain(), prune(), max_steps=3)
+@pytest.mark.parametrize("settings", [{"max_steps": 3}, {"data": DataLoader(TensorDataset(*dataset()[:0]), 8)}])
+def test_fit_that_ends_before_the_surgery(tmp_path, settings):
+    match = "The fit ended before 1 surgeries of DepthPrune.0, the first at .* epoch 1: .* less pruned than asked for"
+    with pytest.warns(UserWarning, match=match):
+        fit(tmp_path, Plain(), prune(), **settings)
 
 
 def test_budget_below_one_unit(tmp_path):
@@ -220,24 +186,31 @@ def test_share_below_one_unit_is_said_and_done(tmp_path):
     assert len(find_units(module.net)) == 12
 
 
-def test_plan_for_another_model(tmp_path):
-    plan = plan_depth(tiny_vit(depth=4), remove={"activation": 1}, batches=[dataset().tensors[0]])
-    match = "Expected the model that the plan was made for .* this model has 3 blocks"
-    refused(tmp_path, Plain(), prune(remove=None, plan=plan, schedule={"start": 0}), match=match)
+def another_model(folder):
+    return plan_depth(tiny_vit(depth=4), remove={"activation": 1}, batches=[dataset().tensors[0]])
 
 
-def test_plan_without_its_sidecar(tmp_path):
-    path = plan_for_plain().save(tmp_path / "plan.json")
-    (tmp_path / "plan.safetensors").unlink()
-    match = r"Expected the plan's fitted tensors \(e0.* but they are missing. Put the .safetensors file"
-    refused(tmp_path, Plain(), prune(remove=None, plan=path, schedule={"start": 0}), match=match)
+def without_its_sidecar(folder):
+    path = plan_for_plain().save(folder / "plan.json")
+    path.with_suffix(".safetensors").unlink()
+    return path
 
 
-def test_edited_plan(tmp_path):
+def edited(folder):
     plan = plan_for_plain(replace="identity")
-    plan = plan.model_copy(update={"result": plan.result.model_copy(update={"tensors": "0" * 64})})
-    match = "Expected the plan to leave the model it describes, but it left another"
-    refused(tmp_path, Plain(), prune(remove=None, plan=plan, schedule={"start": 0}), match=match)
+    return plan.model_copy(update={"result": plan.result.model_copy(update={"tensors": "0" * 64})})
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (another_model, "Expected the model that the plan was made for .* this model has 3 blocks"),
+        (without_its_sidecar, r"plan's fitted tensors \(e0.* but they are missing. Put the .safetensors file"),
+        (edited, "Expected the plan to leave the model it describes, but it left another"),
+    ],
+)
+def test_plans_that_do_not_fit(tmp_path, made, message):
+    refused(tmp_path, Plain(), prune(remove=None, plan=made(tmp_path), schedule=0), match=message)
 
 
 def test_plan_for_other_weights_without_data_to_fit_anew(tmp_path):

@@ -8,7 +8,6 @@ import lightning.pytorch as pl
 import pytest
 from cases.models.habits import Plain, dataset, loader
 from cases.trainers import fit, prune, trainer_of
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 from prunerecover import Plan, Report, plan_depth
 from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport, PruneSchedule
@@ -104,25 +103,6 @@ def test_report_states_what_a_search_before_the_fit_took(tmp_path):
     plan = plan.model_copy(update={"evidence": {**plan.evidence, "search": cost}})
     trainer_of(tmp_path, DepthPrune(plan=plan), PruneReport(pairs=0), epochs=1).fit(module, loader())
     assert Report.load(tmp_path / "report").search == SearchCost(**cost)
-
-
-@pytest.mark.slow
-def test_report_history_goes_on_after_resume(tmp_path):
-    def run(module, **settings):
-        report = PruneReport(pairs=0)
-        every = ModelCheckpoint(tmp_path / "files", filename="{epoch}", save_top_k=-1)
-        runner = trainer_of(tmp_path, prune(), report, every, epochs=3)
-        pl.seed_everything(3, verbose=False)
-        runner.fit(module, loader(), loader(shuffle=False), **settings)
-        return report.history
-
-    whole = run(Plain())
-    assert run(Plain(), ckpt_path=tmp_path / "files" / "epoch=1.ckpt") == whole
-
-
-def test_no_report_of_a_trial_run(tmp_path):
-    fit(tmp_path, Plain(), prune(schedule={"start": 0}), PruneReport(), fast_dev_run=True)
-    assert not (tmp_path / "report").exists()
 
 
 def test_merged_copy_answers_like_the_live_module(tmp_path):

@@ -24,6 +24,8 @@ def refused(folder, module, *callbacks, error=ValueError, match, data=None, **se
     assert text == before[0]
     assert all(torch.equal(value, weights[name]) for name, value in before[1].items())
     assert not Ledger.of(module).plans
+    assert not Ledger.of(module).adapters
+    assert "training_step" not in vars(module)
 
 
 def plan_for_plain(**arguments):

@@ -162,9 +162,7 @@ def test_two_networks(tmp_path: Path) -> None:
     prune(module, "everything", "a")
     prune(module, "attention affine", "b")
     path = save(module, tmp_path / "last.ckpt")
-    with pytest.raises(
-        ValueError, match=r"one pruned network, but .* has 2 \('a', 'b'\). Pass the LightningModule class"
-    ):
+    with pytest.raises(ValueError, match=r"pruned network, but .* has 2 \('a', 'b'\). Pass the LightningModule class"):
         load_pruned(path)
     loaded = load_pruned(path, TwoNetworks).eval()
     assert all(torch.equal(getattr(loaded, n)(tiny_images()), getattr(module, n)(tiny_images())) for n in "ab")
@@ -174,9 +172,7 @@ def test_before_the_first_surgery(tmp_path: Path) -> None:
     module = stirred(Classifier())
     Ledger.of(module)
     path = save(module, tmp_path / "last.ckpt")
-    with pytest.raises(
-        ValueError, match=r"has 0 \(it was saved before the first surgery\). Pass the LightningModule class"
-    ):
+    with pytest.raises(ValueError, match=r"\(it was saved before the first surgery\). Pass the LightningModule class"):
         load_pruned(path)
     assert torch.equal(load_pruned(path, Classifier).eval()(tiny_images()), module(tiny_images()))
 

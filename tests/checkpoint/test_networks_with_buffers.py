@@ -1,8 +1,10 @@
-"""Networks whose state holds more than parameters: buffers, versions of modules, and what forward writes on them."""
+"""Networks whose state holds more than parameters, and weights that are not finite or of several dtypes."""
 
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,31 @@ import timm
 import torch
 import torchvision
 from cases.engine import unchanged
-from cases.files.lightning_files import save
+from cases.files.lightning_files import Classifier, prune, rewrite, save
+from cases.models.routed_language import sets_of
+from cases.models.tiny import tiny_images, tiny_llama, tiny_timm
+from cases.tiny_plans import pruned
+from cases.trainers import fit
+from lightning.pytorch.callbacks import ModelCheckpoint
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from prunerecover import Budget, Plan, apply_plan, load_pruned, plan_width, save_pruned
+from prunerecover import (
+    Budget,
+    LoRARecover,
+    Plan,
+    RoutedCausalLM,
+    apply_plan,
+    export,
+    load_pruned,
+    plan_width,
+    save_pruned,
+    save_routed,
+)
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.checkpoint.ledger_record import KEY, LedgerRecord
+from prunerecover.model.checks import is_finite
 
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 QUICK: dict[str, Any] = {"importance": "magnitude", "replace": "zero"}
@@ -141,3 +161,111 @@ def test_what_forward_wrote_is_in_checkpoints(tmp_path: Path) -> None:
     Ledger.of(resumed).restore(resumed, LedgerRecord.from_dict(torch.load(path)[KEY]))
     resumed.load_state_dict(torch.load(path)["state_dict"])
     assert torch.equal(resumed.net.eval()(x), expected)
+
+
+NAN = r"Expected finite weights in .*{name}\S*, but .* holds? NaN or infinite values, and so .* or bfloat16"
+
+
+def spoil(model: nn.Module, value: float = float("nan")) -> nn.Module:
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] = value
+    return model
+
+
+def save_plan(folder: Path) -> None:
+    _, plan = pruned("attention affine")
+    plan.with_tensors({key: value / 0 for key, value in plan.tensors.items()}).save(folder / "file")
+
+
+def save_standard(folder: Path) -> None:
+    model = spoil(pruned("llama blocks")[0])
+    model.save_pretrained(folder / "file")  # type: ignore[operator]
+
+
+def save_routes(folder: Path) -> None:
+    model = tiny_llama(num_hidden_layers=6)
+    save_routed(RoutedCausalLM(spoil(model), sets_of(model)), folder / "file", weights=True)
+
+
+def save_network(folder: Path) -> None:
+    model, plan = pruned("attention zero")
+    save_pruned(spoil(model, torch.inf), plan, folder / "file")
+
+
+def export_network(folder: Path) -> None:
+    export(spoil(nn.Sequential(nn.Linear(4, 4))), folder / "file.pt2", torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("saved", [save_plan, save_standard, save_routes, save_network, export_network])
+def test_what_is_not_finite_is_not_saved_in_silence(saved: Callable[[Path], None], tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=NAN.format(name="file")):
+        saved(tmp_path)
+
+
+class Diverging(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = tiny_timm()
+
+    def training_step(self, batch: Tensor, number: int) -> Tensor:
+        return self.net(batch).square().mean() * torch.inf
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_a_fit_that_diverges_does_not_write_pruned_in_silence(tmp_path: Path) -> None:
+    adapters = LoRARecover(rank=2, target_modules=["fc1"])
+    with pytest.warns(UserWarning, match=NAN.format(name="pruned")):
+        fit(tmp_path, Diverging(), adapters, ModelCheckpoint(tmp_path), data=DataLoader(tiny_images(4), 2), epochs=1)
+    assert (tmp_path / "pruned" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "finite"),
+    [
+        (torch.tensor([0.0, -torch.inf]), True),  # a mask
+        (nn.Parameter(torch.tensor([0.0, -torch.inf])), False),
+        (torch.tensor([0.0, torch.inf]), False),
+        (torch.tensor([1, 2]), True),
+        (torch.empty(0), True),
+        (torch.tensor([0.0, torch.nan]).to_sparse(), False),
+        (torch.tensor([complex(0, torch.nan)]), False),
+        (torch.tensor([torch.nan]).to(torch.float8_e4m3fn), False),
+        (torch.empty(2, device="meta"), True),
+    ],
+)
+def test_what_is_finite(tensor: Tensor, finite: bool) -> None:
+    assert is_finite(tensor) is finite
+
+
+def half(weights: dict[str, Any]) -> None:
+    name = next(name for name in weights if name.endswith("head.weight"))
+    weights[name] = weights[name].half()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    module = Classifier()
+    prune(module, "attention zero")
+    return save(module, tmp_path / "last.ckpt")
+
+
+@pytest.mark.filterwarnings("ignore:load_pruned:UserWarning")
+def test_odd_values_in_files_are_told(checkpoint: Path, tmp_path: Path) -> None:
+    mixed = r"Expected weights of one dtype in .*, but got float32 and, for head.weight, float16. .*model.to\(torch.flo"
+    rewrite(checkpoint, lambda c: half(c["state_dict"]))
+    with pytest.warns(UserWarning, match=mixed):
+        load_pruned(checkpoint)
+    rewrite(checkpoint, lambda c: c["state_dict"]["net.head.bias"].fill_(torch.nan))
+    with pytest.warns(UserWarning, match=NAN.format(name="last.ckpt")):
+        load_pruned(checkpoint)
+
+
+def test_weights_of_two_dtypes_that_were_saved_so_are_loaded_in_silence(tmp_path: Path) -> None:
+    model, plan = pruned("attention zero")
+    model.get_submodule("head").half()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = load_pruned(save_pruned(model, plan, tmp_path / "pruned"))
+        assert again.get_submodule("head").get_parameter("weight").dtype == torch.float16

@@ -115,9 +115,7 @@ def edit_plan(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def test_no_such_path(tmp_path: Path) -> None:
-    with pytest.raises(
-        FileNotFoundError, match="Expected a folder of save_pruned or a Lightning checkpoint, but .* does not"
-    ):
+    with pytest.raises(FileNotFoundError, match="a folder of save_pruned or a Lightning checkpoint, but .* does not"):
         load_pruned(tmp_path / "nowhere")
 
 
@@ -131,9 +129,7 @@ def test_a_folder_without_a_plan(tmp_path: Path) -> None:
 
 def test_a_folder_without_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    with pytest.raises(
-        FileNotFoundError, match="Expected the weights of a pruned model at .*, but there is no such file"
-    ):
+    with pytest.raises(FileNotFoundError, match="the weights of a pruned model at .*, but there is no such file"):
         load_pruned(folder)
 
 
@@ -154,9 +150,7 @@ def test_weights_that_are_cut_off(folder: Path) -> None:
     for keep in (0, 100, -7):
         content = weights.read_bytes()
         weights.write_bytes(content[:keep])
-        with pytest.raises(
-            ValueError, match="Expected weights in safetensors at .*cannot be read.*Is the file cut off"
-        ):
+        with pytest.raises(ValueError, match="weights in safetensors at .*cannot be read.*Is the file cut off"):
             load_pruned(folder)
         weights.write_bytes(content)
 
@@ -256,9 +250,7 @@ def test_buffers_that_no_file_holds(tmp_path: Path) -> None:
     model, plan = pruned("llama attention")
     path = save_pruned(model, plan, tmp_path / "pruned")
     empty = tiny_llama().to("meta")
-    with pytest.raises(
-        ValueError, match="whose buffers are in memory, but got model.rotary_emb.inv_freq.*include_buffers"
-    ):
+    with pytest.raises(ValueError, match="buffers are in memory, but got model.rotary_emb.inv_freq.*include_buffers"):
         load_pruned(path, empty)
     check_source(empty, plan)
 

@@ -1,6 +1,6 @@
 """The surgery contract: a resumed fit equals an uninterrupted one, whatever prunes, recovers and trains.
 
-A new callback gets a line in `CASES`; what it does from the file of every step stands in `test_every_file.py`.
+A new callback gets a line in `CASES`; what it does from the file of every step stands in `test_every_step.py`.
 """
 
 from __future__ import annotations

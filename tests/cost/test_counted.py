@@ -52,9 +52,7 @@ def test_a_window_keeps_no_more_tokens(example: int) -> None:
 
 
 def test_a_network_without_a_cache_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="a key-value cache .*, but VisionTransformer fills none. Say params or checkp"
-    ):
+    with pytest.raises(ValueError, match="key-value cache .*, but VisionTransformer fills none. Say params or checkp"):
         served_memory(vit(depth=1), as_inputs(torch.zeros(1, 3, 16, 16)), LOAD)
 
 

@@ -1,4 +1,4 @@
-"""Descriptions of transformers models: what is removed by them equals a dense model with that contribution zeroed."""
+"""Descriptions of transformers and timm models: what is removed by them equals a dense model with that part zeroed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from cases.models.tiny import BUILD, GATED, SPECIAL, TEXT, TRANSFORMERS, stir, tiny_bert, tiny_inputs, tiny_llama
+from cases.models.tiny import (
+    BUILD,
+    GATED,
+    SPECIAL,
+    TEXT,
+    TRANSFORMERS,
+    VARIANTS,
+    stir,
+    tiny_bert,
+    tiny_images,
+    tiny_inputs,
+    tiny_llama,
+    tiny_timm,
+)
 from cases.sampling import one_in
 from torch import Tensor, nn
 
@@ -31,6 +44,15 @@ CONTRIBUTION = {
     "hf_vit": ("attention", "mlp|output.dense"),
 }
 UNGATED = tuple(name for name in TRANSFORMERS if name not in GATED)
+
+
+def built(name: str) -> nn.Module:
+    """A model of transformers, or a form of timm's VisionTransformer."""
+    return tiny_timm(**VARIANTS[name]) if name in VARIANTS else BUILD[name]()
+
+
+def answers(model: nn.Module, name: str) -> Tensor:
+    return model(tiny_images()) if name in VARIANTS else model(**tiny_inputs(name)).logits
 
 
 def logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
@@ -76,27 +98,28 @@ def test_branches_of_both_kinds_removed_together(name: str) -> None:
     torch.testing.assert_close(logits(pruned, tiny_inputs(name)), logits(oracle, tiny_inputs(name)))
 
 
-@pytest.mark.parametrize("name", TRANSFORMERS)
+@pytest.mark.parametrize("name", [*TRANSFORMERS, *VARIANTS])
 def test_every_parameter_left_has_a_gradient(name: str) -> None:
-    model = BUILD[name]().train()
+    model = built(name).train()
     blocks = describe(model).blocks
     for branch in (blocks[0].attention, blocks[1].mlp, blocks[2].attention, blocks[2].mlp):
         assert branch is not None
         remove(model, branch)
-    model(**tiny_inputs(name)).logits.square().mean().backward()
+    answers(model, name).square().mean().backward()
     assert [path for path, parameter in model.named_parameters() if parameter.grad is None] == []
 
 
-@pytest.mark.parametrize("name", UNGATED)
+@pytest.mark.parametrize("name", [*UNGATED, *VARIANTS])
 def test_activation_replaced_by_identity_equals_hook_that_skips_it(name: str) -> None:
-    pruned, oracle = BUILD[name](), BUILD[name]()
+    pruned, oracle = built(name), built(name)
     forward = describe(pruned).blocks[1].feed_forward
     assert forward is not None
     set_module(pruned, forward.activation, nn.Identity())
     get_module(oracle, forward.activation).register_forward_hook(lambda _, args, __: args[0])
-    dense = logits(BUILD[name](), tiny_inputs(name))
-    torch.testing.assert_close(logits(pruned, tiny_inputs(name)), logits(oracle, tiny_inputs(name)))
-    assert (logits(pruned, tiny_inputs(name)) - dense).abs().max() > 0.01
+    with torch.no_grad():
+        dense, found, expected = (answers(model, name) for model in (built(name), pruned, oracle))
+    torch.testing.assert_close(found, expected)
+    assert (found - dense).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("name", UNGATED)
@@ -121,19 +144,19 @@ def test_feed_forward_is_nothing_but_its_three_modules(name: str) -> None:
     assert forward.norm is None or torch.equal(seen[forward.norm][1], x)
 
 
-@pytest.mark.parametrize("name", UNGATED)
+@pytest.mark.parametrize("name", [*UNGATED, *VARIANTS])
 def test_feed_forward_state_follows_the_model(name: str) -> None:
-    model = BUILD[name]()
+    model = built(name)
     forward = describe(model).blocks[0].feed_forward
     assert forward is not None
     assert forward.state == "nonlinear"
-    set_module(model, forward.activation, SlopeBias(48))
+    set_module(model, forward.activation, SlopeBias(128 if name in VARIANTS else 48))
     assert describe(model).feed_forward(forward.activation).state == "linear"  # type: ignore[union-attr]
     set_module(model, forward.first, nn.Linear(32, 32))
     set_module(model, forward.activation, nn.Identity())
     set_module(model, forward.second, nn.Identity())
     assert describe(model).feed_forward(forward.activation).state == "merged"  # type: ignore[union-attr]
-    assert logits(model, tiny_inputs(name)).isfinite().all()
+    assert answers(model, name).isfinite().all()
 
 
 @pytest.mark.parametrize("name", GATED)
@@ -142,9 +165,9 @@ def test_gated_families_say_why_there_is_no_activation(name: str) -> None:
     assert all(block.feed_forward is None and "gated" in block.no_activation for block in blocks)
 
 
-@pytest.mark.parametrize("name", TRANSFORMERS)
+@pytest.mark.parametrize("name", [*TRANSFORMERS, *VARIANTS])
 def test_layout_tells_the_present_structure(name: str) -> None:
-    model = BUILD[name]()
+    model = built(name)
     before = describe(model)
     attention, mlp = before.blocks[0].attention, before.blocks[3].mlp
     assert attention is not None
@@ -160,7 +183,7 @@ def test_layout_tells_the_present_structure(name: str) -> None:
     assert after.blocks[1:3] == before.blocks[1:3]
     assert (after.blocks[3].mlp, after.blocks[3].feed_forward, after.blocks[3].no_activation) == (None, None, "")
     assert (after.family, after.container) == (before.family, before.container)
-    assert logits(model, tiny_inputs(name)).isfinite().all()
+    assert answers(model, name).isfinite().all()
 
 
 @pytest.mark.parametrize("name", one_in(4, TRANSFORMERS))

@@ -1,4 +1,4 @@
-"""R-Score and gate-Taylor against finite differences and loops."""
+"""First-order importances and block influence against finite differences, loops and what is added."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from cases.models.decoders import DECODERS
 from cases.models.hand_made_groups import cross_entropy, images, resnet_groups, small_resnet, vit_groups
+from cases.models.tiny import tiny_inputs
 from cases.width.scores import Batch, context, perceptron, same
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from prunerecover import find_units
+from prunerecover.importance.context import DepthContext
 from prunerecover.importance.data_free import l2_norm, magnitude, random
 from prunerecover.importance.first_order import gate_taylor, r_score
+from prunerecover.importance.turned_stream import block_influence
+from prunerecover.model.hooks import recording
 from prunerecover.plan.groups import Group, Slice, Tap
 
 
@@ -141,3 +147,24 @@ def test_random_is_seeded() -> None:
     assert not torch.equal(
         random(context(None, groups, seed=1))["conv1"], random(context(None, groups, seed=2))["conv1"]
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "attention", "factor"),
+    [
+        ("granite", "input_layernorm", "self_attn", 0.3),
+        ("phi", "input_layernorm", "self_attn", 1.0),
+        ("olmo2", "self_attn", "post_attention_layernorm", 1.0),
+    ],
+)
+@torch.no_grad()
+def test_stream_before_and_after_an_attention(name: str, norm: str, attention: str, factor: float) -> None:
+    model, inputs = DECODERS[name].build(), tiny_inputs("text")
+    layer = model.get_submodule("model.layers.1")
+    with recording({"first": layer.get_submodule(norm), "last": layer.get_submodule(attention)}) as seen:
+        model(**inputs)
+    before = seen["first.in"]
+    cosine = torch.cosine_similarity(before, before + factor * seen["last.out"], dim=-1)
+    units = find_units(model, kinds=("attention",))
+    found = block_influence(DepthContext(model=model, units=units, batches=(inputs,)))
+    assert found["model.layers.1.self_attn"] == pytest.approx(float(1 - cosine.mean()), abs=1e-5)

@@ -248,9 +248,7 @@ def test_bad_returns(returned: Any, error: type[Exception], message: str) -> Non
 
 
 def test_scores_that_are_not_finite() -> None:
-    with pytest.raises(
-        ValueError, match=r"Expected finite importances from '<lambda>', but 6 of 6 are not \(conv1: shape"
-    ):
+    with pytest.raises(ValueError, match=r"finite importances from '<lambda>', but 6 of 6 are not \(conv1: shape"):
         planned(importance=lambda context: {g.name: torch.full((g.size,), torch.nan) for g in context.groups})
 
 
@@ -264,10 +262,7 @@ def test_negative_scores_are_for_tolerances() -> None:
 
 
 def test_what_is_no_importance() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"Expected argument importance to be one of taylor, .* or a callable .*'mine'",
-    ):
+    with pytest.raises(ValueError, match=r"argument importance to be one of taylor, .* or a callable .*'mine'"):
         planned(importance="mine")
     with pytest.raises(TypeError, match="Expected argument importance to be a name or a callable .*, but got int"):
         WidthPrune(Budget(macs=0.3), importance=3)
@@ -281,8 +276,6 @@ def test_a_loss_that_an_own_importance_needs() -> None:
         return first_stay(context)
 
     model = small_resnet()
-    with pytest.raises(
-        ValueError, match=r"Expected argument loss=f\(model, batch\) for importance='needy', but got none"
-    ):
+    with pytest.raises(ValueError, match=r"argument loss=f\(model, batch\) for importance='needy', but got none"):
         compute_importances(context(model, resnet_groups(model)), [needy])
     assert planned(importance=needy).removed

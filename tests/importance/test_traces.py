@@ -187,10 +187,7 @@ def one_class() -> list[Batch]:
         ([(torch.randn(8, 3, 8, 8), torch.rand(8))], r"one integer class per sample, shape \(8,\)"),
         ([(torch.randn(8, 3, 8, 8), torch.ones(8, 8).long())], r"but got shape \(8, 8\) of torch.int64"),
         ([], "Expected at least one batch, but there was none"),
-        (
-            [*images(), (torch.randn(8, 3, 16, 16), images()[0][1])],
-            "Expected the same number of positions in every batch at 'bn1', but got units of 64 and of 256",
-        ),
+        ([*images(), (torch.randn(8, 3, 16, 16), images()[0][1])], "batch at 'bn1', but got units of 64 and of 256"),
     ],
 )
 def test_unusable_batches_are_refused(batches: list[Any], message: str) -> None:
@@ -268,9 +265,7 @@ def test_units_that_are_computed_without_gradients_do_not_count_as_useless() -> 
     x = torch.rand(4, 6)
     model = Frozen()
     groups = find_groups(model, x).groups
-    with pytest.raises(
-        Refusal, match=r"those of 'body.first' are computed under torch.no_grad.* or pass importance=\"magni"
-    ):
+    with pytest.raises(Refusal, match=r"of 'body.first' are computed under torch.no_grad.* or pass importance=\"magni"):
         gate_taylor(context(model, groups, [x], lambda net, batch: net(batch).square().mean()))
 
 
@@ -281,9 +276,7 @@ def test_unknown_signals_and_bad_values_are_refused() -> None:
         computed(context(model, groups, images()), ["luck"])
     with torch.no_grad():
         model.conv1.weight[0, 0, 0, 0] = torch.nan
-    with pytest.raises(
-        ValueError, match=r"Expected finite importances from 'magnitude', but 1 of 4 are not \(conv1: shape \(6,\)"
-    ):
+    with pytest.raises(ValueError, match=r"importances from 'magnitude', but 1 of 4 are not \(conv1: shape \(6,\)"):
         computed(context(model, groups, images()), ["magnitude"])
 
 

@@ -1,15 +1,28 @@
-"""Modules by path: wrappers are seen through, and what is missing is named."""
+"""Modules by path, hashes of their tensors, copies of their caches, and what stands in for a removed unit."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from cases.engine import build
-from torch import nn
+from cases.models.tiny import tiny_timm
+from cases.width.narrow import without
+from cases.width.narrow_models import Padded
+from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
+from prunerecover import Budget, apply_plan, plan_width
+from prunerecover.cost.macs import count_macs
+from prunerecover.model.copies import deep_copy, meta_copy, share_copy
+from prunerecover.model.evaluation import evaluating
+from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.model.paths import get_module, parent_path, set_module, unwrap
+from prunerecover.model.replacements import Affine, ChannelMap, Constant, Nothing, PassThrough, Replacement, SlopeBias
+from prunerecover.plan.groups import Slice
+from prunerecover.surgery.apply_edits import apply_edits
 
 
 def test_wrappers_are_seen_through() -> None:
@@ -72,3 +85,134 @@ def test_set_module_keeps_modes_of_submodules() -> None:
     other = nn.ReLU()
     set_module(net, "0", other)
     assert not other.training
+
+
+def test_hashes_see_names_shapes_and_values() -> None:
+    model = build("timm")
+    assert tensors_hash(model) == tensors_hash(build("timm").half())
+    assert tensors_hash(model) != tensors_hash(tiny_timm(depth=3))
+    assert weights_hash(model) == weights_hash(build("timm").bfloat16())
+    other = build("timm")
+    with torch.no_grad():
+        other.blocks[2].attn.qkv.weight[0, 0] += 1
+    assert weights_hash(model) != weights_hash(other)
+    assert weights_hash(nn.Linear(2, 2, device="meta")) is None
+
+
+@pytest.mark.parametrize("returns", [1, 2, 3])
+@pytest.mark.parametrize("make", [Nothing, PassThrough, lambda r: Affine(4, r), lambda r: Constant(4, r)])
+def test_replacement_answers_in_the_form_of_what_it_replaces(make: Any, returns: int) -> None:
+    module = make(returns)
+    x = torch.randn(2, 3, 4)
+    for out in (module(x, mask=None), module(hidden_states=x, mask=None)):
+        parts = out if returns > 1 else (out,)
+        assert len(parts) == returns
+        assert (x + parts[0]).shape == x.shape
+        assert all(p is None for p in parts[1:])
+    assert (f"returns={returns}" in repr(module)) == (returns > 1)
+
+
+def test_replacement_answers_in_a_tuple_of_one() -> None:
+    x = torch.randn(2, 3, 4)
+    [out] = PassThrough(0)(x)
+    assert out is x
+
+
+def test_initial_maps_are_neutral() -> None:
+    x = torch.randn(2, 4)
+    assert torch.equal(Affine(4)(x), x)
+    assert torch.equal(SlopeBias(4)(x), x)
+    assert not Constant(4)(x).any()
+    with pytest.raises(NotImplementedError):
+        Replacement()(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64])
+@pytest.mark.parametrize(("stride", "first"), [(1, 0), (2, 2), (3, 4)])
+def test_channel_map_equals_the_padded_shortcut(dtype: torch.dtype, stride: int, first: int) -> None:
+    x = (10 * torch.randn(2, 4, 7, 7)).to(dtype)
+    if dtype.is_floating_point:
+        x[0, 0, 0, 0], x[0, 1, 0, 0] = torch.nan, torch.inf
+    expected = Padded(stride, first, 8 - 4 - first)(x)
+    found = ChannelMap(4, 8, stride, first)(x)
+    assert found.dtype == dtype
+    assert torch.equal(found.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
+    assert torch.equal(
+        ChannelMap(4, 8, stride, first).bfloat16()(x[0]).nan_to_num(nan=7.0), expected[0].nan_to_num(nan=7.0)
+    )
+
+
+def test_channel_map_is_free_differentiable_and_loaded_like_any_weight() -> None:
+    shortcut, x = ChannelMap(4, 8, 2, 2), torch.randn(2, 4, 6, 6, requires_grad=True)
+    twin = x.detach().clone().requires_grad_()
+    weights = torch.randn(2, 8, 3, 3)
+    (shortcut(x) * weights).sum().backward()
+    (Padded()(twin) * weights).sum().backward()
+    assert torch.equal(x.grad, twin.grad)
+    assert count_macs(shortcut, x.detach()) == 0
+    other = ChannelMap(4, 8, 2, 0)
+    other.load_state_dict(shortcut.state_dict())
+    assert torch.equal(other(x), shortcut(x))
+    assert str(shortcut) == "ChannelMap(4, 8, stride=2)"
+    assert not list(shortcut.parameters())
+
+
+def test_channel_map_without_any_channel_left_is_zero_and_exports() -> None:
+    model = nn.Sequential(ChannelMap(4, 8, 2, 2))
+    apply_edits(model, [without("0", "channel", 8, (2, 3, 4, 5), (Slice(tensor="0.weight", dim=0),))])
+    x = torch.full((1, 4, 4, 4), torch.inf)
+    assert torch.equal(model(x), torch.zeros(1, 4, 2, 2))
+    full = nn.Sequential(ChannelMap(4, 8, 2, 2))
+    for net in (model, full):
+        exported = torch.export.export(net.eval(), (torch.ones(1, 4, 4, 4),)).module()
+        assert torch.equal(exported(x), net(x))
+
+
+IMAGES = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+BATCHES = [(IMAGES, torch.arange(8) % 3)]
+
+
+class Caching(nn.Module):
+    """Picks biases by an index once in evaluation mode, as attentions with relative positions do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter, self.leave = nn.Linear(6, 16), nn.Linear(16, 3)
+        self.biases = nn.Parameter(torch.randn(5, 3))
+        self.cache: dict[str, list[Tensor]] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "cpu" not in self.cache:
+            self.cache["cpu"] = [self.biases[2]]
+        return self.leave(self.enter(x).relu()) + self.cache["cpu"][0]
+
+
+def test_planning_leaves_no_graph_in_a_cache() -> None:
+    model = Caching().eval()
+    plan = plan_width(model, Budget(macs=0.3), batches=BATCHES)
+    assert model.cache == {}
+    apply_plan(model, plan)
+    for _ in range(2):
+        model.cache.clear()
+        model(IMAGES).sum().backward()
+
+
+def test_what_was_cached_before_stays() -> None:
+    model = Caching().eval()
+    model(IMAGES)
+    cached = model.cache["cpu"][0]
+    with evaluating(model):
+        model.cache.clear()
+        model(IMAGES)
+    assert model.cache["cpu"][0] is cached
+
+
+@pytest.mark.parametrize("copy", [share_copy, deep_copy, meta_copy])
+def test_a_cache_with_a_graph_is_copied(copy: object) -> None:
+    model = Caching().eval()
+    model(IMAGES)
+    assert not model.cache["cpu"][0].is_leaf
+    found = copy(model)  # type: ignore[operator]
+    assert found.cache["cpu"][0].shape == (3,)
+    assert found.cache is not model.cache

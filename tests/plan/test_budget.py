@@ -23,10 +23,7 @@ from prunerecover.surgery.saved_cost import budget_used
         ({}, "exactly one of remove and ratio, or one or more of macs, params, .*, active_params, but got none"),
         ({"remove": {"mlp": 1}, "ratio": {"mlp": 0.5}}, r"but got \['ratio', 'remove'\]"),
         ({"remove": {"mlp": 1}, "macs": 0.1}, r"but got \['macs', 'remove'\]"),
-        (
-            {"macs": 0.3, "params": 1.5},
-            r"argument params to be a removed share between 0 and 1 \(exclusive\), but got 1.5",
-        ),
+        ({"macs": 0.3, "params": 1.5}, r"params to be a removed share between 0 and 1 \(exclusive\), but got 1.5"),
         ({"remove": {"attn": 1}}, "Expected kinds among .*, but got 'attn'"),
         ({"remove": {"attention": 1.5}}, "a whole number of units >= 0 for 'attention', but got 1.5"),
         ({"remove": {"attention": True}}, "but got True"),
@@ -115,9 +112,7 @@ def test_an_amount_is_no_share() -> None:
 
 
 def test_planning_for_one_cost_refuses_several() -> None:
-    with pytest.raises(
-        ValueError, match=r"one cost among macs, params, latency, but got Budget\(macs=0.3, params=0.2\). Meet others"
-    ):
+    with pytest.raises(ValueError, match=r"macs, params, latency, but got Budget\(macs=0.3, params=0.2\). Meet others"):
         _ = Budget(macs=0.3, params=0.2).share
 
 

@@ -1,8 +1,9 @@
-"""The records of a plan's evidence: all entries of files are read, and written again as they are."""
+"""The records of a plan's evidence as files have them, and the table of the kinds of units."""
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import pairwise
+from typing import Any, get_args
 
 import pytest
 from cases.old_files import PLAN_FILES
@@ -18,6 +19,7 @@ from prunerecover.plan.evidence import (
     ToleranceEvidence,
     WidthEvidence,
 )
+from prunerecover.plan.kinds import KINDS, TRAITS, WIDTH_KINDS, Kind, WidthKind, holders_first
 from prunerecover.plan.plan import Plan
 from prunerecover.report.data import SearchCost
 
@@ -67,3 +69,20 @@ def test_a_report_adds_up_what_planning_took_before_the_fit_and_in_it() -> None:
     assert search_cost(plan, events, "net") == SearchCost(seconds=61.5)
     assert search_cost(Plan(), events, "net") == SearchCost(seconds=1.5)
     assert search_cost(Plan(), [], "net") is None
+
+
+def test_the_table_has_the_kinds_of_the_types_in_their_order() -> None:
+    assert get_args(Kind) == KINDS
+    assert get_args(WidthKind) == WIDTH_KINDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_kind_holds_is_of_its_dimension_and_sorted_after_it(kind: str) -> None:
+    for inside in TRAITS[kind].holds:
+        assert TRAITS[inside].dimension == TRAITS[kind].dimension
+        assert holders_first(kind) < holders_first(inside)
+
+
+def test_kinds_of_one_figure_can_be_told_apart() -> None:
+    colors = [TRAITS[kind].color for kind in WIDTH_KINDS]
+    assert all(a != b for a, b in pairwise(sorted(colors)))

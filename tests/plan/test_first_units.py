@@ -1,4 +1,4 @@
-"""`Plan.first`: one search gives a plan for every depth."""
+"""`Plan.first`: one search gives a plan for every depth; of maps folded for runs of blocks those of whole runs stay."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import copy
 
 import pytest
 import torch
-from cases.engine import batches_of, build, output_of, plan_of
+from cases.engine import batch_of, batches_of, build, output_of, plan_of
 from cases.sampling import one_in
-from torch import nn
+from torch import Tensor, nn
 
-from prunerecover import Plan, apply_plan
+from prunerecover import Plan, PlanSet, apply_plan
 from prunerecover.model.hashing import tensors_hash
+from prunerecover.plan.edits import Fold, Remove
+from prunerecover.plan.evidence import DepthEvidence, RemovalStep
+from prunerecover.plan.records import Result
+from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.provenance import plan_for
 
@@ -96,3 +100,85 @@ def test_all_and_none_of_any_plan() -> None:
 def test_parts_of_units_are_none() -> None:
     with pytest.raises(TypeError, match="Expected a whole number of units, but got 1.5"):
         Plan().first(1.5)  # type: ignore[arg-type]
+
+
+LAYERS = "model.layers"
+
+
+def folding(order: tuple[int, ...], runs: dict[int, int]) -> tuple[nn.Module, Plan]:
+    """A Llama and a plan for it whose blocks went in some order, with a map before each run: {first: last}."""
+    from cases.models.tiny import tiny_llama
+
+    model = tiny_llama(num_hidden_layers=6)
+    generator, tensors = torch.Generator().manual_seed(0), dict[str, Tensor]()
+    folds = []
+    for number, (first, last) in enumerate(runs.items()):
+        key, into = f"e{number}.weight", f"{LAYERS}.{first - 1}.mlp.down_proj"
+        tensors[key] = torch.eye(32) + 0.3 * torch.randn(32, 32, generator=generator)
+        folds.append(Fold(unit=f"{LAYERS}.{last}", into=into, tensors=(key,)))
+    steps = [
+        RemovalStep(unit=f"{LAYERS}.{i}", config={"num_hidden_layers": 5 - n}, result=Result())
+        for n, i in enumerate(order)
+    ]
+    edits = [*folds, *block_removals(model, order)]
+    evidence = DepthEvidence(order=tuple(steps)).to_dict()
+    return model, plan_for(model, edits, method="by hand", tensors=tensors, evidence=evidence)
+
+
+def folds_of(plan: Plan) -> list[str]:
+    return [edit.unit for edit in plan.edits if isinstance(edit, Fold)]
+
+
+def test_maps_of_whole_runs_stay() -> None:
+    _, plan = folding((5, 1, 2), {1: 2, 5: 5})
+    assert folds_of(plan.first(3)) == [f"{LAYERS}.2", f"{LAYERS}.5"]
+    assert folds_of(plan.first(2)) == [f"{LAYERS}.5"]
+    assert folds_of(plan.first(1)) == [f"{LAYERS}.5"]
+
+
+def test_maps_of_runs_in_part_are_left_out() -> None:
+    _, plan = folding((1, 2), {1: 2})
+    first = plan.first(1)
+    assert (folds_of(first), first.needed_tensors, dict(first.tensors)) == ([], (), {})
+
+
+def test_a_map_that_stays_is_folded() -> None:
+    model, plan = folding((5, 1, 2), {1: 2, 5: 5})
+    first, by_hand = copy.deepcopy(model), copy.deepcopy(model)
+    apply_plan(first, plan.first(2))
+    linear = by_hand.get_submodule(f"{LAYERS}.4.mlp.down_proj")
+    linear.weight.data = plan.tensors["e1.weight"] @ linear.weight.data
+    apply_edits(by_hand, block_removals(by_hand, [1, 5]))
+    batch = batch_of("llama")
+    torch.testing.assert_close(output_of(first, batch), output_of(by_hand, batch), rtol=1e-4, atol=1e-5)
+
+
+def test_tensors_are_renamed_for_their_edits(tmp_path) -> None:
+    _, plan = folding((5, 1, 2), {1: 2, 5: 5})
+    first = plan.first(2)
+    assert first.needed_tensors == tuple(first.tensors) == ("e0.weight",)
+    assert torch.equal(first.tensors["e0.weight"], plan.tensors["e1.weight"])
+    assert Plan.load(first.save(tmp_path / "plan.json")) == first
+
+
+def test_a_plan_without_its_tensors_is_shortened_all_the_same() -> None:
+    _, plan = folding((5, 1, 2), {1: 2, 5: 5})
+    assert plan.with_tensors({}).first(2).needed_tensors == ("e0.weight",)
+
+
+def test_routes_fold_nothing() -> None:
+    _, plan = folding((5, 1), {5: 5})
+    match = (
+        "Expected plans that leave the shared weights as they are, but 'a' folds a map into '.*4.mlp.down_proj'. Plan"
+    )
+    with pytest.raises(ValueError, match=match):
+        PlanSet(names=("a",), plans=(plan,))
+
+
+def test_a_searched_plan_keeps_the_maps_of_the_runs_it_keeps() -> None:
+    from prunerecover import plan_depth
+
+    model = build("llama")
+    plan = plan_depth(model, remove={"block": 2}, batches=batches_of("llama", n=16))
+    gone = {edit.unit for edit in plan.first(1).edits if isinstance(edit, Remove)}
+    assert set(folds_of(plan.first(1))) <= gone

@@ -10,7 +10,12 @@ import pytest
 
 @pytest.fixture
 def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, for commands that write where they are called; no arguments of pytest are read."""
+    """The working folder, for commands that write where they are called."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["prunerecover"])
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _no_arguments_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning looks for arguments of the command line, whatever it is given."""
+    monkeypatch.setattr(sys, "argv", ["prunerecover"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
 
 import pytest
@@ -69,10 +68,9 @@ def test_positions_start_larger_than_timms() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_targets_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_targets_hold(tmp_path: Path) -> None:
     from prunerecover.recipes.cli.main import main
 
-    monkeypatch.setattr(sys, "argv", ["prunerecover"])
     assert main(["quickstart", "--seeds", "3", "--output", str(tmp_path / "report")]) == 0
     report = Report.load(tmp_path / "report")
     mean = report.details["mean"]

@@ -1,10 +1,11 @@
-"""A training step without the blocks of a set is that of the routed model; the teacher is the dense one."""
+"""The teacher's part of the loss, and steps without the blocks of a set, which are those of the routed model."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from cases.models.routed_language import SETS, sets_of
 from cases.models.tiny import tiny_gpt2, tiny_llama, tiny_qwen2
 from cases.sampling import one_in
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
 
+from prunerecover.callbacks import DistillRecover
 from prunerecover.model.batches import ModelInputs
-from prunerecover.recovery.distillation import distillation_loss
+from prunerecover.recovery.distillation import distillation_loss, feature_loss
 from prunerecover.recovery.lora import LoraSettings, inject_adapters, merge_adapters, plan_adapters
 from prunerecover.recovery.shared_lora import (
     WithoutUnits,
@@ -150,3 +153,50 @@ def test_padding_is_not_distilled() -> None:
     found = self_distillation_loss(student, teacher, ModelInputs(kwargs={"attention_mask": mask}))
     kept = mask.bool()
     torch.testing.assert_close(found, distillation_loss(student[kept], teacher[kept], 1.0))
+
+
+class Answers(torch.nn.Module):
+    """A network that gives one output, in some form."""
+
+    def __init__(self, output: Any, num_classes: int) -> None:
+        super().__init__()
+        self.output, self.num_classes = output, num_classes
+
+    def forward(self, images: Tensor) -> Any:
+        return self.output
+
+
+def term(student: Any, teacher: Any, num_classes: int = 0) -> Tensor:
+    """The teacher's part alone, as DistillRecover adds it."""
+    callback = DistillRecover(teacher=Answers(teacher, num_classes), alpha=1.0)
+    module: Any = SimpleNamespace(log=lambda *args, **kwargs: None)
+    return callback._add_term(module, torch.zeros(()), ModelInputs((torch.zeros(2),)), student)
+
+
+def test_classes_of_pixels_are_in_the_second_dimension() -> None:
+    student, teacher = torch.randn(2, 2, 3, 4, 5)
+    by_pixel = [distillation_loss(student[:, :, i, j], teacher[:, :, i, j], 3.0) for i in range(4) for j in range(5)]
+    torch.testing.assert_close(distillation_loss(student, teacher, 3.0), torch.stack(by_pixel).mean())
+
+
+def test_one_class_per_pixel_is_no_logit() -> None:
+    student, teacher = torch.randn(2, 2, 1, 4, 5)
+    expected = (student - teacher).square().sum() / teacher.square().sum()
+    torch.testing.assert_close(distillation_loss(student, teacher), expected)
+
+
+def test_tokens_of_a_backbone_without_a_head_are_matched_as_hidden_states() -> None:
+    student, teacher = torch.randn(2, 2, 5, 16)
+    torch.testing.assert_close(term(student, teacher), feature_loss(student, teacher))
+    torch.testing.assert_close(term(student, teacher, num_classes=16), distillation_loss(student, teacher))
+
+
+def test_hidden_states_of_transformers_models_are_matched() -> None:
+    student, teacher = torch.randn(2, 2, 5, 16)
+    outputs = (BaseModelOutput(last_hidden_state=tokens) for tokens in (student, teacher))
+    torch.testing.assert_close(term(*outputs, num_classes=16), feature_loss(student, teacher))
+
+
+def test_teacher_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"answer alike, but got shapes \(1, 3, 4, 4\) and \(1, 5, 4, 4\)"):
+        distillation_loss(torch.zeros(1, 5, 4, 4), torch.zeros(1, 3, 4, 4))

@@ -1,11 +1,24 @@
-"""What a fit logged in validation is shown at three moments: dense, right after surgery, recovered."""
+"""What a report shows: logged metrics at three moments, figures of the data they were given, and cards of models."""
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
+
+import numpy as np
 import pytest
+import torch
+from cases.models.habits import tiny_vit
+from cases.models.tiny import tiny_llama
+from huggingface_hub import ModelCard
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+from matplotlib.image import imread
 from torch import nn, zeros
 
-from prunerecover.report.compare import compare
+from prunerecover import Plan, apply_plan, compare, load_pruned, plan_depth, save_model_card, save_pruned
+from prunerecover.model.copies import deep_copy
+from prunerecover.report.curves import TradeoffPoint, plot_history, plot_tradeoff
 from prunerecover.report.data import LoggedMetric
 from prunerecover.report.logged import LoggedPoint, is_share, logged_metrics
 from prunerecover.report.render import rows
@@ -101,3 +114,149 @@ def test_parts_of_words_tell_nothing_and_losses_are_no_shares(name):
 def test_shares_are_in_percent_and_nothing_else(name, values, expected):
     row, _ = shown(logged_metrics({name: points(values, 1)}, 1))
     assert row == expected
+
+
+LONG = "val_multiclass_accuracy_of_facebook_deit_tiny_distilled_patch16_224_in1k"
+
+
+def rendered(figure: Figure) -> np.ndarray:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=60)
+    buffer.seek(0)
+    return imread(buffer)
+
+
+def explained(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_history_holds_the_points_the_surgery_and_the_dense_model() -> None:
+    points = [(0.0, 0.5), (1.0, 0.25), (2.0, 0.75)]
+    figure = plot_history({"pruned": points}, surgeries=[(1, "2 attention"), (2, "1 mlp")], dense=0.8)
+    lines = figure.axes[0].lines
+    series = next(line for line in lines if line.get_label() == "pruned")
+    assert np.asarray(series.get_xydata()).tolist() == [list(point) for point in points]
+    assert [line.get_xdata()[0] for line in lines if line.get_linestyle() == ":"] == [1, 2]
+    assert next(line for line in lines if line.get_label() == "dense").get_ydata()[0] == 0.8
+    assert [text.get_text().replace("\u00a0", " ") for text in figure.axes[0].texts] == ["2 attention", "1 mlp"]
+    assert explained(figure) == ["surgery", "dense", "pruned"]
+
+
+def test_history_of_a_loss_is_not_in_percent() -> None:
+    figure = plot_history({"validation": [(0, 2.0), (1, 1.0)]}, metric="Loss", percent=False)
+    rendered(figure)
+    assert not any("%" in label.get_text() for label in figure.axes[0].get_yticklabels())
+
+
+def test_tradeoff_sorts_by_cost_and_draws_intervals() -> None:
+    points = [TradeoffPoint("ours", 0.9, 0.78, 0.75, 0.80), TradeoffPoint("ours", 0.7, 0.70, 0.66, 0.75)]
+    figure = plot_tradeoff([*points, TradeoffPoint("random", 0.8, 0.5, 0.45, 0.55)], dense=0.8)
+    bars = [c for c in figure.axes[0].containers if isinstance(c, ErrorbarContainer)]
+    assert [bar.get_label() for bar in bars] == ["ours", "random"]
+    data, _, (whiskers,) = bars[0].lines
+    assert np.asarray(data.get_xydata()).tolist() == [[0.7, 0.70], [0.9, 0.78]]
+    ends = [segment[:, 1].tolist() for segment in whiskers.get_segments()]
+    np.testing.assert_allclose(ends, [[0.66, 0.75], [0.75, 0.80]])
+    assert explained(figure) == ["dense", "ours", "random"]
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        plot_history({"a": [(0, 0.1), (1, 0.9)]}, [(1, "1 mlp")]),
+        plot_history(
+            {LONG: [(0, 0.1), (1, 0.9)]},
+            [(1, "depth: 2 activations, 1 attention, 12 blocks removed " * 2)],
+            metric=LONG,
+        ),
+        plot_tradeoff([TradeoffPoint("a", 0.5, 0.5, 0.4, 0.6)]),
+    ],
+    ids=["history", "long history", "tradeoff"],
+)
+def test_nothing_is_cut_off_at_the_edges(figure: Figure) -> None:
+    image = rendered(figure)[..., :3]
+    assert image.min() < 0.5
+    edges = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
+    assert (edges == 1).all()
+
+
+Pruned = tuple[nn.Module, nn.Module, Plan]
+IMAGES = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def vit() -> Pruned:
+    dense = tiny_vit().eval()
+    plan = plan_depth(dense, remove={"attention": 1}, batches=[IMAGES])
+    pruned = deep_copy(dense)
+    apply_plan(pruned, plan)
+    return dense, pruned, plan
+
+
+def test_the_card_has_the_table_of_before_and_after(tmp_path: Path, vit: Pruned) -> None:
+    dense, pruned, plan = vit
+    report = compare(dense, pruned, IMAGES, plan=plan, pairs=0)
+    save_pruned(pruned, plan, tmp_path / "my-vit")
+    path = save_model_card(tmp_path / "my-vit", report, base="timm/vit", license="apache-2.0", datasets=["imagenet-1k"])
+    card = ModelCard.load(path)
+    assert card.data.base_model == "timm/vit"
+    assert card.data.license == "apache-2.0"
+    assert card.data.datasets == ["imagenet-1k"]
+    assert card.data.library_name == "prunerecover"
+    assert card.text.strip().startswith("# my-vit\n")
+    parameters = next(line for line in report.to_markdown().splitlines() if line.startswith("| Parameters"))
+    assert parameters in card.text
+    assert "## Before and after pruning" in card.text
+    assert "### What was removed" in card.text
+
+
+def test_a_folder_with_a_card_still_loads(tmp_path: Path, vit: Pruned) -> None:
+    _, pruned, plan = vit
+    save_pruned(pruned, plan, tmp_path / "vit")
+    save_model_card(tmp_path / "vit")
+    save_model_card(tmp_path / "vit")  # written again, over its own
+    torch.testing.assert_close(load_pruned(tmp_path / "vit")(IMAGES), pruned(IMAGES))
+
+
+def test_its_lines_load_the_model(tmp_path: Path, vit: Pruned, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, pruned, plan = vit
+    save_pruned(pruned, plan, tmp_path / "vit")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name: str(tmp_path / "vit"))
+    torch.testing.assert_close(loaded_by(save_model_card(tmp_path / "vit"))(IMAGES), pruned(IMAGES))
+
+
+def test_a_model_of_transformers_is_loaded_by_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llama, ids = tiny_llama(), torch.arange(3, 35).reshape(8, 4)
+    plan = plan_depth(llama, remove={"block": 1}, batches=[{"input_ids": ids}], replace="zero")
+    apply_plan(llama, plan)
+    save_pruned(llama, plan, tmp_path / "hub-id")
+    path = save_model_card(tmp_path / "hub-id")
+    monkeypatch.chdir(tmp_path)
+    torch.testing.assert_close(loaded_by(path)(input_ids=ids).logits, llama(input_ids=ids).logits)
+
+
+def test_a_network_that_cannot_be_rebuilt_is_asked_for(tmp_path: Path) -> None:
+    save_pruned(nn.Linear(2, 2), Plan(), tmp_path / "own")
+    assert 'load_pruned(snapshot_download("hub-id"), model=dense)' in save_model_card(tmp_path / "own").read_text()
+
+
+def test_no_pruned_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no plan\.json\. Is it the right one"):
+        save_model_card(tmp_path)
+
+
+def test_a_card_of_somebody_else_stays(tmp_path: Path, vit: Pruned) -> None:
+    _, pruned, plan = vit
+    save_pruned(pruned, plan, tmp_path / "vit")
+    (tmp_path / "vit" / "README.md").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"of somebody else.*Move it away"):
+        save_model_card(tmp_path / "vit")
+    assert (tmp_path / "vit" / "README.md").read_text() == "mine"
+
+
+def loaded_by(card: Path) -> nn.Module:
+    """Run the card's own lines."""
+    code = card.read_text().split("```python\n")[1].split("```")[0]
+    scope: dict[str, nn.Module] = {}
+    exec(code, scope)
+    return scope["model"].eval()

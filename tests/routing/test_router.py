@@ -137,10 +137,7 @@ def test_data_that_does_not_fit(rows: int, apart: list[bool], message: str) -> N
     ("changes", "message"),
     [
         ({"likelihoods": torch.zeros(8, 3)}, "Expected likelihoods under the router's 2 sets, but got 3"),
-        (
-            {"likelihoods": torch.full((8, 2), -torch.inf)},
-            "Expected finite likelihoods, but 8 of 8 questions have others",
-        ),
+        ({"likelihoods": torch.full((8, 2), -torch.inf)}, "finite likelihoods, but 8 of 8 questions have others"),
         ({"static": 2}, "Expected the static set's number from 0 to 1, but got 2"),
         ({"epochs": 0}, "Expected one epoch or more, but got 0"),
     ],

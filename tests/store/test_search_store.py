@@ -203,9 +203,7 @@ def test_what_changes_unseen_is_refused(tmp_path: Path) -> None:
 
     how |= {"search": "exact", "importance": "cross_entropy"}
     planned(model, loss=scaled(1.0), **how)
-    with pytest.raises(
-        ValueError, match=r"Expected the loss of the dense network to be what it was.* Take another fol"
-    ):
+    with pytest.raises(ValueError, match=r"the loss of the dense network to be what it was.* Take another fol"):
         planned(model, loss=scaled(2.0), **how)
 
 
@@ -245,9 +243,7 @@ def test_no_turned_bit_goes_unnoticed(tmp_path: Path) -> None:
 
 def test_a_store_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a_file").touch()
-    with pytest.raises(
-        ValueError, match=r"Expected argument store to be a folder .* but .*a_file is a file. Take anot"
-    ):
+    with pytest.raises(ValueError, match=r"argument store to be a folder .* but .*a_file is a file. Take anot"):
         planned(convs(), remove={"layer": 1}, store=tmp_path / "a_file")
     with pytest.raises(NotADirectoryError, match="Expected to write .* in .*a_file/inside, but the system refuses"):
         planned(convs(), remove={"layer": 1}, store=tmp_path / "a_file" / "inside")
@@ -259,9 +255,7 @@ def test_a_store_that_is_no_folder_is_refused(tmp_path: Path) -> None:
 def test_a_folder_with_other_things_is_no_store(tmp_path: Path) -> None:
     for name in ("last.ckpt", "model.pt"):
         (tmp_path / name).touch()
-    with pytest.raises(
-        ValueError, match=r"Expected argument store to be a folder for .* holds last.ckpt, model.pt. Take a folder"
-    ):
+    with pytest.raises(ValueError, match=r"store to be a folder for .* holds last.ckpt, model.pt. Take a folder"):
         planned(convs(), remove={"layer": 1}, store=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
 

@@ -1,7 +1,4 @@
-"""A family gives up 30% of its MACs by a plan, can be trained on, and is the same model in a new process.
-
-Every second one; `python -m benchmarks.zoo.zoo --kind width` does the same with every network.
-"""
+"""Families give up units by a plan, train on, and are the same in a new process; encoders of text, encoder-decoders."""
 
 from __future__ import annotations
 
@@ -11,12 +8,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from cases.models.families import FAMILIES, family, reloaded, squares
 from cases.width.groups import outputs
+from torch import nn
 
 from prunerecover import Budget, apply_plan, plan_width, save_pruned
 from prunerecover.cost.macs import count_macs
@@ -58,3 +58,81 @@ def test_a_family_gives_up_30_percent_and_is_reloaded(
     shutil.rmtree(tmp_path)  # hundreds of megabytes
     assert len(again) == len(given)
     assert all(np.array_equal(one, other.numpy()) for one, other in zip(again, given, strict=True))
+
+
+IDS = torch.randint(2, 60, (4, 9), generator=torch.Generator().manual_seed(0))
+BATCHES = [{"input_ids": IDS, "labels": torch.arange(4) % 3}]
+TEXT_SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 32,
+    "num_labels": 3,
+}
+
+
+def mpnet() -> Any:
+    torch.manual_seed(0)
+    return transformers.MPNetForSequenceClassification(transformers.MPNetConfig(**TEXT_SIZES)).eval()
+
+
+def deberta() -> Any:
+    torch.manual_seed(0)
+    attention = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
+    return transformers.DebertaV2ForSequenceClassification(
+        transformers.DebertaV2Config(**TEXT_SIZES, **attention)
+    ).eval()
+
+
+def test_heads_of_mpnet_go_with_their_column_of_position_biases() -> None:
+    """All layers share one table, whose module counts heads that are not those of any attention."""
+    model, masked = mpnet(), mpnet()
+    plan = plan_width(model, Budget(remove={"head": 1}), batches=BATCHES, replace="zero")
+    (edit,) = plan.edits
+    (gone,) = edit.gone
+    apply_plan(model, plan)
+    assert model.mpnet.encoder.relative_attention_bias.weight.shape[1] == 3
+    with torch.no_grad():
+        for layer in masked.mpnet.encoder.layer:
+            layer.attention.attn.o.weight[:, 8 * gone : 8 * gone + 8] = 0
+        torch.testing.assert_close(model(IDS).logits, masked(IDS).logits)
+
+
+@pytest.mark.parametrize("importance", ["gate_taylor", "magnitude"])
+def test_values_of_deberta_lose_the_same_channels_in_every_head(importance: str) -> None:
+    """No module sees them alone; a gate multiplies them in all heads."""
+    model = deberta()
+    plan = plan_width(model, Budget(macs=0.4), batches=BATCHES, importance=importance, replace="zero")
+    assert any("value_proj" in edit.unit for edit in plan.edits)
+    apply_plan(model, plan)
+    assert model(IDS).logits.isfinite().all()
+
+
+T5_SIZES = {
+    "vocab_size": 32,
+    "d_model": 16,
+    "d_kv": 4,
+    "d_ff": 16,
+    "num_layers": 2,
+    "num_heads": 4,
+    "dropout_rate": 0.0,
+}
+
+
+def t5() -> nn.Module:
+    torch.manual_seed(0)
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**T5_SIZES, decoder_start_token_id=0)).eval()
+
+
+@pytest.mark.slow
+def test_labels_make_the_inputs_of_its_decoder() -> None:
+    network, numbers = t5(), torch.Generator().manual_seed(1)
+    sizes = {"input_ids": (4, 7), "labels": (4, 5)}
+    batches = [{n: torch.randint(3, 32, size, generator=numbers) for n, size in sizes.items()} for _ in range(4)]
+    plan = plan_width(network, Budget(params=0.2), batches=batches)
+    before = sum(p.numel() for p in network.parameters())
+    apply_plan(network, plan)
+    assert sum(p.numel() for p in network.parameters()) <= 0.81 * before
+    assert network(**batches[0]).loss.isfinite()

@@ -1,17 +1,32 @@
-"""What `plan_width` takes for a loss and for labels, and what it refuses, by its message."""
+"""What `plan_width` takes and refuses, by its message; layers of one size; what the library serves and what not."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cases.models.tiny import tiny_inputs, tiny_llama
 from cases.sampling import one_in
-from cases.width.plan_width import IMAGE, Batches, cnn, labelled_batches
+from cases.width.plan_width import IMAGE, Batches, cnn, labelled_batches, removed_share, vit
 from torch import nn
 from torch.nn import functional as F
+from transformers import LlamaForCausalLM
 
-from prunerecover import Budget, find_groups, find_sites, find_units, plan_depth, plan_width
+from prunerecover import (
+    Budget,
+    Plan,
+    apply_plan,
+    find_groups,
+    find_sites,
+    find_units,
+    plan_depth,
+    plan_pruning,
+    plan_width,
+    save_pruned,
+)
 from prunerecover.importance.measuring.losses import supervised_loss
 from prunerecover.refusal import Refusal
 
@@ -54,18 +69,12 @@ def test_labels_in_mappings_are_not_fed_to_the_network(batches: Batches, key: st
             "Expected a budget or a tolerance, and not both",
         ),
         ({"budget": Budget(macs=0.1), "allocation": "best"}, "Expected allocation among per_cost, .*, but got 'best'"),
-        (
-            {"budget": Budget(macs=0.1), "importance": "gate_gradient"},
-            "Expected argument importance to be .*'gate_gradient', which scores units of depth",
-        ),
+        ({"budget": Budget(macs=0.1), "importance": "gate_gradient"}, ".*'gate_gradient', which scores units of depth"),
         (
             {"budget": Budget(macs=0.1), "importance": ["u_score", "r_score"]},
             "Expected one importance for allocation='per_cost', but got u_score, r_score. Two are for",
         ),
-        (
-            {"budget": Budget(ratio={"mlp": 0.1})},
-            "Expected a budget in a share of macs, params or latency, or in units",
-        ),
+        ({"budget": Budget(ratio={"mlp": 0.1})}, "a budget in a share of macs, params or latency, or in units"),
         ({"budget": Budget(remove={"head": 1, "neuron": 2})}, "in units of one kind among channel, .* add plans"),
         ({"budget": Budget(remove={"head": 1})}, "to have groups of kind head, but it has [0-9]* of kind channel"),
         ({"budget": Budget(remove={"channel": 9999})}, "Expected at most [0-9]* units of kind 'channel' to remove"),
@@ -112,9 +121,7 @@ def test_labels_missing(batches: Batches, cost: str) -> None:
 
 def test_labels_of_another_shape(batches: Batches) -> None:
     wrong = [(images, labels[:, None].expand(-1, 7)) for images, labels in batches]
-    with pytest.raises(
-        ValueError, match=r"Expected labels that fit logits of shape \(16, 4\), but got shape \(16, 7\)"
-    ):
+    with pytest.raises(ValueError, match=r"labels that fit logits of shape \(16, 4\), but got shape \(16, 7\)"):
         plan_width(cnn(), Budget(macs=0.1), batches=wrong)
 
 
@@ -137,3 +144,120 @@ def test_budget_of_another_type(batches: Batches) -> None:
 def test_nothing_left_to_narrow(batches: Batches) -> None:
     with pytest.raises(ValueError, match=r"Expected some groups outside ignore=\['\*'\], but all 6 are ignored"):
         plan_width(cnn(), Budget(macs=0.1), batches=batches, ignore="*")
+
+
+KINDS = ("neuron", "head")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cost", ["macs", "params"])
+def test_the_plan_is_that_of_pruning_by_the_same_kinds(cost: str) -> None:
+    budget, batches = Budget(**{cost: 0.3}), labelled_batches()
+    found = plan_width(vit(), budget, batches=batches, kinds=KINDS)
+    shared = plan_pruning(vit(), budget, batches=batches, kinds=KINDS)
+    assert found.made_by.method == "width/program"
+    assert found.edits == shared.edits
+    assert all(torch.equal(value, shared.tensors[name]) for name, value in found.tensors.items())
+    assert 0.3 <= removed_share(vit(), found, cost) < 0.33
+
+
+def test_heads_get_smaller_where_no_kinds_are_named() -> None:
+    model = vit()
+    plan = plan_width(model, Budget(macs=0.5), batches=labelled_batches())
+    assert "head_dim" in plan.removed
+    assert set(plan.made_by.arguments["kinds"]) == {"channel", "head", "neuron"}
+    apply_plan(model, plan)
+    (images, _), *_ = labelled_batches()
+    assert model(images).shape == (len(images), 4)
+
+
+def plain() -> nn.Module:
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*body, nn.Linear(8, 4)).eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "how"),
+    [
+        (cnn, {}),
+        (plain, {}),
+        (vit, {"allocation": "per_cost"}),
+        (vit, {"importance": "magnitude"}),
+        (vit, {"replace": "zero"}),
+        (vit, {"kinds": ("hidden",)}),
+    ],
+    ids=["BatchNorm", "channels", "by name", "by an importance", "nothing taken over", "hidden features"],
+)
+def test_per_cost_where_the_library_does_not_serve(make: Any, how: dict[str, Any]) -> None:
+    plan = plan_width(make(), Budget(params=0.2), batches=labelled_batches(), **how)
+    assert plan.made_by.method == "width/per_cost"
+
+
+IDS = torch.randint(3, 61, (8, 9), generator=torch.Generator().manual_seed(0))
+TEXT = [{"input_ids": IDS, "labels": IDS}]
+QUICK: dict[str, Any] = {"importance": "magnitude", "replace": "zero"}
+BUDGETS = [Budget(**{cost: share}) for cost in ("macs", "params") for share in (0.11, 0.23, 0.37)]
+
+
+def llama() -> Any:
+    return tiny_llama(hidden_size=32, intermediate_size=96)
+
+
+def numbers_kept(plan: Plan) -> dict[Any, set[int]]:
+    """Numbers that stay, by kind and size."""
+    found: dict[Any, set[int]] = defaultdict(set)
+    for group in plan.kept_groups:
+        found[group.kind, group.size].add(group.kept)
+    return dict(found)
+
+
+@pytest.mark.parametrize("budget", one_in(5, BUDGETS), ids=str)
+def test_uniform_makes_a_standard_model_at_every_budget(budget: Budget, tmp_path: Path) -> None:
+    model = llama()
+    plan = plan_width(model, budget, batches=TEXT, allocation="uniform", **QUICK)
+    assert all(len(numbers) == 1 for numbers in numbers_kept(plan).values())
+    apply_plan(model, plan)
+    again = LlamaForCausalLM.from_pretrained(save_pruned(model, plan, tmp_path / "pruned")).eval()
+    for parameter in again.parameters():  # a mapped file is aligned otherwise, and kernels round otherwise then
+        parameter.data = parameter.data.clone()
+    with torch.no_grad():
+        assert torch.equal(again(input_ids=IDS).logits, model(input_ids=IDS).logits)
+
+
+@pytest.mark.parametrize("allocation", ["per_cost", "global", "tolerance"])
+def test_any_allocation_can_keep_equal_layers(allocation: str) -> None:
+    settings = {} if allocation == "tolerance" else QUICK
+    model = cnn()
+    plan = plan_width(
+        model, Budget(macs=0.3), batches=labelled_batches(), allocation=allocation, equal_layers=True, **settings
+    )
+    assert all(len(numbers) == 1 for numbers in numbers_kept(plan).values())
+    assert 0.3 <= removed_share(model, plan, "macs") < 0.36
+    assert plan.made_by.arguments["equal_layers"]
+
+
+def test_equal_layers_with_a_tolerance() -> None:
+    settings: Any = {"allocation": "tolerance", "tolerance": 0.2, "equal_layers": True}
+    plan = plan_width(cnn(), batches=labelled_batches(), **settings)
+    assert all(len(numbers) == 1 for numbers in numbers_kept(plan).values())
+
+
+@pytest.mark.slow
+def test_equal_layers_meet_budgets_in_units_by_less_than_a_unit_of_each() -> None:
+    model = llama()
+    layers = len(find_groups(model, {"input_ids": IDS}, ("neuron",)).groups)
+    plan = plan_width(model, Budget(remove={"neuron": 4 * layers - 1}), batches=TEXT, equal_layers=True, **QUICK)
+    assert len(plan.removed["neuron"]) == 4 * layers
+
+
+def test_uniform_meets_budgets_in_units_to_the_unit() -> None:
+    plan = plan_width(llama(), Budget(remove={"neuron": 14}), batches=TEXT, allocation="uniform", **QUICK)
+    assert len(plan.removed["neuron"]) == 14
+
+
+def test_more_units_than_were_asked_for_are_said() -> None:
+    model = tiny_llama()
+    settings: dict[str, Any] = {"kinds": "neuron", "importance": "magnitude", "replace": "zero", "equal_layers": True}
+    with pytest.warns(UserWarning, match=r"4 of 192 neurons go \(2\.1%\), not the 3 \(1\.6%\) that were asked for"):
+        plan_width(model, Budget(remove={"neuron": 3}), batches=[tiny_inputs("text")], **settings)

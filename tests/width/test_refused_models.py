@@ -51,10 +51,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3)),
         "'0.weight' is of a lazy module",
     ),
-    "masked": (
-        lambda: with_(lambda m: prune.l1_unstructured(m, "weight", 0.3)),
-        "'2' computes 'weight' by a mask of .* first: torch.nn.utils.prune.remove",
-    ),
+    "masked": (lambda: with_(lambda m: prune.l1_unstructured(m, "weight", 0.3)), "first: torch.nn.utils.prune.remove"),
     "weight norm": (
         lambda: with_(weight_norm),
         "by weight_norm. Make the weights plain first: torch.nn.utils.remove_weight_norm",

@@ -6,9 +6,13 @@ import copy
 from typing import Any
 
 import lightning.pytorch as pl
+import pytest
 import torch
+from cases.models.habits import Manual, Unaugmented, loader
 from cases.support.stale import anew, same, stale, told
+from cases.trainers import fit, prune
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import CatMetric, MeanMetric
 
@@ -16,6 +20,7 @@ from prunerecover import Budget
 from prunerecover.callbacks import DistillRecover, WidthPrune
 from prunerecover.callbacks.calibration.capture import capture_inputs
 from prunerecover.callbacks.calibration.surgery import Surgery
+from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.surgery.reconstruction import Reconstruction
 from prunerecover.plan.plan import Plan
 
@@ -58,7 +63,7 @@ class Watch(pl.Callback):
         self.teacher = self.of._network
 
 
-def fit(module: pl.LightningModule, *callbacks: pl.Callback) -> None:
+def one_step(module: pl.LightningModule, *callbacks: pl.Callback) -> None:
     """Train for one step, after a surgery at its start."""
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(max_epochs=1, limit_train_batches=1, accelerator="cpu", callbacks=list(callbacks), **quiet)
@@ -69,7 +74,7 @@ def test_teacher_and_reference_have_statistics_of_the_weights() -> None:
     teacher, narrow, module = DistillRecover(), WidthPrune(Budget(macs=0.4)), Module()
     narrow.recovery = kept = Kept(None, seed=0)
     watch, before = Watch(teacher), copy.deepcopy(module.net)
-    fit(module, watch, teacher, narrow)
+    one_step(module, watch, teacher, narrow)
     assert not same(watch.expected, before)
     assert watch.teacher is not None
     assert same(watch.teacher, watch.expected)
@@ -94,6 +99,62 @@ class Metered(Module):
 
 def test_metrics_of_the_training_step_do_not_count_what_is_measured() -> None:
     module = Metered()
-    fit(module, WidthPrune(Budget(macs=0.4)))
+    one_step(module, WidthPrune(Budget(macs=0.4)))
     assert float(module.seen.weight) == 1
     assert module.losses.compute().numel() == 1
+
+
+class Quiet(Unaugmented):
+    """Draws no noise, so that a loss can be computed twice."""
+
+    def __init__(self) -> None:
+        super().__init__(drop_path_rate=0.0)
+
+
+class Wrapped(Quiet):
+    """Returns a mapping, and takes the batch alone."""
+
+    def training_step(self, batch):
+        return {"loss": super().training_step(batch, 0), "note": 1}
+
+
+def own_loss(network, inputs):
+    return F.cross_entropy(network(*inputs.args, **inputs.kwargs), inputs.batch[1])
+
+
+def importance_of(folder, module, **arguments):
+    runner = fit(folder, module, prune(schedule=0, **arguments), val=loader(shuffle=False), epochs=1)
+    (plan,) = Ledger.of(module).plans.values()
+    return plan.evidence["importance"], runner
+
+
+@pytest.mark.parametrize("importance", ["gate_gradient", "taylor"])
+@pytest.mark.parametrize("make", [Quiet, pytest.param(Wrapped, marks=pytest.mark.slow)])
+def test_default_loss_is_the_training_steps(tmp_path, make, importance):
+    torch.manual_seed(1)
+    module = make()
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    found, runner = importance_of(tmp_path, module, importance=importance)
+    assert set(runner.callback_metrics) >= {"train_loss", "val_acc"}  # the step logs again once it trains
+    again = make()
+    again.load_state_dict(state)
+    expected, _ = importance_of(tmp_path, again, importance=importance, loss=own_loss)
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert len(set(found.values())) == 6
+
+
+def test_manual_optimization_has_to_say(tmp_path):
+    with pytest.raises(ValueError, match="because Manual optimizes manually and its training step does not say"):
+        importance_of(tmp_path, Manual(), importance="gate_gradient")
+
+
+def test_lowest_of_each_type_goes_in_turn_while_training(tmp_path):
+    """Stage 1, step 2 of BoundaryDPT."""
+    torch.manual_seed(1)
+    module = Quiet()
+    schedule, remove = {"every": 1, "step": 1, "alternate": True}, {"attention": 2, "activation": 2}
+    steps = prune(remove=remove, importance="gate_gradient", replace="identity", schedule=schedule)
+    fit(tmp_path, module, steps, epochs=4)
+    kinds = [event.units[0].rpartition(".")[2] for event in Ledger.of(module).events]
+    assert kinds == ["attn", "act", "attn", "act"]
+    assert {e["leaves"] for e in Ledger.of(module).plans["net"].to_dict()["edits"]} == {"identity"}

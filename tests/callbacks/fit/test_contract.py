@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import lightning.pytorch as pl
 import pytest
 import torch
 from cases import trainers
-from cases.models.habits import Plain, loader
-from cases.trainers import every_epoch
+from cases.models.habits import Plain, dataset, loader
+from cases.trainers import REMOVE, every_epoch, fit, prune, trainer_of
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 
+from prunerecover import Plan, apply_plan, find_units, plan_depth
 from prunerecover.callbacks import DepthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.checkpoint.ledger_record import KEY
@@ -24,7 +27,7 @@ PROGRESSIVE = {
 }
 
 
-def fit(folder, make=Plain, callbacks=(), prune=QUICK, resume=None, epochs=4, **trainer):
+def fit_pruned(folder, make=Plain, callbacks=(), prune=QUICK, resume=None, epochs=4, **trainer):
     """Prune in depth and train; checkpoints of every epoch lie in the folder."""
     callbacks = [DepthPrune(**prune, calibration=16, merge="never"), *callbacks, every_epoch(folder)]
     settings = {"val": loader(shuffle=False), "resume": resume, "epochs": epochs, **trainer}
@@ -34,7 +37,7 @@ def fit(folder, make=Plain, callbacks=(), prune=QUICK, resume=None, epochs=4, **
 
 @pytest.mark.slow
 def test_stochastic_weight_averaging_follows_surgery(tmp_path):
-    module, runner = fit(tmp_path, callbacks=[StochasticWeightAveraging(1e-3, swa_epoch_start=2)])
+    module, runner = fit_pruned(tmp_path, callbacks=[StochasticWeightAveraging(1e-3, swa_epoch_start=2)])
     assert Ledger.of(module).events
     assert runner.current_epoch == 4
 
@@ -42,17 +45,17 @@ def test_stochastic_weight_averaging_follows_surgery(tmp_path):
 @pytest.mark.slow
 def test_mid_epoch_file_keeps_the_surgery(tmp_path):
     steps = ModelCheckpoint(tmp_path / "steps", filename="{step}", every_n_train_steps=8, save_top_k=-1)
-    whole, _ = fit(tmp_path / "whole", callbacks=[steps])
-    part, runner = fit(tmp_path / "part", resume=tmp_path / "steps" / "step=8.ckpt")
+    whole, _ = fit_pruned(tmp_path / "whole", callbacks=[steps])
+    part, runner = fit_pruned(tmp_path / "part", resume=tmp_path / "steps" / "step=8.ckpt")
     assert Ledger.of(part).plans["net"].edits == Ledger.of(whole).plans["net"].edits
     assert runner.global_step == 24
 
 
 @pytest.mark.slow
 def test_best_may_be_less_pruned_than_the_live_module(tmp_path):
-    module, runner = fit(tmp_path, prune=PROGRESSIVE)
+    module, runner = fit_pruned(tmp_path, prune=PROGRESSIVE)
     assert len(Ledger.of(module).events) == 3
-    fresh, again = fit(tmp_path / "again", prune=PROGRESSIVE, epochs=4)
+    fresh, again = fit_pruned(tmp_path / "again", prune=PROGRESSIVE, epochs=4)
     for epoch in (1, 0, 3, 2):
         live = runner.test(module, loader(shuffle=False), ckpt_path=tmp_path / f"epoch={epoch}.ckpt", verbose=False)
         other = again.test(fresh, loader(shuffle=False), ckpt_path=tmp_path / f"epoch={epoch}.ckpt", verbose=False)
@@ -62,7 +65,7 @@ def test_best_may_be_less_pruned_than_the_live_module(tmp_path):
 
 
 def test_weights_only_file_keeps_the_surgery(tmp_path):
-    module, runner = fit(tmp_path)
+    module, runner = fit_pruned(tmp_path)
     runner.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     before = runner.test(module, loader(shuffle=False), verbose=False)
     new = pl.Trainer(logger=False, callbacks=[DepthPrune(remove={"attention": 1})], accelerator="cpu")
@@ -72,12 +75,12 @@ def test_weights_only_file_keeps_the_surgery(tmp_path):
 def test_best_score_starts_anew_at_surgery(tmp_path):
     best = ModelCheckpoint(tmp_path / "best", monitor="val_loss", mode="max", filename="{epoch}")
     stop = pl.callbacks.EarlyStopping("val_loss", mode="min", patience=2)
-    fit(tmp_path, callbacks=[best, stop], prune={**ONCE, "schedule": {"start": 3}})
+    fit_pruned(tmp_path, callbacks=[best, stop], prune={**ONCE, "schedule": {"start": 3}})
     assert "epoch=3" in best.best_model_path
 
 
 def test_optimizer_state_follows_surgery(tmp_path):
-    module, runner = fit(tmp_path)
+    module, runner = fit_pruned(tmp_path)
     (optimizer,) = runner.optimizers
     held = {p for group in optimizer.param_groups for p in group["params"]}
     assert held == {p for p in module.parameters() if p.requires_grad}
@@ -88,7 +91,9 @@ def test_optimizer_state_follows_surgery(tmp_path):
 @pytest.mark.slow
 def test_tuners_do_not_trigger_surgery_and_survive_it(tmp_path):
     finder = pl.callbacks.LearningRateFinder(num_training_steps=6, early_stop_threshold=None)
-    module, _ = fit(tmp_path, make=lambda: _Tunable(), callbacks=[finder], prune={**ONCE, "schedule": {"start": 0}})
+    module, _ = fit_pruned(
+        tmp_path, make=lambda: _Tunable(), callbacks=[finder], prune={**ONCE, "schedule": {"start": 0}}
+    )
     assert [event.epoch for event in Ledger.of(module).events] == [0]
 
 
@@ -118,7 +123,74 @@ class _Tunable(Plain):
 
 
 def test_ledger_holds_plain_data(tmp_path):
-    fit(tmp_path)
+    fit_pruned(tmp_path)
     checkpoint = torch.load(tmp_path / "epoch=3.ckpt", weights_only=True)
     assert checkpoint[KEY]["schema"] == "prunerecover.ledger/1"
     assert list(checkpoint[KEY]["plans"]) == ["net"]
+
+
+def test_plan_is_applied_before_other_loops(tmp_path):
+    module = Plain()
+    plan = plan_depth(module.net, remove=REMOVE, batches=[dataset().tensors[0]])
+    images = dataset().tensors[0]
+    expected = copy.deepcopy(module.net).eval()
+    apply_plan(expected, plan)
+    path = plan.save(tmp_path / "plan.json")
+    runner = trainer_of(tmp_path, DepthPrune(plan=path))
+    for loop in (runner.test, runner.validate, runner.predict, runner.test):
+        loop(module, loader(shuffle=False), **({} if loop == runner.predict else {"verbose": False}))
+        assert torch.equal(module.net.eval()(images), expected(images))
+    runner.fit(module, loader())  # the same callback does not do it again
+    assert len(Ledger.of(module).events) == 1
+
+
+def test_two_plans_in_turn(tmp_path):
+    module = Plain()
+    images = dataset().tensors[0]
+    first = plan_depth(module.net, remove={"attention": 1}, batches=[images])
+    pruned = copy.deepcopy(module.net)
+    apply_plan(pruned, first)
+    second = plan_depth(pruned, remove={"activation": 1}, batches=[images])
+    apply_plan(pruned, second)
+    trainer_of(tmp_path, DepthPrune(plan=first), DepthPrune(plan=second)).test(module, loader(), verbose=False)
+    assert torch.equal(module.net.eval()(images), pruned.eval()(images))
+
+
+def test_checkpoints_ledger_wins_over_a_plan(tmp_path):
+    module = Plain()
+    fit(tmp_path, module, prune(remove={"attention": 2}), ModelCheckpoint(filename="{epoch}", save_top_k=-1))
+    plan = plan_depth(Plain().net, remove={"activation": 1}, batches=[dataset().tensors[0]], replace="zero")
+    for epoch, left in ((0, 12), (1, 10)):
+        fresh = Plain()
+        file = tmp_path / "checkpoints" / f"epoch={epoch}.ckpt"
+        trainer_of(tmp_path, DepthPrune(plan=plan)).test(fresh, loader(), ckpt_path=file, verbose=False)
+        assert len(find_units(fresh.net)) == left
+
+
+@pytest.mark.slow
+def test_plan_is_fitted_anew_to_trained_weights(tmp_path):
+    """The units and what they leave are the plan's; the values are those that fit the weights at the surgery."""
+    module = Plain()
+    plan = plan_depth(module.net, remove={"activation": 2}, batches=[dataset().tensors[0]])
+    assert plan.needed_tensors
+    fit(tmp_path, module, prune(remove=None, plan=plan))
+    done = Ledger.of(module).plans["net"]
+    assert done.edits == plan.edits
+    assert any(not torch.equal(done.tensors[key], plan.tensors[key]) for key in plan.needed_tensors)
+
+
+@pytest.mark.slow
+def test_plan_beside_the_checkpoints_makes_the_same_structure(tmp_path):
+    """Sharded strategies need it early; after a resume it still has the fitted tensors of the surgeries before."""
+    steps = {"start": 1, "every": 1, "step": 1}
+    every = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    fit(tmp_path, Plain(), prune(remove={"activation": 2}, schedule=steps), every, epochs=3)
+    whole = Plan.load(tmp_path / "plan.json")
+    assert set(whole.tensors) == set(whole.needed_tensors)
+    again = Plain()
+    every = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    runner = trainer_of(tmp_path, prune(remove={"activation": 2}, schedule=steps), every, epochs=3)
+    runner.fit(again, loader(), ckpt_path=tmp_path / "epoch=1.ckpt")
+    resumed = Plan.load(tmp_path / "plan.json")
+    assert resumed.edits == whole.edits
+    assert set(resumed.tensors) == set(whole.tensors)

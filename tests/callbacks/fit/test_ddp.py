@@ -44,29 +44,32 @@ def test_a_step_is_taken_back_on_both_ranks(results):
         assert result["digest"] == whole["digest"]
 
 
-@pytest.mark.parametrize("reducer", ["find_unused", "static", "bucket_view"])
-def test_every_reducer(results, reducer):
-    agreed(results["reducers"][reducer], [1])
+@pytest.mark.parametrize(
+    "run",
+    [
+        *(("reducers", reducer) for reducer in ("find_unused", "static", "bucket_view")),
+        *(("manual",), ("averaged",), ("depth_and_width",), ("narrowed", "width_prune")),
+    ],
+    ids=" ".join,
+)
+def test_one_surgery_on_both_ranks(results, run):
+    """Every reducer; manual optimization with features; averaged copies."""
+    for name in run:
+        results = results[name]
+    agreed(results, [1])
 
 
 def test_reducers_do_not_change_the_result(results):
     assert len({result["digest"] for result in results["reducers"].values()}) == 1
 
 
-def test_manual_optimization_with_features(results):
-    agreed(results["manual"], [1])
-
-
-def test_averaged_copies(results):
-    agreed(results["averaged"], [1])
-
-
-def test_resumed_equals_uninterrupted(results):
-    whole, parts = results["resumed"]["whole"], results["resumed"]["parts"]
-    agreed(whole, [1])
-    for part in parts:
-        agreed(part, [1])
-        assert part["digest"] == whole["digest"]
+@pytest.mark.parametrize("run", ["resumed", "adapted", "rated"])
+def test_resumed_equals_uninterrupted(results, run):
+    """A reducer that was not built anew would wait for gradients of what is frozen, and leave the adapters out."""
+    whole, parts = results[run]["whole"], results[run]["parts"]
+    for result in (whole, *parts):
+        agreed(result, [1])
+        assert result["digest"] == whole["digest"]
 
 
 def test_each_rank_keeps_the_answers_to_its_own_samples(results):
@@ -76,27 +79,10 @@ def test_each_rank_keeps_the_answers_to_its_own_samples(results):
     assert all(24 < found < 48 for found in answers.values())
 
 
-def test_depth_and_width(results):
-    agreed(results["depth_and_width"], [1])
-
-
-@pytest.mark.parametrize("run", ["adapted", "rated"])
-def test_adapted_and_with_a_schedule_of_the_rate(results, run):
-    """A reducer that was not built anew would wait for gradients of what is frozen, and leave the adapters out."""
-    whole, parts = results[run]["whole"], results[run]["parts"]
-    for result in (whole, *parts):
-        agreed(result, [1])
-        assert result["digest"] == whole["digest"]
-
-
 @pytest.mark.parametrize("run", ["plain", "find_unused", "static", "bucket_view", "resumed", "averaged", "residual"])
 def test_narrowed(results, run):
     """A reducer that was not built anew would sum gradients of other shapes, or of the wrong entries."""
     agreed(results["narrowed"][run], [1, 2])
-
-
-def test_width_prune_decides_once(results):
-    agreed(results["narrowed"]["width_prune"], [1])
 
 
 def test_narrowed_runs_end_equal_however_they_are_reduced_or_resumed(results):

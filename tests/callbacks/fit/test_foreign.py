@@ -6,6 +6,7 @@ import copy
 import pickle
 
 import lightning.pytorch as pl
+import peft
 import pytest
 import torch
 from cases.models.habits import (
@@ -24,10 +25,11 @@ from cases.models.habits import (
     WrappedCompiled,
     dataset,
     loader,
+    tiny_vit,
     tokens,
 )
 from cases.sampling import one_in
-from cases.trainers import REMOVE, fit, prune, trainer_of
+from cases.trainers import REMOVE, assert_same, every_epoch, fit, prune, trainer_of
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from prunerecover import find_units, load_pruned
@@ -42,18 +44,8 @@ COMPILED = [pytest.param(make, marks=pytest.mark.slow) for make in (Compiled, Wr
 @pytest.mark.parametrize("make", [*EAGER, *COMPILED])
 def test_habits(tmp_path, make):
     """Units go, what is left trains on, and the checkpoint opens in a fresh module with the same answers."""
-    check_habit(tmp_path, make, prune(), DistillRecover())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", EAGER)
-def test_habits_without_recovery(tmp_path, make):
-    check_habit(tmp_path, make, prune())
-
-
-def check_habit(tmp_path, make, *callbacks):
     module = make()
-    runner = fit(tmp_path, module, *callbacks)
+    runner = fit(tmp_path, module, prune(), DistillRecover())
     ((target, plan),) = Ledger.of(module).plans.items()
     assert target == "net"
     assert {kind: len(names) for kind, names in plan.removed.items()} == REMOVE
@@ -76,10 +68,8 @@ def test_wrapped_transformers_model(tmp_path, recover):
     fit(tmp_path, module, prune(remove=remove), *[DistillRecover(features=True)] * recover, data=tokens())
     assert {kind: len(names) for kind, names in Ledger.of(module).plans["lm"].removed.items()} == remove
     assert module.lm.config.num_hidden_layers == 3
-    assert [layer.self_attn.layer_idx for layer in module.lm.model.layers if hasattr(layer.self_attn, "layer_idx")] == [
-        0,
-        1,
-    ]
+    attentions = [layer.self_attn for layer in module.lm.model.layers]
+    assert [attention.layer_idx for attention in attentions if hasattr(attention, "layer_idx")] == [0, 1]
 
 
 def test_transformers_model_with_whole_blocks_gone_is_standard(tmp_path):
@@ -133,19 +123,19 @@ def test_own_checkpoint_hooks_still_run(tmp_path):
     assert fresh.calls == ["load"]
 
 
-@pytest.mark.parametrize("make", one_in(3, [Plain, Watched, Manual]))
-def test_bf16_mixed_precision(tmp_path, make):
+MIXED, HALF = {"precision": "bf16-mixed"}, {"precision": "bf16-true"}
+LOOPS = ({"epochs": -1, "max_steps": 9}, {"reload_dataloaders_every_n_epochs": 1})
+MODULES = one_in(3, [Plain, Watched, Manual])
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"), [*((make, MIXED) for make in MODULES), *((Plain, how) for how in (HALF, *LOOPS))]
+)
+def test_habits_of_trainers(tmp_path, make, settings):
     module = make()
-    fit(tmp_path, module, prune(), DistillRecover(), precision="bf16-mixed")
+    fit(tmp_path, module, prune(), DistillRecover(), **settings)
     assert Ledger.of(module).events
-    assert {p.dtype for p in module.parameters()} == {torch.float32}
-
-
-def test_bf16_true_precision(tmp_path):
-    module = Plain()
-    fit(tmp_path, module, prune(), DistillRecover(), precision="bf16-true")
-    assert Ledger.of(module).events
-    assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in module.parameters()} == {torch.bfloat16 if settings is HALF else torch.float32}
 
 
 def test_pruned_module_pickles_and_copies(tmp_path):
@@ -187,47 +177,30 @@ def test_second_fit_with_a_new_callback_prunes_again(tmp_path):
     module = Plain()
     fit(tmp_path, module, prune())
     start = copy.deepcopy(module)
-    every = ModelCheckpoint(tmp_path / "files", filename="{epoch}", save_top_k=-1)
-    fit(tmp_path, module, prune(), every, epochs=3)
+    fit(tmp_path, module, prune(), every_epoch(tmp_path / "files"), epochs=3)
     assert [event.epoch for event in Ledger.of(module).events] == [1, 1]
     assert len(find_units(module.net)) == 12 - 4
     for epoch in (0, 1):
         again = copy.deepcopy(start) if epoch else Plain()
-        trainer_of(tmp_path, prune(), epochs=3).fit(
-            again, loader(), ckpt_path=tmp_path / "files" / f"epoch={epoch}.ckpt"
-        )
-        assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
+        fit(tmp_path, again, prune(), epochs=3, resume=tmp_path / "files" / f"epoch={epoch}.ckpt")
+        assert_same(module, again)
 
 
 def test_distillation_goes_on_in_a_second_fit(tmp_path):
     """The teacher is the dense network from before the first surgery, though another Trainer saved it."""
     module = Plain()
     fit(tmp_path / "first", module, prune(), DistillRecover())
-    logged = trainer_of(tmp_path / "second", DistillRecover(), epochs=1)
-    logged.fit(module, loader())
+    logged = fit(tmp_path / "second", module, DistillRecover(), epochs=1)
     assert "distillation_loss" in logged.callback_metrics
 
 
 def test_recovery_without_depth_prune_resumes_bitwise(tmp_path):
     """Whoever reads the ledger puts optimizers and random states in order."""
     module = Plain(epochs=3)
-    fit(tmp_path, module, prune(), DistillRecover(), ModelCheckpoint(filename="{epoch}", save_top_k=-1), epochs=3)
+    fit(tmp_path, module, prune(), DistillRecover(), every_epoch(tmp_path), epochs=3)
     again = Plain(epochs=3)
-    runner = trainer_of(tmp_path / "again", DistillRecover(), epochs=3)
-    runner.fit(again, loader(), ckpt_path=tmp_path / "checkpoints" / "epoch=1.ckpt")
-    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
-
-
-def test_endless_fit(tmp_path):
-    module = Plain()
-    fit(tmp_path, module, prune(), epochs=-1, max_steps=9)
-    assert Ledger.of(module).events
-
-
-def test_reloaded_dataloaders(tmp_path):
-    module = Plain()
-    fit(tmp_path, module, prune(), reload_dataloaders_every_n_epochs=1)
-    assert Ledger.of(module).events
+    fit(tmp_path / "again", again, DistillRecover(), epochs=3, resume=tmp_path / "epoch=1.ckpt")
+    assert_same(module, again)
 
 
 def test_a_teacher_of_the_users_own_is_not_pruned(tmp_path):
@@ -245,8 +218,6 @@ def test_a_teacher_of_the_users_own_is_not_pruned(tmp_path):
 
 def test_adapters_are_left_alone(tmp_path):
     """The network inside a peft model is pruned; adapters of what stays are kept and train."""
-    import peft
-    from cases.models.habits import tiny_vit
 
     class Adapted(Plain):
         def __init__(self):

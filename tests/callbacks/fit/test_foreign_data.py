@@ -67,10 +67,6 @@ def persistent():
     return DataLoader(dataset(), 8, shuffle=True, num_workers=1, persistent_workers=True)
 
 
-def few():
-    return loader(6, batch_size=4)
-
-
 def odd_and_dropped():
     return DataLoader(dataset(45), 8, shuffle=True, drop_last=True)
 
@@ -138,7 +134,7 @@ def test_calibration_takes_nothing_from_a_stream(tmp_path):
 @pytest.mark.filterwarnings("ignore:Only 6 calibration samples")
 def test_fewer_samples_than_asked_for(tmp_path):
     module = Plain()
-    fit(tmp_path, module, prune(calibration=500), data=few())
+    fit(tmp_path, module, prune(calibration=500), data=loader(6, batch_size=4))
     assert Ledger.of(module).plans["net"].evidence["samples"] == 6
 
 

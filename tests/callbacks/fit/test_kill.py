@@ -1,4 +1,4 @@
-"""A run that is killed at seeded moments and resumed equals one left alone: five kills; fifty in benchmarks/."""
+"""A run that is killed or interrupted and gone on with equals one left alone: five kills; fifty in benchmarks/."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from cases.depth.interrupted import Interrupts
 from cases.models.habits import Plain
 from cases.paths import ROOT
-from cases.trainers import fit, prune
+from cases.trainers import REMOVE, assert_same, fit, prune
 
 from benchmarks.end_to_end.kill_and_resume import newest
+from prunerecover import Budget, Prune
 from prunerecover.checkpoint.ledger_record import KEY
 
 
@@ -64,3 +70,31 @@ def test_a_cut_off_checkpoint_is_passed_over(tmp_path):
     (tmp_path / "epoch=1.ckpt").write_bytes(content[: len(content) // 2])
     assert newest(tmp_path) == tmp_path / "epoch=0.ckpt"
     assert torch.load(newest(tmp_path), weights_only=True)[KEY]["events"] == []
+
+
+CALLBACKS: dict[str, Callable[..., pl.Callback]] = {
+    "depth": partial(prune, remove=REMOVE, importance="output_divergence"),
+    "joint": partial(Prune, Budget(macs=0.3), calibration=16, schedule=1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_it_ends_as_one_that_was_left_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(**how: object) -> Plain:
+        torch.manual_seed(0)
+        module = Plain()
+        fit(tmp_path, module, CALLBACKS[name](**how))
+        return module
+
+    alone = run()
+    interrupts = Interrupts(monkeypatch)
+    interrupts.begin(2)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        run(store=tmp_path / "planning")
+    interrupts.begin()
+    assert_same(run(store=tmp_path / "planning"), alone)
+    rest = interrupts.computed
+    interrupts.begin()
+    assert_same(run(store=tmp_path / "again"), alone)
+    assert interrupts.computed == rest + 2

@@ -98,7 +98,7 @@ def test_adapters_behind_a_surgery(tmp_path: Path) -> None:
 
 
 def test_adapters_that_all_sets_share(tmp_path: Path) -> None:
-    module, _ = fit_routed(tmp_path, module=Language(), max_epochs=1, **GPU)
+    module, _ = fit_routed(tmp_path, module=Language(), epochs=1, **GPU)
     assert all(parameter.isfinite().all() for parameter in module.parameters())
 
 

@@ -1,4 +1,4 @@
-"""RoutedLoRARecover inside a Trainer: what each step runs and learns, and what is left behind."""
+"""RoutedLoRARecover inside a Trainer: what each step runs and learns, what is left behind, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from cases.fits.routed_lora import BLOCKS, Language, ManualLanguage, batches, fit, shared, tokens
+from cases.models.habits import Plain
 from cases.models.language import llama_folder
-from cases.models.routed_language import SETS, sets_of
+from cases.models.routed_language import SETS, removing, sets_of
+from cases.refusals import refused
+from cases.trainers import sharded
 from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from transformers import AutoModelForCausalLM
 
 from prunerecover import load_pruned, load_routed
+from prunerecover.callbacks import DepthPrune, DistillRecover, LoRARecover, RoutedLoRARecover
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.model.batches import ModelInputs
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 from prunerecover.recovery.distillation import distillation_loss
 from prunerecover.recovery.lora import has_adapters
 from prunerecover.recovery.shared_lora import WithoutUnits, set_of_step, teacher_logits
+from prunerecover.routing.plan_set import PlanSet
 from prunerecover.routing.routed_causal_lm import RoutedCausalLM
 
 IDS = tokens(4)
@@ -56,7 +62,7 @@ class Calls(pl.Callback):
 @pytest.mark.parametrize("make", [Language, ManualLanguage])
 def test_each_step_leaves_out_a_set_and_the_teacher_has_all_blocks(tmp_path: Path, make: Any) -> None:
     calls = Calls()
-    fit(tmp_path, calls, module=make(), max_epochs=1)
+    fit(tmp_path, calls, module=make(), epochs=1)
     expected = []
     for step in range(4):
         gone = len(SETS[set_of_step(step, len(SETS))])
@@ -67,10 +73,7 @@ def test_each_step_leaves_out_a_set_and_the_teacher_has_all_blocks(tmp_path: Pat
 def test_validation_is_of_the_whole_model(tmp_path: Path) -> None:
     calls = Calls()
     module = Language()
-    pl.seed_everything(0, verbose=False)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    runner = pl.Trainer(max_epochs=1, default_root_dir=tmp_path, callbacks=[shared(module.net), calls], **quiet)
-    runner.fit(module, batches(4), batches(4, shuffle=False))
+    fit(tmp_path, calls, module=module, data=batches(4), val=batches(4, shuffle=False), epochs=1)
     assert calls.depths[-1] == (BLOCKS, False)
 
 
@@ -83,7 +86,7 @@ def test_the_loss_is_of_the_sets_model_and_of_the_teacher(tmp_path: Path) -> Non
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             seen.append((outputs["loss"], batch))
 
-    fit(tmp_path, callback, Look(), module=module, max_epochs=1, limit_train_batches=1)
+    fit(tmp_path, callback, Look(), module=module, epochs=1, limit_train_batches=1)
     (loss, batch) = seen[0]  # the first step: adapters still change nothing
     with WithoutUnits(network, sets_of(network).plans[set_of_step(0, 4)].edits):
         output = network(**batch)
@@ -104,13 +107,13 @@ def test_adapters_alone_train(fitted: tuple[Path, Any]) -> None:
 
 def test_head_is_adapted_by_name(tmp_path: Path) -> None:
     module = Language()
-    fit(tmp_path, shared(module.net, target_modules=["q_proj", "lm_head"]), module=module, max_epochs=1)
+    fit(tmp_path, shared(module.net, target_modules=["q_proj", "lm_head"]), module=module, epochs=1)
     assert "lm_head" in Ledger.of(module).adapters["net"].modules
 
 
 def test_without_distillation_the_network_is_called_once(tmp_path: Path) -> None:
     calls, module = Calls(), Language()
-    fit(tmp_path, shared(module.net, distill=0), calls, module=module, max_epochs=1)
+    fit(tmp_path, shared(module.net, distill=0), calls, module=module, epochs=1)
     assert all(with_gradients for _, with_gradients in calls.depths)
 
 
@@ -130,7 +133,7 @@ def test_the_module_is_as_its_user_wrote_it_afterwards(fitted: tuple[Path, Any])
 
 def test_accumulated_batches_are_of_one_set(tmp_path: Path) -> None:
     calls = Calls()
-    fit(tmp_path, calls, max_epochs=1, accumulate_grad_batches=2)
+    fit(tmp_path, calls, epochs=1, accumulate_grad_batches=2)
     depths = [depth for depth, with_gradients in calls.depths if with_gradients]
     assert depths == [BLOCKS - len(SETS[set_of_step(step, 4)]) for step in (0, 0, 1, 1)]
 
@@ -139,8 +142,8 @@ def test_accumulated_batches_are_of_one_set(tmp_path: Path) -> None:
 def test_compiled_network_learns_the_same(tmp_path: Path) -> None:
     compiled = Language()
     compiled.net.compile(backend="eager")
-    plain, _ = fit(tmp_path / "plain", max_epochs=1)
-    found, _ = fit(tmp_path / "compiled", module=compiled, max_epochs=1)
+    plain, _ = fit(tmp_path / "plain", epochs=1)
+    found, _ = fit(tmp_path / "compiled", module=compiled, epochs=1)
     for left, right in zip(plain.parameters(), found.parameters(), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
 
@@ -196,15 +199,87 @@ def test_averaged_copies_follow(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_second_fit_goes_on(tmp_path: Path) -> None:
-    module, _ = fit(tmp_path / "first", max_epochs=1)
+    module, _ = fit(tmp_path / "first", epochs=1)
     before = copy.deepcopy(module.state_dict())
     callback = shared(Language().net)
-    fit(tmp_path / "second", callback, module=module, max_epochs=1)
+    fit(tmp_path / "second", callback, module=module, epochs=1)
     assert before.keys() == module.state_dict().keys()
     assert any(not torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
 def test_causal_lm(tmp_path: Path) -> None:
     module = CausalLM(str(llama_folder(tmp_path / "llama", num_hidden_layers=BLOCKS)))
-    fit(tmp_path / "fit", shared(module.model), module=module, max_epochs=1)
+    fit(tmp_path / "fit", shared(module.model), module=module, epochs=1)
     assert len(load_routed(tmp_path / "fit" / "routed").sets.plans) == len(SETS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"rank": 0}, ValueError, "Expected argument rank of RoutedLoRARecover in its range, but got 0"),
+        ({"distill": 1.5}, ValueError, "Expected argument distill to be between 0 and 1, but got 1.5"),
+        ({"distill": True}, TypeError, "Expected argument distill to be a number, but got True"),
+        ({"temperature": 0}, ValueError, "Expected argument temperature to be positive, but got 0"),
+        ({"temperature": "2"}, TypeError, "Expected argument temperature to be a number, but got '2'"),
+        ({"sets": [1]}, TypeError, r"Expected argument sets to be a PlanSet or the path of its file, but got \[1\]"),
+    ],
+)
+def test_arguments(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        shared(Language().net, **arguments)
+
+
+def test_sets_are_read_from_their_file(tmp_path: Path) -> None:
+    callback = shared(Language().net)
+    callback.sets.save(tmp_path / "sets.json")
+    assert RoutedLoRARecover(str(tmp_path / "sets.json")).sets == callback.sets
+
+
+def test_a_file_that_is_not_there_is_missed_when_a_fit_starts(tmp_path: Path) -> None:
+    callback = RoutedLoRARecover(str(tmp_path / "none.json"))
+    with pytest.raises(FileNotFoundError, match="Expected a file with a set of plans at .*none.json"):
+        fit(tmp_path, callback, module=Language())
+
+
+@pytest.mark.parametrize(
+    ("beside", "message"),
+    [
+        (DepthPrune(remove={"mlp": 1}), "Expected no DepthPrune beside"),
+        (DistillRecover(), "Expected no DistillRecover beside RoutedLoRA"),
+        (LoRARecover(), "Expected one LoRARecover for the network at 'net'"),
+    ],
+)
+def test_callbacks_beside_it(tmp_path: Path, beside: Any, message: str) -> None:
+    refused(tmp_path, Language(), shared(Language().net), beside, data=batches(), match=message)
+
+
+def test_sets_of_another_model(tmp_path: Path) -> None:
+    other = shared(Language(vocab_size=60).net)
+    refused(tmp_path, Language(), other, data=batches(), match="Expected the model that the plan was made for")
+
+
+def test_networks_that_are_no_language_models(tmp_path: Path) -> None:
+    match = "Expected a language model of transformers as it was loaded at 'net', but got a VisionTransformer"
+    refused(tmp_path, Plain(), shared(Language().net), match=match)
+
+
+def test_resuming_with_other_sets(tmp_path: Path) -> None:
+    fit(tmp_path, epochs=1)
+    network = Language().net
+    other = PlanSet(names=("one",), plans=(removing(network, 1),))
+    with pytest.raises(ValueError, match="Expected RoutedLoRARecover with the sets and arguments of the run that is"):
+        fit(tmp_path, shared(network, sets=other), resume=tmp_path / "epoch=0.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (DDPStrategy(static_graph=True), "Expected DDP without static_graph=True, as each step leaves out other"),
+        (FSDPStrategy.__new__(FSDPStrategy), "Expected a strategy that keeps the model whole, but got FSDPStrategy"),
+    ],
+)
+def test_strategies(strategy: Any, message: str) -> None:
+    module = Language()
+    callback = shared(module.net)
+    with pytest.raises(ValueError, match=message):
+        callback.setup(sharded(strategy, callback), module, "fit")

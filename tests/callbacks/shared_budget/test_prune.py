@@ -58,26 +58,6 @@ def test_budget_goes_and_training_goes_on(pruned: tuple[Path, Classifier]) -> No
     assert Plan.load(folder / "files" / "plan.json").removed == Ledger.of(module).plans["net"].removed
 
 
-def test_less_pruned_files_are_tested_as_they_were(pruned: tuple[Path, Classifier], tmp_path: Path) -> None:
-    folder, whole = pruned
-    module, runner = Classifier("vit"), trainer(tmp_path, prune())
-
-    def tested(file: str) -> object:
-        return runner.test(module, rows(False), ckpt_path=folder / "files" / file, weights_only=False)[0]
-
-    live = tested("last.ckpt")
-    assert Ledger.of(module).removed_units == Ledger.of(whole).removed_units > 0
-    dense = tested("epoch=0.ckpt")
-    assert not Ledger.of(module).removed_units
-    assert tested("last.ckpt") == live != dense
-
-
-def test_given_plan_is_applied_before_test(both: Plan, tmp_path: Path) -> None:
-    module = Classifier("vit")
-    trainer(tmp_path, Prune(plan=both.save(tmp_path / "plan.json"))).test(module, rows(False), verbose=False)
-    assert Ledger.of(module).plans["net"].edits == both.edits
-
-
 def test_given_plan_is_fitted_to_what_was_trained_since(both: Plan, tmp_path: Path) -> None:
     module = fit(tmp_path, Prune(plan=both, calibration=24, schedule=1), DistillRecover(), network="vit")
     assert Ledger.of(module).plans["net"].removed == both.removed
@@ -144,10 +124,7 @@ def test_depth_and_width_of_a_network_with_batchnorm(tmp_path: Path) -> None:
     [
         ({}, r"Expected exactly one of budget and plan, e.g. Prune\(Budget\(latency=0.3\)\)"),
         ({"budget": THIRD, "plan": Plan()}, "Expected exactly one of budget and plan"),
-        (
-            {"budget": Budget(remove={"attention": 1})},
-            "Expected a share .* with plan_depth or DepthPrune, .*",
-        ),
+        ({"budget": Budget(remove={"attention": 1})}, "Expected a share .* with plan_depth or DepthPrune, .*"),
         ({"budget": THIRD, "kinds": ("heads",)}, r"Expected kinds among block, .* but got 'heads'"),
         ({"budget": THIRD, "round_to": 0}, "round_to of at least 1, but got 0"),
         ({"plan": Plan(), "kinds": "head"}, r"Expected no kinds beside a plan, which says already what goes"),

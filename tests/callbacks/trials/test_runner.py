@@ -1,4 +1,4 @@
-"""Trials: what a Trainer run by hand gives, and nothing else moves."""
+"""Trials: what a Trainer run by hand gives, and nothing else moves; the start of a fit inside a command."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ import torch.distributed as dist
 from cases.engine import equal, unchanged
 from cases.models.habits import Compiled, Manual, Plain, WrappedCompiled
 from cases.trials import CALIBRATION, LOSS, QUIET, Data, by_hand, seeded
+from torch.utils.data import DataLoader
 
 from prunerecover import DistillRecover, Plan, plan_depth
 from prunerecover.boundary.search import Trial
 from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.trials.nested import at_start_of_fit, quiet
 from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings
+from prunerecover.recipes.data.digits import DigitsData
 
 
 def test_trials_equal_runs_by_hand_and_change_nothing(
@@ -176,3 +179,52 @@ def test_within_a_trial_a_rank_is_alone(tmp_path: Path, trials: list[Trial]) -> 
         dist.destroy_process_group()
     assert seen
     assert not any(seen)
+
+
+def test_start_of_a_fit_trains_nothing_and_leaves_the_module_alone() -> None:
+    module, data = Plain(), DigitsData()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state = torch.get_rng_state()
+    seen: list[pl.LightningModule] = []
+
+    def look(trainer: pl.Trainer, copied: pl.LightningModule) -> int:
+        seen.append(copied)
+        assert trainer.optimizers
+        assert trainer.state.fn == "fit"
+        torch.rand(3)
+        return trainer.global_step
+
+    assert at_start_of_fit(module, data, look) == 0
+    (copied,) = seen
+    assert copied is not module
+    assert all(torch.equal(value, copied.state_dict()[name]) for name, value in before.items())
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert module._trainer is None
+
+
+def test_no_fit_starts_without_training_data() -> None:
+    class Empty(DigitsData):
+        def train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader([])
+
+    with pytest.raises(ValueError, match="Expected training data for Plain, but its train dataloader has no batch"):
+        at_start_of_fit(Plain(), Empty(), lambda trainer, module: 0)
+
+
+def test_an_interrupt_while_a_trial_starts_leaves_the_console_as_loud_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else what says how to go on would not be shown."""
+    log = logging.getLogger("lightning.pytorch")
+    level, set_level = log.level, log.setLevel
+
+    def interrupted(wanted: int) -> None:
+        set_level(wanted)
+        if wanted == logging.WARNING:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(log, "setLevel", interrupted)
+    with pytest.raises(KeyboardInterrupt), quiet():
+        pass
+    assert log.level == level

@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
+import torch
+from cases import trainers
+from cases.models.tiny import tiny_mixture
+from cases.width.experts import EXPERTS, counts, tokens
 from cases.width.width_prune import HALF, Classifier, Direct, fit, left, prune, rows, trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from prunerecover import Budget, Plan
 from prunerecover.callbacks import DepthPrune, WidthPrune
+from prunerecover.callbacks.ledger.ledger import Ledger
 
 
 @pytest.mark.parametrize(
@@ -22,10 +28,7 @@ from prunerecover.callbacks import DepthPrune, WidthPrune
         ({"budget": HALF, "plan": Plan()}, "Expected exactly one of budget, tolerance and plan"),
         ({"budget": Budget(remove={"head": 1})}, "Expected WidthPrune's budget in a share of cost or in experts"),
         ({"tolerance": 0.2}, "Expected a tolerance with allocation='tolerance' only"),
-        (
-            {"budget": HALF, "schedule": {"every": 1}},
-            "Expected argument times, and no step, in a schedule with every=1",
-        ),
+        ({"budget": HALF, "schedule": {"every": 1}}, "Expected argument times, and no step, in a schedule with"),
         (
             {"tolerance": 0.2, "allocation": "tolerance", "schedule": {"every": 1}},
             "Expected a budget with schedule every=1, .* a plan or a tolerance is applied at once",
@@ -111,3 +114,51 @@ def test_manual_optimization_without_a_loss(tmp_path: Path) -> None:
     assert left(module) <= 0.5
     with pytest.raises(ValueError, match=r"Expected argument loss=.* 'magnitude' in width"):
         trainer(tmp_path / "again", prune(), epochs=2).fit(Manual(), rows(), rows(False))
+
+
+class Language(pl.LightningModule):
+    def __init__(self, name: str = "mixtral") -> None:
+        super().__init__()
+        self.net = tiny_mixture(name)
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return self.net(**batch).loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), 1e-4)
+
+
+def fit_language(folder: Path, callback: WidthPrune, epochs: int = 2, name: str = "mixtral") -> Language:
+    module, rows = Language(name), tokens(16)
+    loader = DataLoader([{"input_ids": row, "labels": row} for row in rows], batch_size=4)
+    trainers.fit(folder, module, callback, data=loader, epochs=epochs)
+    return module
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"budget": Budget(params=0.2), "kinds": EXPERTS},
+        {"budget": Budget(remove={"expert": 4}), "allocation": "tolerance"},
+        {"budget": Budget(ratio={"expert": 1 / 3}), "schedule": {"every": 1, "step": 2}},
+    ],
+    ids=["share", "tolerance", "in steps"],
+)
+def test_width_prune_removes_experts_and_trains_on(arguments: dict[str, Any], tmp_path: Path) -> None:
+    module = fit_language(tmp_path, WidthPrune(calibration=16, **arguments))
+    if arguments["budget"].in_units:
+        assert sum(counts(module)) == 8
+    else:
+        sizes = [sum(p.numel() for p in network.parameters()) for network in (module.net, Language().net)]
+        assert sizes[0] <= 0.8 * sizes[1]
+    assert torch.isfinite(module.net(tokens()).logits).all()
+
+
+@pytest.mark.slow
+def test_steps_do_not_take_what_others_took_beyond_their_part(tmp_path: Path) -> None:
+    """One expert per step is asked for, and two go: those among which the router chooses must stay equally many."""
+    scheduled = WidthPrune(Budget(remove={"expert": 4}), schedule={"every": 1, "step": 1}, calibration=16)
+    with pytest.warns(UserWarning, match="removed nothing: .*, or had surgeries before taken more than their part"):
+        module = fit_language(tmp_path, scheduled, epochs=4, name="deepseek_v3")
+    assert [len(event.units) for event in Ledger.of(module).events] == [2, 0, 2, 0]
+    assert sum(counts(module.net)) == 16 - 4

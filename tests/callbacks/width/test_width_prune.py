@@ -1,4 +1,4 @@
-"""WidthPrune inside a Trainer: it narrows, trains on, resumes, and composes with depth."""
+"""WidthPrune inside a Trainer: it narrows, keeps multiples, trains on, resumes, and composes with depth."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
+from cases.sampling import one_in
 from cases.width.width_prune import HALF, IMAGE, Classifier, Direct, fit, left, prune, rows, trainer, vit
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from prunerecover import Budget, Plan, load_pruned, merge, plan_width
-from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport, WidthPrune
+from prunerecover.callbacks import DepthPrune, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.cost.macs import count_macs
 
@@ -114,26 +115,6 @@ def test_tolerance_without_a_budget(tmp_path: Path) -> None:
     assert Ledger.of(module).plans["net"].evidence["tolerance"] == 0.3
 
 
-@pytest.mark.slow
-def test_depth_width_and_distillation_on_one_module(tmp_path: Path) -> None:
-    callbacks = [
-        DepthPrune(remove={"activation": 1, "attention": 1}, calibration=24, schedule={"start": 0}),
-        WidthPrune(Budget(macs=0.2), calibration=24, schedule={"start": 1}),
-        DistillRecover(),
-        PruneReport(tmp_path / "report"),
-    ]
-    whole = fit(tmp_path / "whole", *callbacks, network="vit", epochs=4)
-    plan = Ledger.of(whole).plans["net"]
-    assert {"activation", "attention", "neuron"} <= set(plan.removed)
-    again = [DepthPrune(remove={"activation": 1, "attention": 1}, calibration=24, schedule={"start": 0})]
-    again += [WidthPrune(Budget(macs=0.2), calibration=24, schedule={"start": 1}), DistillRecover()]
-    file = tmp_path / "whole" / "files" / "epoch=1.ckpt"
-    resumed = fit(tmp_path / "again", *again, network="vit", epochs=4, ckpt=file)
-    for name, value in whole.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], value), name
-    assert (tmp_path / "report" / "report.md").is_file()
-
-
 def test_given_plan_is_applied_before_test(tmp_path: Path) -> None:
     module = Classifier()
     plan = plan_width(module.net, HALF, batches=list(rows(False)))
@@ -186,3 +167,29 @@ def test_last_batch_of_one_sample_is_not_recalibrated_on(tmp_path: Path) -> None
     module = Features()
     trainer(tmp_path, prune(calibration=13), epochs=2).fit(module, rows(), rows(False))
     assert module.net[1].out_features < 16
+
+
+def widths(network: nn.Module) -> list[int]:
+    return [module.out_channels for module in network.modules() if isinstance(module, nn.Conv2d)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", one_in(2, [{"start": 1}, {"start": 0, "every": 1, "times": 2}]))
+def test_convolutions_keep_multiples(schedule: dict[str, int], tmp_path: Path) -> None:
+    module = fit(tmp_path, prune(round_to=8, schedule=schedule))
+    assert all(width % 8 == 0 for width in widths(module.net))
+    assert 0.4 < left(module) <= 0.5
+    assert Plan.load(tmp_path / "files" / "plan.json").made_by.arguments["round_to"] == 8
+
+
+def test_what_no_multiples_allow_is_refused_before_training(tmp_path: Path) -> None:
+    callback = prune(round_to={"channel": 64}, schedule={"start": 2})
+    with pytest.raises(ValueError, match="but at most 0.0% can go. Widths stay multiples of up to 64: a lower round"):
+        fit(tmp_path, callback)
+    assert not (tmp_path / "files").exists()
+
+
+def test_runs_from_before_there_were_multiples_go_on() -> None:
+    """What a checkpoint says of how it was planned does not name it, and another number is another run."""
+    assert "round_to" not in prune().planning.deciding
+    assert prune(round_to=8).planning.deciding["round_to"] == 8

@@ -11,11 +11,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from cases import trainers
 from cases.fits.ranks import run_scenarios
 from cases.fits.routed_lora import Language, batches, fit
 from cases.models.routed_language import removing
+from cases.trainers import every_epoch
 from cases.two_ranks import digest
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
@@ -86,12 +87,8 @@ class Sharded(Steady):
 
 def pruned_fit(folder: Path, module: Language, data: Any, **settings: Any) -> None:
     """Fit without two blocks, by a plan that is known beforehand, and keep a file of every epoch."""
-    pl.seed_everything(7, verbose=False)
-    plan = removing(Language().net, 2, 4)
-    callbacks = [DepthPrune(plan=plan, merge="never"), ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)]
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    runner = pl.Trainer(max_epochs=2, callbacks=callbacks, use_distributed_sampler=False, **{**quiet, **settings})
-    runner.fit(module, data)
+    callbacks = [DepthPrune(plan=removing(Language().net, 2, 4), merge="never"), every_epoch(folder)]
+    trainers.fit(folder, module, *callbacks, data=data, use_distributed_sampler=False, **settings)
 
 
 def sharded(folder: Path) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from cases import trainers
 from cases.models.routed_language import sets_of
 from cases.models.tiny import VOCABULARY, tiny_llama
-from lightning.pytorch.callbacks import ModelCheckpoint
+from cases.trainers import every_epoch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -73,11 +74,7 @@ def fit(
 ) -> tuple[Any, pl.Trainer]:
     """Fit and keep a file of every epoch; a RoutedLoRARecover comes first unless there is one."""
     module = Language() if module is None else module
-    pl.seed_everything(7, verbose=False)  # after the model is made, which sets a seed of its own
     if not any(isinstance(c, RoutedLoRARecover) for c in callbacks):
         callbacks = (shared(module.net), *callbacks)  # type: ignore[arg-type]
-    every = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    runner = pl.Trainer(callbacks=[*callbacks, every], **{"max_epochs": 2, **quiet, **settings})
-    runner.fit(module, batches() if data is None else data, ckpt_path=resume)
-    return module, runner
+    data = batches() if data is None else data
+    return module, trainers.fit(folder, module, *callbacks, every_epoch(folder), data=data, resume=resume, **settings)

@@ -145,6 +145,13 @@ class Compiled(Plain):
         self.net.compile(backend="eager")
 
 
+class Parts(Plain):
+    """Calls parts of its network, never the whole."""
+
+    def loss(self, batch):
+        return self.net.head(self.net.forward_features(batch[0]).mean(1)).square().mean()
+
+
 class TwoNetworks(Plain):
     """Two candidates for pruning; only one is trained on."""
 

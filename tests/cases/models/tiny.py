@@ -102,6 +102,15 @@ def tiny_timm(**changes: Any) -> nn.Module:
     return stir(cls(**{**shape, **changes}))
 
 
+# Forms of it, by what they change.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "vit": {},
+    "distilled": {"distilled": True},
+    "layer_scale": {"init_values": 0.5},
+    "drop_path": {"drop_path_rate": 0.4},
+    "qk_norm": {"qk_norm": True},
+    "all": {"distilled": True, "init_values": 0.5, "drop_path_rate": 0.4, "qk_norm": True},
+}
 BUILD: dict[str, Callable[..., nn.Module]] = {
     "llama": tiny_llama,
     "mistral": tiny_mistral,

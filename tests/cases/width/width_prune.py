@@ -26,10 +26,11 @@ HALF = Budget(macs=0.5)
 class Classifier(pl.LightningModule):
     """An ordinary module around one network."""
 
-    def __init__(self, network: str = "cnn") -> None:
+    def __init__(self, network: str | nn.Module = "cnn") -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.net = CifarResNet(blocks=1, num_classes=4) if network == "cnn" else vit()
+        named = {"cnn": lambda: CifarResNet(blocks=1, num_classes=4), "vit": vit}
+        self.net = network if isinstance(network, nn.Module) else named[network]()
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         return F.cross_entropy(self.net(batch[0]), batch[1])

@@ -27,25 +27,20 @@ SMALL = {
 
 
 @pytest.mark.data
-def test_a_recipe_ends_in_a_report(data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["prunerecover"])
+def test_a_recipe_ends_in_a_report(data_root: Path, in_tmp: Path) -> None:
     options = [f"--{name}={value}" for name, value in SMALL.items()]
     path = f"--data.path={data_root}/data/coco128"
     assert main(["fit", "--config", "ssdlite_width_coco", path, *options]) == 0
-    report = (tmp_path / "report" / "report.md").read_text()
+    report = (in_tmp / "report" / "report.md").read_text()
     assert "MACs per sample" in report
     assert "val_map" in report
-    assert (tmp_path / "checkpoints" / "pruned" / "model.safetensors").is_file()
+    assert (in_tmp / "checkpoints" / "pruned" / "model.safetensors").is_file()
 
 
 @pytest.mark.data
-def test_the_recipe_of_a_yolo_takes_its_convolutions(
-    data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("in_tmp")
+def test_the_recipe_of_a_yolo_takes_its_convolutions(data_root: Path) -> None:
     pytest.importorskip("ultralytics")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["prunerecover"])
     network = {"model.model.init_args.model": "yolo11n.yaml", "model.image_size": 64}  # no weights without a download
     trainer = {
         "trainer.fast_dev_run": "true",

@@ -102,9 +102,8 @@ def parquet(folder: Path, coco: Path, bbox_format: str = "xywh") -> Path:
             for x, y, w, h in (o["bbox"] for o in objects)
         ]
         labels = [list(CATEGORIES).index(entry["category_id"]) for entry in objects]
-        rows.append(
-            {"image": str(coco / "val2017" / image["file_name"]), "objects": {"bbox": boxes, "category": labels}}
-        )
+        path = str(coco / "val2017" / image["file_name"])
+        rows.append({"image": path, "objects": {"bbox": boxes, "category": labels}})
     names = ClassLabel(names=list(CATEGORIES.values()))
     features = Features({"image": Image(), "objects": {"bbox": [[Value("float64")]], "category": [names]}})
     folder.mkdir()
@@ -133,15 +132,9 @@ def broken(coco: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"annotations": None},
-            "instances_train2017.json, as COCO has them, but annotations is missing; it has images, c",
-        ),
+        ({"annotations": None}, "train2017.json, as COCO has them, but annotations is missing; it has images, c"),
         ({"images": []}, r"Expected images in .*instances_train2017.json, but its list is empty"),
-        (
-            {"annotations": [{"id": 1, "image_id": 5}]},
-            "to have the image_id of one of its images, a bbox and a category",
-        ),
+        ({"annotations": [{"id": 1, "image_id": 5}]}, "the image_id of one of its images, a bbox and a category"),
         ({"images": [{"id": 1, "file_name": "none.png"}], "annotations": []}, "but there is no none.png"),
     ],
 )
@@ -177,16 +170,13 @@ def test_a_category_of_no_split_is_refused(coco: Path) -> None:
 
 def test_other_columns_are_listed(coco: Path, tmp_path: Path, own_cache: Path) -> None:
     table = parquet(tmp_path / "table", coco)
-    with pytest.raises(
-        ValueError, match=r"objects named .targets., but the data has image, objects\. Set objects_column"
-    ):
+    with pytest.raises(ValueError, match=r"named .targets., but the data has image, objects\. Set objects_column"):
         opened(table, objects_column="targets")
 
 
 def test_objects_without_boxes_are_refused(tmp_path: Path, own_cache: Path) -> None:
-    Dataset.from_list([{"image": {"bytes": b"", "path": None}, "objects": {"category": [1]}}]).to_parquet(
-        str(tmp_path / "train.parquet")
-    )
+    rows = [{"image": {"bytes": b"", "path": None}, "objects": {"category": [1]}}]
+    Dataset.from_list(rows).to_parquet(str(tmp_path / "train.parquet"))
     with pytest.raises(ValueError, match=r"with bbox or boxes or bboxes in column 'objects', .* but it has category"):
         opened(tmp_path)
 

@@ -139,11 +139,6 @@ def test_named_columns_win(parquet_folder: Path) -> None:
     assert all_labels(data.val_dataloader()) == [i % 4 for i in range(8)]
 
 
-def test_missing_column_is_an_error(parquet_folder: Path) -> None:
-    with pytest.raises(ValueError, match="column for the image named 'photo', but the data has image, label"):
-        opened(parquet_folder, image_column="photo")
-
-
 def test_text_labels_are_an_error(parquet_folder: Path) -> None:
     import pyarrow.parquet as pq
 
@@ -155,35 +150,33 @@ def test_text_labels_are_an_error(parquet_folder: Path) -> None:
         opened(parquet_folder)
 
 
-def test_missing_split_is_an_error(parquet_folder: Path) -> None:
-    with pytest.raises(ValueError, match="Expected a val split named 'holdout' .* but it has train, validation"):
-        opened(parquet_folder, val_split="holdout")
-
-
-def test_missing_path_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Expected data at .*, but nothing is there"):
-        opened(tmp_path / "nowhere")
-
-
-def test_empty_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Expected parquet files or one folder per class"):
-        opened(tmp_path)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image_column": "photo"}, "column for the image named 'photo', but the data has image, label"),
+        ({"val_split": "holdout"}, "Expected a val split named 'holdout' .* but it has train, validation"),
+        ({"limit_train": 25}, "Expected limit_train to be between 1 and 24, the rows .*, but got 25"),
+        ({"val_fraction": 1.5}, r"Expected val_fraction to be in \[0, 1\), but got 1.5"),
+    ],
+)
+def test_what_the_data_lack_is_refused(parquet_folder: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        opened(parquet_folder, **options)
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_unreachable_hub_id_is_an_error() -> None:
-    with pytest.raises(ValueError, match="Expected 'nobody/nothing' to be a local path or a hub data set"):
-        opened("nobody/nothing")
-
-
-def test_too_large_a_limit_is_an_error(parquet_folder: Path) -> None:
-    with pytest.raises(ValueError, match="Expected limit_train to be between 1 and 24, the rows .*, but got 25"):
-        opened(parquet_folder, limit_train=25)
-
-
-def test_impossible_fraction_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"Expected val_fraction to be in \[0, 1\), but got 1.5"):
-        ImageData("x/y", val_fraction=1.5)
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("{folder}/nowhere", "Expected data at .*, but nothing is there"),
+        ("{folder}", "Expected parquet files or one folder per class"),
+        ("nobody/nothing", "Expected 'nobody/nothing' to be a local path or a hub data set"),
+    ],
+)
+def test_paths_that_are_refused(tmp_path: Path, path: str, message: str) -> None:
+    (tmp_path / "images").mkdir()
+    with pytest.raises(ValueError, match=message):
+        opened(path.format(folder=tmp_path / "images"))
 
 
 def test_digits_split_is_stratified_seeded_and_complete() -> None:

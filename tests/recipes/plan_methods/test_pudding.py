@@ -88,15 +88,6 @@ def test_an_interrupted_search_says_how_to_go_on(
     assert results_in(tmp_path / "plan.search") == 3
 
 
-def test_too_few_questions_to_report_on_are_told_before_the_search(
-    recipe: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*recipe, "--method.blocks", "2", "--method.calibration_questions", "59"]) != 0
-    assert "Expected questions to train a router on, others to choose by and others to report on" in (
-        capsys.readouterr().err
-    )
-
-
 def test_no_question_is_in_two_parts_however_it_is_written(tmp_path: Path, own_cache: Path) -> None:
     rows = question_rows(30)
     again = [{**row, "question": f"  {row['question'].upper()} "} for row in rows]
@@ -113,9 +104,18 @@ def test_no_question_is_in_two_parts_however_it_is_written(tmp_path: Path, own_c
     assert not any(a & b for i, a in enumerate(written) for b in written[:i])
 
 
-def test_too_few_questions_are_told(recipe: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*recipe, "--method.blocks", "2", "--method.calibration_questions", "60"]) != 0
-    assert "Expected more than 60 questions per task" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("questions", "message"),
+    [
+        ("60", "Expected more than 60 questions per task"),
+        ("59", "Expected questions to train a router on, others to choose by and others to report on"),
+    ],
+)
+def test_too_few_questions_are_told_before_the_search(
+    recipe: list[str], questions: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*recipe, "--method.blocks", "2", "--method.calibration_questions", questions]) != 0
+    assert message in capsys.readouterr().err
 
 
 def test_a_network_that_is_no_language_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 from cases.models.language import llama_folder
 from cases.models.questions import question_rows, write_rows
+from cases.trainers import trainer_of
 from transformers import AutoTokenizer
 
 from prunerecover import load_pruned
@@ -35,11 +34,6 @@ def data(tmp_path: Path, own_cache: Path, llama: str) -> ChoiceData:
     return ChoiceData(str(tmp_path / "q"), model=llama, batch_size=4)
 
 
-def trainer(folder: Path, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    return pl.Trainer(default_root_dir=folder, callbacks=list(callbacks), **{**quiet, "max_epochs": 2, **settings})
-
-
 def metrics_by_hand(module: CausalLM, llama: str) -> dict[str, float]:
     encoding = Encoding(AutoTokenizer.from_pretrained(llama), context=64)
     losses = []
@@ -55,14 +49,14 @@ def test_metrics_are_those_of_the_functions(
 ) -> None:
     module = CausalLM(llama)
     expected = metrics_by_hand(module, llama)
-    (found,) = getattr(trainer(tmp_path), loop)(module, data, verbose=False)
+    (found,) = getattr(trainer_of(tmp_path), loop)(module, data, verbose=False)
     assert found == pytest.approx({f"{prefix}_{name}": value for name, value in expected.items()}, abs=1e-5)
 
 
 @pytest.mark.slow
 def test_training_learns_the_answers(llama: str, tmp_path: Path, data: ChoiceData) -> None:
     data = ChoiceData(data.path, model=llama, batch_size=4, val_split="train")
-    module, runner = CausalLM(llama, learning_rate=3e-3), trainer(tmp_path, max_epochs=12)
+    module, runner = CausalLM(llama, learning_rate=3e-3), trainer_of(tmp_path, epochs=12)
     (before,) = runner.validate(module, data, verbose=False)
     runner.fit(module, data)
     (after,) = runner.validate(module, data, verbose=False)
@@ -73,7 +67,7 @@ def test_training_learns_the_answers(llama: str, tmp_path: Path, data: ChoiceDat
 @pytest.mark.slow
 def test_pruned_and_recovered_on_questions(llama: str, tmp_path: Path, data: ChoiceData) -> None:
     prune = DepthPrune(remove={"block": 1}, schedule={"start": 0}, calibration=8)
-    runner = trainer(tmp_path, prune, LoRARecover(rank=2), PruneReport())
+    runner = trainer_of(tmp_path, prune, LoRARecover(rank=2), PruneReport())
     runner.fit(CausalLM(llama), data)
     assert {"val_loss", "val_acc", "val_acc_norm"} <= runner.callback_metrics.keys()
     (folder,) = tmp_path.rglob("pruned")
@@ -87,7 +81,7 @@ def test_real_questions(data_root: Path, tmp_path: Path, own_cache: Path) -> Non
     path = str(data_root / "data" / "commonsense" / "arc-easy.test.jsonl")
     data = ChoiceData(path, model=model, test_split="train", limit_test=100, batch_size=16)
     module = CausalLM(model)
-    (found,) = trainer(tmp_path).test(module, data, verbose=False)
+    (found,) = trainer_of(tmp_path).test(module, data, verbose=False)
     rows = data.open_splits()["train"].shuffle(seed=0).select(range(100))
     encoding = Encoding(AutoTokenizer.from_pretrained(model))
     expected = choice_accuracy(module.model, [question_of(row) for row in rows], encoding)

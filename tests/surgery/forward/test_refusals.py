@@ -192,11 +192,7 @@ class Odd(nn.Module):
 
 
 CALLS: dict[str, tuple[nn.Module, list[str], str]] = {
-    "no such call": (
-        Plain(),
-        ["relu:2"],
-        r"a call that the forward of this Plain makes \(conv1:0, .*, relu:0, .*, add:0, relu:1\), but got 'relu:2'",
-    ),
+    "no such call": (Plain(), ["relu:2"], r"Plain makes \(conv1:0, .*, relu:0, .*, add:0, relu:1\), but got 'relu:2'"),
     "no such name": (Plain(), ["silu:0"], "but got 'silu:0'. Was the plan made for another model"),
     "a child as an operation": (Plain(), ["aten.conv1:0"], "but got 'aten.conv1:0'"),
     "no name": (Plain(), ["relu"], r"the name of a call such as 'relu:1', .* but got 'relu'"),

@@ -1,4 +1,4 @@
-"""Latency budgets round by themselves where processors compute in blocks, and only there."""
+"""Latency budgets: a clock says how much goes, and widths are rounded where processors compute in blocks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from cases.width.plan_width import labelled_batches
+from cases.width.plan_width import IMAGE, Batches, cnn, labelled_batches, removed_share, vit
 from torch import nn
 
 from prunerecover import Budget, Plan, apply_plan, plan_width
+from prunerecover.cost.macs import count_macs
 from prunerecover.model.copies import share_copy
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
@@ -197,3 +198,40 @@ def test_the_first_refusal_is_told_if_nothing_can_be_met() -> None:
 
     with pytest.raises(ValueError, match="way 1"):
         cheapest([1, 2], refuse)
+
+
+@pytest.fixture
+def batches() -> Batches:
+    return labelled_batches()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [cnn, vit], ids=["one kind", "kinds that are weighed"])
+def test_latency_budget_is_measured(make: Any, batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that ticks once per MAC, a latency budget is one of MACs."""
+    model = make()
+    dense = count_macs(model, IMAGE)
+
+    def clock(whole: DenseCost, edits: Any, wanted: float) -> float:
+        copied = share_copy(whole.model)
+        apply_edits(copied, edits)
+        assert whole.cost == "latency"
+        return 1 - count_macs(copied, IMAGE) / dense
+
+    monkeypatch.setattr(DenseCost, "removed_share", clock)
+    plan = plan_width(model, Budget(latency=0.3), batches=batches, allocation="per_cost")
+    assert 0.3 <= removed_share(model, plan, "macs") < 0.35
+
+
+def test_latency_is_measured_without_the_loss() -> None:
+    from cases.models.tiny import tiny_llama
+
+    ids = torch.randint(10, (2, 6))
+    planner = WidthPlanner(Session(tiny_llama(), [{"input_ids": ids, "labels": ids}]))
+    assert planner.session.first.kwargs.keys() == {"input_ids"}
+
+
+def test_latency_that_cannot_go_is_refused(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DenseCost, "removed_share", lambda *_, **__: 0.4)
+    with pytest.raises(ValueError, match=r"can meet, 60.0% of the latency, but the most that was saved is 40.0%"):
+        plan_width(cnn(), Budget(latency=0.6), batches=batches)

@@ -163,9 +163,7 @@ def test_rules_of_the_group_are_kept() -> None:
     message = "at least 2 of its 8 units and a multiple of 4, but 5 would stay"
     with pytest.raises(ValueError, match=message):
         allocated({"a": [0, 1, 2]}, even)
-    with pytest.raises(
-        ValueError, match=r"equally many units of 'a' out of each of its 4 strata, but got \[2, 2, 0, 0\]"
-    ):
+    with pytest.raises(ValueError, match=r"many units of 'a' out of each of its 4 strata, but got \[2, 2, 0, 0\]"):
         allocated({"a": [0, 1, 2, 3]}, even)
     assert allocated({"a": [0, 2, 4, 6]}, even).tolist() == [0, 2, 4, 6]
     assert allocated(lowest([even], {"a": torch.arange(8.0)}, {"a": 4}), even).tolist() == [0, 2, 4, 6]

@@ -1,7 +1,8 @@
-"""Groups are right if cutting them out of a model's tensors equals setting them to zero, for every family."""
+"""Groups are right if cutting them out of tensors equals setting them to zero; small ones, and ones with gates."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from dataclasses import replace
@@ -9,15 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from cases.models.hand_made_groups import separable_groups
 from cases.models.width import BUILD, LARGE
 from cases.sampling import one_in
 from cases.width.groups import assert_equal, built, found_in, outputs
 from cases.width.oracle import masked, narrowed, rewritten, silenced, thirty_percent
 
+from prunerecover import Budget, apply_plan, find_groups, plan_width
 from prunerecover.cost.macs import count_macs, macs_by_module
 from prunerecover.model.batches import as_inputs
-from prunerecover.width.groups.discovery import find_groups
 from prunerecover.width.groups.found import FoundGroups
+from prunerecover.width.groups.gates import with_a_gate
 
 
 def families(*but: str) -> list[Any]:
@@ -167,3 +171,46 @@ def test_finding_groups_leaves_no_trace(name: str) -> None:
     assert list(map(id, model.modules())) == modules
     assert torch.equal(torch.get_rng_state(), random)
     assert all(t.grad is None for t in model.parameters())
+
+
+def test_units_without_a_place_for_gates_stay_out_of_the_plan() -> None:
+    first, second = separable_groups()
+    hidden = dataclasses.replace(first, taps=())
+    gated = second if second.taps else dataclasses.replace(second, taps=first.taps)
+    with pytest.warns(UserWarning, match=rf"{first.name} stay as they are: their units have no place where"):
+        assert with_a_gate([hidden, gated]) == (gated,)
+
+
+def test_where_none_has_a_place_all_stay_in() -> None:
+    hidden = tuple(dataclasses.replace(group, taps=()) for group in separable_groups())
+    assert with_a_gate(hidden) == hidden
+
+
+IDS = torch.randint(1, 60, (4, 9), generator=torch.Generator().manual_seed(0))
+TEXT = {"input_ids": IDS, "decoder_input_ids": IDS}
+
+
+def t5(heads: int) -> Any:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 2}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, num_heads=heads)).eval()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", one_in(5, [2, 3, 4, 5, 8]))
+def test_attentions_that_share_a_position_bias_are_one_group(heads: int) -> None:
+    """Cross-attentions add one tensor of zeros, made by the first for as many heads as it has."""
+    model = t5(heads)
+    groups = find_groups(model, TEXT, ("head",)).groups
+    (crossing,) = (group for group in groups if "EncDec" in group.name)
+    assert {part.tensor.split(".")[2] for part in crossing.slices} == {"0", "1"}  # both blocks
+    assert len(groups) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("heads", "share"), one_in(3, [(4, 0.2), (2, 0.4), (3, 0.4)]))
+def test_plans_of_few_heads_run(heads: int, share: float) -> None:
+    model = t5(heads)
+    settings: Any = {"importance": "magnitude", "replace": "zero"}
+    apply_plan(model, plan_width(model, Budget(ratio={"head": share}), batches=[TEXT], **settings))
+    assert model(**TEXT).logits.isfinite().all()

@@ -86,9 +86,7 @@ def test_code_that_fails_with_fewer_heads_is_told() -> None:
 
 
 def test_fused_projections_cut_at_fixed_places_are_told() -> None:
-    with pytest.raises(
-        ValueError, match=r"'model.layers.0.self_attn'.* by slice \(`query_states = qkv\[\.\.\., :query_pos"
-    ):
+    with pytest.raises(ValueError, match=r"by slice \(`query_states = qkv\[\.\.\., :query_pos"):
         find_groups(DECODERS["phi3"].build(), tiny.tiny_inputs("phi3"), "head")
 
 

@@ -1,9 +1,9 @@
-"""Features of residual streams leave every network as if its norms had never read them."""
+"""Which residual streams can be narrowed; their features leave as if norms had never read them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -12,12 +12,14 @@ from cases.layers.attentions import TOKENS, encoder, seeded, vision_transformer
 from cases.layers.hidden import HiddenRoundTrip
 from cases.models import tiny
 from cases.models.decoders import DECODERS
+from cases.models.tiny import tiny_bert, tiny_images, tiny_inputs, tiny_llama, tiny_mixture, tiny_timm
 from cases.models.width import BUILD, images
 from cases.sampling import one_in
 from cases.width.round_trip import RoundTripChecks
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from prunerecover import find_groups
 from prunerecover.model.batches import as_inputs, call
 
 ALL = ("head", "neuron", "hidden")
@@ -153,3 +155,113 @@ def test_a_llama_written_out() -> None:
         x = x + (F.silu(gate) * up) @ w[f"{own}.mlp.down_proj.weight"].T
     logits = call(network.pruned(), as_inputs(network.inputs)).logits
     torch.testing.assert_close(logits, norm(x, "model.norm") @ w["lm_head.weight"].T, atol=1e-3, rtol=1e-4)
+
+
+Function = Callable[[Tensor], Tensor]
+
+
+class Stream(nn.Module):
+    """Two residual branches around `function`, and a head that reads what `last` makes of the stream."""
+
+    def __init__(self, function: Function = lambda h: h, last: Function = lambda h: h) -> None:
+        super().__init__()
+        self.first, self.norm, self.branch = nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+        self.second, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.function, self.last = function, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        h = self.function(h + self.branch(self.norm(h)))
+        return self.head(self.last(h + self.second(self.norm(h))))
+
+
+def sinusoids(h: Tensor) -> Tensor:
+    return h + torch.arange(h.shape[-2])[:, None] / 10.0 ** torch.arange(8.0)
+
+
+REFUSED: dict[str, tuple[nn.Module, Any, str]] = {
+    "output": (
+        tiny_bert().bert,
+        tiny_inputs("bert"),
+        "'encoder.layer.0.attention.output.dense', .* by the model's output",
+    ),
+    "input": (encoder(), TOKENS, r"'layers.0.self_attn.out_proj', 'layers.0.linear2' by add in"),
+    "experts": (tiny_mixture("mixtral"), tiny_inputs("text"), "'model.layers.0.self_attn.o_proj' by _grouped_mm"),
+    "picked": (Stream(lambda h: h + h[..., 3:4]), TOKENS, r"'first', .* by slice \(`.*h\[..., 3:4\]"),
+    "table that is computed": (Stream(sinusoids), TOKENS, r"'first', .* by add \(`return h \+ torch.arange"),
+    "sorted": (Stream(last=lambda h: h.sort(-1).values), TOKENS, r"'first', .* by sort \(`.*h.sort\(-1\).values"),
+    "softmax": (Stream(last=lambda h: h.softmax(-1)), TOKENS, r"'first', .* by _softmax \(`.*h.softmax\(-1\)"),
+    "counted": (
+        Stream(last=lambda h: h * h.shape[-1] ** -0.5),
+        TOKENS,
+        "Operations that count units: mul in the model",
+    ),
+    "fixed": (
+        Stream(lambda h: h.view(2, 6, 8)),
+        TOKENS,
+        r"'first' by code that fails with fewer of them \(RuntimeError",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_keeps_a_stream_is_named(name: str) -> None:
+    model, inputs, why = REFUSED[name]
+    with pytest.raises(ValueError, match=f"to have groups of kind hidden, but it has .*{why}"):
+        find_groups(model.eval(), inputs, "hidden")
+
+
+def test_streams_are_asked_for_by_name() -> None:
+    kinds = {group.kind for group in find_groups(tiny_timm(), tiny_images()).groups}
+    assert kinds == {"head", "neuron"}
+    every = find_groups(tiny_timm(), tiny_images(), ("head", "neuron", "hidden")).groups
+    assert {group.kind for group in every} == {"head", "neuron", "hidden"}
+
+
+def test_a_stream_has_all_that_writes_and_reads_it() -> None:
+    (group,) = find_groups(tiny_timm(depth=1), tiny_images(), "hidden").groups
+    made = [(part.tensor, part.dim) for part in group.slices if part.makes]
+    read = [(part.tensor, part.dim) for part in group.slices if not part.makes]
+    outputs = ("patch_embed.proj", "blocks.0.attn.proj", "blocks.0.mlp.fc2")
+    vectors = (*outputs, "blocks.0.norm1", "blocks.0.norm2", "norm")
+    expected = {("cls_token", 2), ("pos_embed", 2), *((f"{name}.weight", 0) for name in vectors)}
+    assert set(made) == expected | {(f"{name}.bias", 0) for name in vectors}
+    assert read == [("blocks.0.attn.qkv.weight", 1), ("blocks.0.mlp.fc1.weight", 1), ("head.weight", 1)]
+    assert {setting.attribute for setting in group.settings} == {"embed_dim", "num_features", "head_hidden_size"}
+
+
+def test_tied_embeddings_are_cut_once() -> None:
+    (group,) = find_groups(tiny_llama(tie_word_embeddings=True), tiny_inputs("llama"), "hidden").groups
+    tables = [part for part in group.slices if "embed" in part.tensor or "lm_head" in part.tensor]
+    assert [(part.tensor, part.dim) for part in tables] == [("model.embed_tokens.weight", 1)]
+
+
+def test_norms_without_weights_follow() -> None:
+    """Nothing shows the width of such a norm but its `normalized_shape`."""
+    network = Stream()
+    network.norm = nn.LayerNorm(8, elementwise_affine=False)
+    (group,) = find_groups(network, TOKENS, "hidden").groups
+    assert [(setting.module, setting.attribute) for setting in group.settings] == [("norm", "normalized_shape")]
+
+
+def test_attentions_whose_heads_have_no_size_become_others() -> None:
+    found = find_groups(vision_transformer(), torch.randn(2, 3, 16, 16), "hidden")
+    paths = [f"encoder.layers.encoder_layer_{i}.self_attention" for i in range(2)]
+    assert [(edit.op, edit.unit) for edit in found.edits] == [("free_heads", path) for path in paths]
+
+
+def test_streams_of_convolutions_stay_channels() -> None:
+    """A norm over them does not make channels of a ConvNeXt others than they were."""
+
+    class Convolutions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.second = nn.Conv2d(3, 8, 3), nn.LayerNorm(8), nn.Linear(8, 8)
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x).movedim(1, -1)
+            return self.head((h + self.second(self.norm(h))).mean((1, 2)))
+
+    (group,) = find_groups(Convolutions(), torch.randn(2, 3, 8, 8), ("channel", "hidden")).groups
+    assert group.kind == "channel"

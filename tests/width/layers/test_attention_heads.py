@@ -1,4 +1,4 @@
-"""Heads of PyTorch's own attention, which becomes a `NarrowAttention` so that some can go."""
+"""Heads of PyTorch's own attention and of torchvision's Swin, in modules of which some heads can go."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from cases.engine import unchanged
@@ -24,19 +23,42 @@ from cases.layers.attentions import (
     targets,
     vision_transformer,
 )
+from cases.trainers import fit
 from cases.width.round_trip import ExportedRoundTripChecks, RoundTrip
+from cases.width.width_prune import Classifier
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
+from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
 
-from prunerecover import Budget, NarrowAttention, Plan, apply_plan, find_groups, load_pruned, plan_depth, plan_width
+from prunerecover import (
+    Budget,
+    NarrowAttention,
+    Plan,
+    apply_plan,
+    find_groups,
+    load_pruned,
+    plan_depth,
+    plan_width,
+    save_pruned,
+)
 from prunerecover.callbacks import WidthPrune
+from prunerecover.cost.macs import count_macs
+from prunerecover.model.narrow.window_attention import NarrowWindowAttention
 from prunerecover.plan.edits import FreeHeads
 from prunerecover.surgery.apply_edits import apply_edits
 
 HEADS = ("head",)
 LABELS = torch.arange(16) % 3
 BATCHES = [(torch.randn(16, 3, 16, 16, generator=torch.Generator().manual_seed(2)), LABELS)] * 2
+
+V2 = {"block": SwinTransformerBlockV2, "downsample_layer": PatchMergingV2}
+
+
+def swin(**settings: object) -> nn.Module:
+    """Two stages of two blocks; windows cover the image in the second one."""
+    sizes = {"patch_size": [2, 2], "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]}
+    return seeded(SwinTransformer(**sizes, num_classes=3, stochastic_depth_prob=0.0, **settings))
+
 
 NETWORKS = {
     "ViT of torchvision": RoundTrip(vision_transformer, IMAGES, HEADS),
@@ -45,6 +67,8 @@ NETWORKS = {
     "encoder, length first": RoundTrip(lambda: encoder(False, norm_first=True), TOKENS.transpose(0, 1), HEADS),
     "decoder": RoundTrip(decoder, targets(), HEADS),
     "across": RoundTrip(across, both(), HEADS),
+    "Swin": RoundTrip(swin, IMAGES, HEADS),
+    "Swin V2": RoundTrip(lambda: swin(**V2), IMAGES, HEADS),
 }
 
 
@@ -58,11 +82,12 @@ class TestRoundTrip(ExportedRoundTripChecks):
 
 
 def test_each_attention_is_a_group_of_heads() -> None:
-    assert [[g.size for g in NETWORKS[name].found.groups] for name in NETWORKS] == [[4] * n for n in (2, 2, 2, 2, 4, 1)]
+    sizes = [[group.size for group in trip.found.groups] for trip in NETWORKS.values()]
+    assert sizes == [*([4] * n for n in (2, 2, 2, 2, 4, 1)), *[[2, 2, 4, 4]] * 2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ViT of torchvision", "encoder"])
+@pytest.mark.parametrize("name", ["ViT of torchvision", "encoder", "Swin", "Swin V2"])
 def test_runs_in_onnxruntime(name: str, tmp_path: Path) -> None:
     NETWORKS[name].assert_in_onnx(tmp_path)
 
@@ -100,17 +125,33 @@ def test_plan_scores_heads_and_lets_projections_take_over() -> None:
     assert plan.needed_tensors == (f"e1.{layer}.out_proj.weight",)
 
 
+def test_a_dead_head_goes_first() -> None:
+    model = swin()
+    model.get_parameter("features.3.1.attn.proj.weight").data[:, 8:16] *= 1e-3  # head 1 is hardly read
+    plan = plan_width(model, Budget(remove={"head": 1}), batches=BATCHES)
+    assert plan.removed == {"head": ("features.3.1.attn.qkv[1]",)}
+    assert [edit.op for edit in plan.edits] == ["free_heads", "narrow"]
+
+
 @pytest.mark.parametrize("signal", ["u_score", "r_score", "magnitude", "random"])
 def test_heads_are_scored_by_every_signal(signal: str) -> None:
     plan = plan_width(vision_transformer(), Budget(remove={"head": 2}), batches=BATCHES, importance=signal)
     assert len(plan.removed["head"]) == 2
 
 
-def test_plan_counts_what_is_left() -> None:
-    model = vision_transformer()
-    plan = plan_width(model, Budget(macs=0.3), batches=BATCHES)
+@pytest.mark.parametrize("name", ["ViT of torchvision", "Swin", "Swin V2"])
+def test_plan_counts_what_is_left(name: str, tmp_path: Path) -> None:
+    """What the plan says of parameters and MACs is what is there, also once it is loaded."""
+    model = NETWORKS[name].build()
+    plan = plan_width(model, Budget(remove={"head": 5}), batches=BATCHES)
     apply_plan(model, plan)
-    assert sum(p.numel() for p in model.parameters()) == plan.result.params
+    assert plan.result.params == sum(p.numel() for p in model.parameters())
+    assert plan.result.macs == count_macs(model, BATCHES[0][0][:1])
+    narrow = NarrowAttention | NarrowWindowAttention
+    assert any(isinstance(module, narrow) for module in model.modules())
+    save_pruned(model, plan, tmp_path / "pruned")
+    again = load_pruned(tmp_path / "pruned", NETWORKS[name].build())
+    assert torch.equal(again.eval()(IMAGES), model.eval()(IMAGES))
 
 
 def test_plan_is_read_from_its_file(tmp_path: Path) -> None:
@@ -159,24 +200,10 @@ def test_pruned_network_is_pickled() -> None:
     assert torch.equal(again(TOKENS), pruned(TOKENS))
 
 
-class Classifier(pl.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = vision_transformer()
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        return F.cross_entropy(self.net(batch[0]), batch[1])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), 1e-3)
-
-
 def test_vision_transformer_is_pruned_in_a_fit(tmp_path: Path) -> None:
-    module = Classifier()
+    module = Classifier(vision_transformer())
     data = DataLoader(TensorDataset(*BATCHES[0]), batch_size=8)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    trainer = pl.Trainer(max_epochs=2, callbacks=[WidthPrune(Budget(macs=0.4))], default_root_dir=tmp_path, **quiet)
-    trainer.fit(module, data)
+    trainer = fit(tmp_path, module, WidthPrune(Budget(macs=0.4)), data=data)
     attentions = [m for m in module.net.modules() if isinstance(m, NarrowAttention)]
     assert attentions
     assert all(m.in_proj_weight.shape[0] == 3 * 4 * m.num_heads for m in attentions)

@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from cases.layers.image_to_image import VolumeUNet, generator
+from cases.trainers import fit
 from cases.width.round_trip import ExportedRoundTripChecks, RoundTrip
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -103,12 +104,8 @@ def test_two_norms_of_groups_over_a_concatenation_follow() -> None:
     class Joined(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b, self.norm, self.last = (
-                nn.Conv2d(3, 8, 1),
-                nn.Conv2d(3, 8, 1),
-                nn.GroupNorm(4, 16),
-                nn.Conv2d(16, 4, 1),
-            )
+            self.a, self.b = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1)
+            self.norm, self.last = nn.GroupNorm(4, 16), nn.Conv2d(16, 4, 1)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.last(self.norm(torch.cat([self.a(x), self.b(x)], 1)).relu())
@@ -134,8 +131,5 @@ def test_generator_is_pruned_in_a_fit(tmp_path: Path) -> None:
     module = Translation()
     dense = count_macs(module.net, IMAGES)
     data = DataLoader(IMAGES.repeat(8, 1, 1, 1), batch_size=4)  # type: ignore[arg-type]
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    pl.Trainer(max_epochs=2, callbacks=[WidthPrune(Budget(macs=0.3))], default_root_dir=tmp_path, **quiet).fit(
-        module, data
-    )
+    fit(tmp_path, module, WidthPrune(Budget(macs=0.3)), data=data)
     assert count_macs(module.net, IMAGES) < 0.75 * dense

@@ -78,10 +78,7 @@ def test_columns_by_name() -> None:
     [
         ({"text": "Q", "choices": ["a"], "answer": 0}, "column for the question named question or .*has text, choices"),
         ({"question": "Q", "choices": ["a"], "right": 0}, "column for the answer named answer or answerKey .*Set ans"),
-        (
-            {"question": "Q", "answer": "Paris"},
-            "Expected a column of choices .*'Paris' in column 'answer'",
-        ),
+        ({"question": "Q", "answer": "Paris"}, "Expected a column of choices .*'Paris' in column 'answer'"),
         ({"question": "Q", "choices": ["a", " "], "answer": 0}, r"Expected choices that are not empty, but got \['a'"),
         ({"question": "Q", "choices": ["a", "b"], "answer": "z"}, r"Expected one of the choices .*, but got 'z'"),
         ({"question": "Q", "choices": ["a", "b"], "answer": -1}, "number of the right choice, from 0 to 1, but got -1"),

@@ -1,4 +1,4 @@
-"""ChoiceData scores right answers in training, and all answers in evaluation."""
+"""Questions in the forms of the hub's data sets; right answers are scored in training, all in evaluation."""
 
 from __future__ import annotations
 
@@ -117,10 +117,7 @@ def test_a_template_that_is_not_there(tmp_path: Path, tokenizer: str) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (
-            {"question": "w5", "choices": ["w6", ""], "answer": 0},
-            "Expected choices that are not empty.*is row 1 of",
-        ),
+        ({"question": "w5", "choices": ["w6", ""], "answer": 0}, "Expected choices that are not empty.*row 1 of"),
         ({"question": "w5", "choices": ["w6"], "answer": 2}, "Expected the number of the right .*row 1 of the train"),
         ({"question": "w5 " * 70, "choices": ["w6"], "answer": 0}, "Expected a prompt and answer of 1 to 64 tokens"),
     ],

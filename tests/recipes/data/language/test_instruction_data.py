@@ -6,11 +6,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from cases.models.language import llama_folder, tokenizer_of, word_tokenizer
 from cases.models.questions import write_rows
+from cases.trainers import trainer_of
 
 from prunerecover.language.responses import chat_row, instruction_messages, instruction_row
 from prunerecover.recipes.data.language.instruction_data import InstructionData
@@ -97,9 +97,8 @@ def test_a_warning_counts_what_is_cut(tmp_path: Path, plain: str) -> None:
     rows = [*ROWS, {"instruction": "w5 " * 20, "input": "", "output": "w6"}]
     lengths = [len(ids) for ids, _ in rows_of(opened(write_rows(tmp_path / "b.jsonl", rows), plain))]
     longer = sum(length > 10 for length in lengths)
-    with pytest.warns(
-        UserWarning, match=f"{longer} of 9 train samples in .* 10 tokens: {longer - 1} are cut, and 1 left"
-    ):
+    match = f"{longer} of 9 train samples in .* 10 tokens: {longer - 1} are cut, and 1 left"
+    with pytest.warns(UserWarning, match=match):
         data = opened(write_rows(tmp_path / "a.jsonl", rows), plain, length=10)
     assert [len(ids) for ids, _ in rows_of(data)] == [min(length, 10) for length in lengths[:-1]]
 
@@ -140,8 +139,7 @@ def test_training_learns_the_responses(tmp_path: Path) -> None:
     model = str(llama_folder(tmp_path / "llama"))
     path = str(write_rows(tmp_path / "a.jsonl", ROWS))
     data = InstructionData(path, model=model, length=64, batch_size=4, val_split="train")
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    runner = pl.Trainer(default_root_dir=tmp_path, max_epochs=10, **quiet)
+    runner = trainer_of(tmp_path, epochs=10)
     module = CausalLM(model, learning_rate=3e-3)
     (before,) = runner.validate(module, data, verbose=False)
     runner.fit(module, data)

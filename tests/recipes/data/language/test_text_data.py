@@ -1,4 +1,4 @@
-"""TextData opens each source alike, and packs what a tokenizer makes of it as one does by hand."""
+"""TextData opens each source alike, by name too, and packs what a tokenizer makes of it as one does by hand."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from cases.models.language import documents, packed, tokenizer_of, write_jsonl
+from cases.models.language import documents, llama_folder, packed, tokenizer_of, write_jsonl
 
 from prunerecover.recipes.data.language.text_data import TextData
+from prunerecover.recipes.data.language.text_source import open_text
 
 SIZES = [5, 9, 1, 12, 7, 3]
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -126,37 +127,32 @@ def test_fraction_and_limit_draw_documents(tmp_path: Path, tokenizer: str) -> No
 
 
 def test_the_models_tokenizer_is_the_default(tmp_path: Path, tokenizer: str) -> None:
-    from cases.models.language import llama_folder
-
     path = write_jsonl(tmp_path / "a.jsonl", documents(SIZES))
     data = TextData(str(path), model=str(llama_folder(tmp_path / "llama")), length=8)
     data.setup("fit")
     assert tokens(data) == tokens(opened(path, tokenizer))
 
 
-def test_missing_column_is_an_error(tmp_path: Path, tokenizer: str) -> None:
+def test_the_column_is_named(tmp_path: Path, tokenizer: str) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", documents(SIZES), column="story")
-    with pytest.raises(ValueError, match="column for the text named 'body', but the data has story. Set text_column"):
-        opened(path, tokenizer, text_column="body")
-    assert tokens(opened(path, tokenizer, text_column="story"))
+    assert tokens(opened(path, tokenizer, text_column="story")) == packed(documents(SIZES))[:40]
 
 
-def test_a_column_of_numbers_is_an_error(tmp_path: Path, tokenizer: str) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": 3}\n')
-    with pytest.raises(ValueError, match="Expected text in column 'text', but got int64. Set text_column"):
-        opened(tmp_path / "a.jsonl", tokenizer)
-
-
-def test_too_little_text_is_an_error(tmp_path: Path, tokenizer: str) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", documents([2, 3]))
-    message = "Expected train text of at least one sequence of 8 tokens in .*, but got 7 tokens in 2 rows"
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ([""], {"text_column": "body"}, "column for the text named 'body', but the data has text. Set text_column"),
+        ([3], {}, "Expected text in column 'text', but got int64. Set text_column"),
+        (documents([2, 3]), {}, "Expected train text of at least one .* of 8 tokens in .*, but got 7 tokens in 2 rows"),
+        ([" "], {}, "but got 0 tokens in 1 rows"),
+        (["w5"], {"val_fraction": 0.1}, r"two or more rows in .* val_fraction=0.1 of them aside, but got 1"),
+    ],
+)
+def test_texts_that_are_refused(
+    tmp_path: Path, tokenizer: str, texts: list[Any], options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        opened(path, tokenizer)
-
-
-def test_no_text_at_all_is_an_error(tmp_path: Path, tokenizer: str) -> None:
-    with pytest.raises(ValueError, match="but got 0 tokens in 1 rows"):
-        opened(write_jsonl(tmp_path / "a.jsonl", [" "]), tokenizer)
+        opened(write_jsonl(tmp_path / "a.jsonl", texts), tokenizer, **options)
 
 
 def test_tokenizer_without_eos_is_an_error(tmp_path: Path) -> None:
@@ -167,20 +163,14 @@ def test_tokenizer_without_eos_is_an_error(tmp_path: Path) -> None:
     assert tokens(opened(path, tokenizer, separator=" "))
 
 
-def test_length_beyond_the_models_context_is_an_error(tmp_path: Path) -> None:
-    from cases.models.language import llama_folder
-
+def test_length_beyond_the_models_or_tokenizers_context_is_an_error(tmp_path: Path) -> None:
     path, model = write_jsonl(tmp_path / "a.jsonl", documents([200])), llama_folder(tmp_path / "llama")
-    with pytest.raises(ValueError, match="Expected a length of at most 64 tokens, the context of .*, but got 65"):
-        TextData(str(path), model=str(model), length=65).setup("fit")
-    TextData(str(path), model=str(model), length=64).setup("fit")
-
-
-def test_length_beyond_the_tokenizers_context_is_an_error(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", documents([200]))
     tokenizer = tokenizer_of(tmp_path / "tokenizer", eos_token="</s>", model_max_length=32)
-    with pytest.raises(ValueError, match="Expected a length of at most 32 tokens, the context of .*, but got 33"):
-        opened(path, str(tokenizer), length=33)
+    for name, folder, most in (("model", model, 64), ("tokenizer", tokenizer, 32)):
+        message = f"Expected a length of at most {most} tokens, the context of .*, but got {most + 1}"
+        with pytest.raises(ValueError, match=message):
+            TextData(str(path), **{name: str(folder)}, length=most + 1).setup("fit")
+        TextData(str(path), **{name: str(folder)}, length=most).setup("fit")
 
 
 def test_length_of_one_token_is_an_error(tokenizer: str) -> None:
@@ -194,43 +184,57 @@ def test_neither_model_nor_tokenizer_is_an_error(tmp_path: Path) -> None:
         TextData(str(path)).setup("fit")
 
 
-def test_a_tokenizer_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", documents(SIZES))
-    with pytest.raises(ValueError, match="Expected a model or tokenizer as transformers saves it at .*, but nothing"):
-        opened(path, str(tmp_path / "none"))
-
-
-def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("none", "Expected a model or tokenizer as transformers saves it at .*, but nothing"),
+        ("text", "to be a folder as transformers saves it, or a hub id .* tokenizer"),
+    ],
+)
+def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path, folder: str, message: str) -> None:
     path = write_jsonl(tmp_path / "text" / "a.jsonl", documents(SIZES))
-    with pytest.raises(ValueError, match="to be a folder as transformers saves it, or a hub id .* tokenizer"):
-        opened(path, str(path.parent))
+    with pytest.raises(ValueError, match=message):
+        opened(path, str(tmp_path / folder))
 
 
-def test_empty_folder_is_an_error(tmp_path: Path, tokenizer: str) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="Expected parquet, jsonl, json or txt files of one kind in .*, but found"):
-        opened(tmp_path / "empty", tokenizer)
+@pytest.mark.parametrize(
+    ("files", "path", "message"),
+    [
+        ([], "nowhere", "Expected data at .*, but nothing is there"),
+        ([], "", "Expected parquet, jsonl, json or txt files of one kind in .*, but found"),
+        (["train.jsonl", "notes.txt"], "", r"but found files of several kinds \(json, text\)"),
+        (["a.pdf"], "a.pdf", "Expected a parquet, jsonl, json or txt file, but got .*a.pdf"),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, tokenizer: str, files: list[str], path: str, message: str) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text('{"text": "w5"}')
+    with pytest.raises(ValueError, match=message):
+        opened(folder / path, tokenizer)
 
 
-def test_a_folder_of_several_kinds_is_an_error(tmp_path: Path, tokenizer: str) -> None:
-    write_jsonl(tmp_path / "mixed" / "train.jsonl", documents(SIZES))
-    (tmp_path / "mixed" / "notes.txt").write_text("w5")
-    with pytest.raises(ValueError, match=r"but found files of several kinds \(json, text\)"):
-        opened(tmp_path / "mixed", tokenizer)
+def texts(path: Path, name: str | None) -> dict[str, list[str]]:
+    return {split: sorted(rows["text"]) for split, rows in open_text(str(path), name).items()}
 
 
-def test_a_file_of_another_kind_is_an_error(tmp_path: Path, tokenizer: str) -> None:
-    (tmp_path / "a.pdf").write_text("")
-    with pytest.raises(ValueError, match="Expected a parquet, jsonl, json or txt file, but got .*a.pdf"):
-        opened(tmp_path / "a.pdf", tokenizer)
+def test_a_subfolder_is_a_configuration(tmp_path: Path) -> None:
+    """As in a copy of a repository of the hub."""
+    for name in ("Easy", "Hard"):
+        for split in ("train", "test"):
+            write_jsonl(tmp_path / "repo" / name / f"{split}-00000-of-00001.jsonl", [f"{name} {split}"])
+    assert texts(tmp_path / "repo", "Easy") == {"train": ["Easy train"], "test": ["Easy test"]}
+    assert texts(tmp_path / "repo", None)["train"] == ["Easy train", "Hard train"]
 
 
-def test_missing_path_is_an_error(tmp_path: Path, tokenizer: str) -> None:
-    with pytest.raises(ValueError, match="Expected data at .*, but nothing is there"):
-        opened(tmp_path / "nowhere", tokenizer)
+def test_files_begin_with_the_name(tmp_path: Path) -> None:
+    for file in ("arc.train", "arc.test-0", "arc.test-1", "arc_c.test", "arcade.train", "piqa.validation"):
+        write_jsonl(tmp_path / "all" / f"{file}.jsonl", [file])
+    assert texts(tmp_path / "all", "arc") == {"train": ["arc.train"], "test": ["arc.test-0", "arc.test-1"]}
+    assert texts(tmp_path / "all", "piqa") == {"validation": ["piqa.validation"]}
 
 
-def test_a_fraction_of_one_document_is_an_error(tmp_path: Path, tokenizer: str) -> None:
-    (tmp_path / "a.txt").write_text(documents([99])[0])
-    with pytest.raises(ValueError, match=r"Expected two or more rows in .* val_fraction=0.1 of them aside, but got 1"):
-        opened(tmp_path / "a.txt", tokenizer, val_fraction=0.1)
+def test_a_name_that_no_file_has_is_the_hubs(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "own" / "train.jsonl", ["mine"])
+    assert texts(tmp_path / "own", "wikitext-2-raw-v1") == {"train": ["mine"]}

@@ -65,15 +65,18 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("ssd_by_name")
-def test_a_missing_file_of_weights_is_an_error() -> None:
-    with pytest.raises(ValueError, match="Expected a file of weights at /nowhere.pth, but there is none"):
-        named_detector(NAME, False, None, 64, {"checkpoint_path": "/nowhere.pth"})
-
-
-@pytest.mark.usefixtures("ssd_by_name")
-def test_without_a_network_a_file_can_be_named() -> None:
-    with pytest.raises(ValueError, match=r"weights of ssd300_vgg16 .* Without a network, name a file of weights"):
-        named_detector(NAME, True, None, 64, {})
+@pytest.mark.parametrize(
+    ("name", "pretrained", "more", "message"),
+    [
+        (NAME, False, {"checkpoint_path": "/none.pth"}, "Expected a file of weights at /none.pth, but there is none"),
+        (NAME, True, {}, "weights of ssd300_vgg16 .* Without a network, name a file of weights"),
+        ("nobody/none", True, {}, "to be a folder as transformers saves it, or a hub id that can be reached"),
+        ("resnet50", True, {}, "a detector of torchvision, such as ssdlite320.*but got 'resnet50'"),
+    ],
+)
+def test_what_is_not_there_is_refused(name: str, pretrained: bool, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        named_detector(name, pretrained, None, 64, more)
 
 
 def test_trained_layers_but_the_head_of_other_classes() -> None:
@@ -92,13 +95,3 @@ def test_a_folder_of_transformers(tmp_path: Path) -> None:
     theirs = trained.state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in as_saved.model.state_dict().items())
     assert torch.equal(fresh.model.bbox_predictor.layers[0].weight, trained.bbox_predictor.layers[0].weight)  # type: ignore
-
-
-def test_a_hub_id_without_a_network_says_what_to_check() -> None:
-    with pytest.raises(ValueError, match="to be a folder as transformers saves it, or a hub id that can be reached"):
-        named_detector("nobody/no_such_detector", True, None, 64, {})
-
-
-def test_an_unknown_name_says_what_names_there_are() -> None:
-    with pytest.raises(ValueError, match="a detector of torchvision, such as ssdlite320.*but got 'resnet50'"):
-        named_detector("resnet50", True, None, 64, {})
