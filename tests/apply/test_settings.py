@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 from cases.engine import unchanged
-from cases.models.tiny import tiny_inputs, tiny_llama
+from cases.models.tiny import plain_vit, tiny_inputs, tiny_llama
 from torch import nn
 
 from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, plan_depth, plan_width, save_pruned
@@ -27,10 +26,7 @@ TWO_HEADS = "Expected the model that the plan was made for.*num_heads is 4 there
 
 def vit(heads: int = 4) -> nn.Module:
     torch.manual_seed(0)
-    model: nn.Module = timm.create_model(
-        "vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=heads, num_classes=3
-    )
-    return model.eval()
+    return plain_vit(num_heads=heads, num_classes=3).eval()
 
 
 def head_plan(model: nn.Module) -> Plan:

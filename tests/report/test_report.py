@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
+from cases.models.tiny import plain_vit
 from rich.console import Console
 from scipy.stats import binomtest
 from torch import Tensor, nn
@@ -37,9 +37,7 @@ PLAN = Plan(
 
 def dense_vit() -> nn.Module:
     torch.manual_seed(0)
-    return timm.create_model(
-        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=24, depth=4, num_heads=2, num_classes=5
-    )
+    return plain_vit(img_size=32, patch_size=8, embed_dim=24, depth=4, num_heads=2, num_classes=5)
 
 
 def without_attention(model: nn.Module, *blocks: int) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from cases.engine import unchanged
@@ -21,6 +22,11 @@ from prunerecover.surgery.provenance import plan_for
 GROUPNORM = (Slice(tensor="0.weight", dim=0), bias_of("0"))
 
 
+def of_bias(of: int = 8, dim: int = 0, **layout: Any) -> Narrow:
+    """The first convolution's bias without a unit."""
+    return without("conv1", "channel", of, (0,), (Slice(tensor="conv1.bias", dim=dim, **layout),))
+
+
 BAD: dict[str, tuple[Callable[[], nn.Module], Edit, str]] = {
     "no module": (SmallCnn, without("x", "channel", 8, (0,), (reads("conv9"),)), r"but the model \(SmallCnn\) has no"),
     "no tensor": (
@@ -34,40 +40,16 @@ BAD: dict[str, tuple[Callable[[], nn.Module], Edit, str]] = {
         r"parameter or buffer at 'gain', but the model \(SmallCnn\) has none",
     ),
     "no bias": (SmallCnn, without("conv2", "channel", 6, (0,), (bias_of("conv2"),)), "none called 'bias'"),
-    "dimension": (
-        SmallCnn,
-        without("conv1", "channel", 8, (0,), (Slice(tensor="conv1.bias", dim=1),)),
-        r"a dimension of 'conv1\.bias' \(8,\), but 'conv1' names 1",
-    ),
-    "negative dimension": (
-        SmallCnn,
-        without("conv1", "channel", 8, (0,), (Slice(tensor="conv1.bias", dim=-1),)),
-        "but 'conv1' names -1",
-    ),
+    "dimension": (SmallCnn, of_bias(dim=1), r"a dimension of 'conv1\.bias' \(8,\), but 'conv1' names 1"),
+    "negative dimension": (SmallCnn, of_bias(dim=-1), "but 'conv1' names -1"),
     "too many units": (SmallCnn, first_conv((0,), of=9), r"Expected 9 units of 1 in 'bn1\.weight' \(8,\) along dim"),
-    "offset": (
-        SmallCnn,
-        without("conv1", "channel", 8, (0,), (Slice(tensor="conv1.bias", dim=0, offsets=(1,)),)),
-        r"from \[1\] on, but they do not fit",
-    ),
-    "negative offset": (
-        SmallCnn,
-        without("conv1", "channel", 4, (0,), (Slice(tensor="conv1.bias", dim=0, offsets=(-1,)),)),
-        r"from \[-1\] on, but they do not fit",
-    ),
-    "no offset": (
-        SmallCnn,
-        without("conv1", "channel", 4, (0,), (Slice(tensor="conv1.bias", dim=0, offsets=()),)),
-        r"from \[\] on, but they do not fit",
-    ),
-    "span": (
-        SmallCnn,
-        without("conv1", "channel", 8, (0,), (Slice(tensor="conv1.bias", dim=0, span=0),)),
-        r"8 units of 0 in",
-    ),
+    "offset": (SmallCnn, of_bias(offsets=(1,)), r"from \[1\] on, but they do not fit"),
+    "negative offset": (SmallCnn, of_bias(4, offsets=(-1,)), r"from \[-1\] on, but they do not fit"),
+    "no offset": (SmallCnn, of_bias(4, offsets=()), r"from \[\] on, but they do not fit"),
+    "span": (SmallCnn, of_bias(span=0), r"8 units of 0 in"),
     "overlap": (
         SmallCnn,
-        without("conv1", "channel", 4, (0,), (Slice(tensor="conv1.bias", dim=0, offsets=(0, 2)),)),
+        of_bias(4, offsets=(0, 2)),
         r"parts of 'conv1\.bias' .* to lie apart, but one begins at 2, inside the one from 0 to 3",
     ),
     "overlap under two names": (
@@ -110,8 +92,11 @@ BAD: dict[str, tuple[Callable[[], nn.Module], Edit, str]] = {
         layer("a", Setting(module="", attribute="config.num_heads")),
         "with the attribute 'config.num_heads', but it has none",
     ),
-    "no config": (SmallCnn, without("conv1", "channel", 8, (0,), CONV1, settings=(Setting(module="",
-        attribute="config.width"),)), "a SmallCnn with the attribute 'config.width'"),
+    "no config": (
+        SmallCnn,
+        without("conv1", "channel", 8, (0,), CONV1, settings=(Setting(module="", attribute="config.width"),)),
+        "a SmallCnn with the attribute 'config.width'",
+    ),
     "no number": (
         Configured,
         layer("a", Setting(module="", attribute="config.label")),
@@ -128,7 +113,7 @@ BAD: dict[str, tuple[Callable[[], nn.Module], Edit, str]] = {
         Rewrite(unit="conv1", in_channels=3, out_channels=8),
         r"'conv1' to be a shortcut without parameters, but this Conv2d holds weight, bias\. Was the plan applied",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -173,10 +158,6 @@ def test_shortcuts_without_room_are_refused(change: dict[str, int]) -> None:
 def test_plan_for_another_model_says_so_and_changes_nothing() -> None:
     plan = plan_for(CASES["convolution"].build(), [first_conv()], method="test")
     for other in (SmallCnn(in_channels=1), Upsampling(), tiny_vit()):
-        with (
-            unchanged(other),
-            pytest.raises(
-                ValueError, match=r"The plan removes conv1\[1, 4, 5\]; this model's tensors have other names or sizes"
-            ),
-        ):
+        match = r"The plan removes conv1\[1, 4, 5\]; this model's tensors have other names or sizes"
+        with unchanged(other), pytest.raises(ValueError, match=match):
             apply_plan(other, plan)

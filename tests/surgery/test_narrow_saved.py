@@ -62,11 +62,8 @@ def test_removed_units_are_named_as_in_the_dense_model() -> None:
 
 
 def test_edits_that_do_not_follow_each_other_are_named_as_they_are() -> None:
-    assert [u.name for u in removed_units([first_conv((1, 4)), first_conv((7,))])] == [
-        "conv1[1]",
-        "conv1[4]",
-        "conv1[7]",
-    ]
+    found = removed_units([first_conv((1, 4)), first_conv((7,))])
+    assert [unit.name for unit in found] == ["conv1[1]", "conv1[4]", "conv1[7]"]
 
 
 def test_plan_of_a_cnn_counts_what_is_left() -> None:

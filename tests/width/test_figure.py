@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import timm
 import torch
+from cases.models.tiny import plain_vit
 from cases.support.drawn import bars, is_whole
 from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
@@ -50,9 +50,7 @@ def texts(labels: Any) -> list[str]:
 
 def vit() -> nn.Module:
     torch.manual_seed(0)
-    return timm.create_model(
-        "vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=32, depth=4, num_heads=4, num_classes=4
-    ).eval()
+    return plain_vit(patch_size=8, depth=4).eval()
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:

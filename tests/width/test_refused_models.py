@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-import timm
 import torch
 from cases.engine import unchanged
-from cases.models.tiny import tiny_inputs, tiny_llama
+from cases.models.tiny import plain_vit, tiny_inputs, tiny_llama
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 from torch.nn.utils.parametrize import register_parametrization
@@ -29,8 +28,7 @@ def net() -> nn.Sequential:
 
 
 def vit() -> Any:
-    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 2}
-    return timm.create_model("vit_tiny_patch16_224", **sizes)
+    return plain_vit(embed_dim=24, num_heads=2)
 
 
 def with_nan(model: Any) -> Any:

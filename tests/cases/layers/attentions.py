@@ -17,11 +17,11 @@ OTHERS = torch.randn(2, 5, 12, generator=NUMBERS)
 PADDING = torch.arange(6) >= torch.tensor([[4], [6]])
 
 
-def seeded(network: nn.Module) -> nn.Module:
+def seeded(network: nn.Module, std: float = 0.3) -> nn.Module:
     """The network with weights that are none of the zeros that it may begin with."""
     torch.manual_seed(0)
     for parameter in network.parameters():
-        parameter.data.normal_(std=0.3)
+        parameter.data.normal_(std=std)
     return network.eval()
 
 

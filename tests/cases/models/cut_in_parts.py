@@ -11,20 +11,24 @@ Cut = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 class ConvNorm(nn.Module):
-    def __init__(self, c_in: int, c_out: int, size: int = 1) -> None:
+    """A convolution with its norm and activation."""
+
+    def __init__(self, c_in: int, c_out: int, size: int = 1, stride: int = 1) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(c_in, c_out, size, padding=size // 2, bias=False)
+        self.conv = nn.Conv2d(c_in, c_out, size, stride, padding=size // 2, bias=False)
         self.bn = nn.BatchNorm2d(c_out)
-        self.act = nn.SiLU()
+        self.act = nn.SiLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.bn(self.conv(x)))
 
 
 class Bottleneck(nn.Module):
-    def __init__(self, width: int, *, shortcut: bool) -> None:
+    """Two convolutions, added to what they read if there is a shortcut."""
+
+    def __init__(self, width: int, inner: int, size: int, *, shortcut: bool) -> None:
         super().__init__()
-        self.cv1, self.cv2, self.shortcut = ConvNorm(width, width - 2, 3), ConvNorm(width - 2, width, 3), shortcut
+        self.cv1, self.cv2, self.shortcut = ConvNorm(width, inner, size), ConvNorm(inner, width, 3), shortcut
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.cv2(self.cv1(x))
@@ -38,7 +42,7 @@ class C2f(nn.Module):
         super().__init__()
         self.c = width
         self.cv1, self.cv2 = ConvNorm(c_in, 2 * width), ConvNorm(3 * width, c_out)
-        self.m = nn.ModuleList([Bottleneck(width, shortcut=shortcut)])
+        self.m = nn.ModuleList([Bottleneck(width, width - 2, 3, shortcut=shortcut)])
 
     def forward(self, x: Tensor) -> Tensor:
         return self._joined(*self.cv1(x).chunk(2, 1))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from cases.models.questions import write_rows
 from cases.models.tiny import VOCABULARY, tiny_llama
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -49,6 +49,4 @@ def packed(texts: Sequence[str]) -> list[int]:
 
 
 def write_jsonl(path: Path, texts: Sequence[str], column: str = "text") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({column: text}) + "\n" for text in texts))
-    return path
+    return write_rows(path, [{column: text} for text in texts])

@@ -3,31 +3,8 @@
 from __future__ import annotations
 
 import torch
+from cases.models.cut_in_parts import Bottleneck, ConvNorm
 from torch import Tensor, nn
-
-
-class ConvNormAct(nn.Module):
-    """A convolution with its norm and activation, which `fold` joins."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
-        self.bn = nn.BatchNorm2d(outputs)
-        self.act = nn.SiLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.bn(self.conv(x)))
-
-
-class Bottleneck(nn.Module):
-    """Two convolutions, added to what they read."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.cv1, self.cv2 = ConvNormAct(channels, channels), ConvNormAct(channels, channels, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.cv2(self.cv1(x))
 
 
 class Concat(nn.Module):
@@ -37,32 +14,21 @@ class Concat(nn.Module):
         return torch.cat(maps, 1)
 
 
-class Plain(nn.Module):
-    """A stage without a shortcut, of as many channels as it reads."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.cv1, self.cv2 = ConvNormAct(channels, channels // 2), ConvNormAct(channels // 2, channels, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.cv2(self.cv1(x))
-
-
 class RoutedDetector(nn.Module):
     """Each stage names what it reads by `f`, as the number of an earlier stage or several; -1 is the last one."""
 
     def __init__(self) -> None:
         super().__init__()
         stages = [
-            (-1, ConvNormAct(3, 8, 3, 2)),
-            (-1, ConvNormAct(8, 16, 3, 2)),
-            (-1, Plain(16)),
-            (-1, ConvNormAct(16, 16, 3, 2)),
-            (-1, Plain(16)),
-            (-1, Bottleneck(16)),
-            (2, ConvNormAct(16, 16, 3, 2)),
+            (-1, ConvNorm(3, 8, 3, 2)),
+            (-1, ConvNorm(8, 16, 3, 2)),
+            (-1, Bottleneck(16, 8, 1, shortcut=False)),
+            (-1, ConvNorm(16, 16, 3, 2)),
+            (-1, Bottleneck(16, 8, 1, shortcut=False)),
+            (-1, Bottleneck(16, 16, 1, shortcut=True)),
+            (2, ConvNorm(16, 16, 3, 2)),
             ([-1, 5], Concat()),
-            (-1, ConvNormAct(32, 16)),
+            (-1, ConvNorm(32, 16)),
             (-1, nn.Conv2d(16, 6, 1)),
         ]
         self.model = nn.Sequential(*(stage for _, stage in stages))
@@ -81,6 +47,6 @@ class RoutedDetector(nn.Module):
 def fold(model: nn.Module) -> None:
     """Join convolutions and norms, as detectors do before export."""
     for module in model.modules():
-        if isinstance(module, ConvNormAct) and not isinstance(module.bn, nn.Identity):
+        if isinstance(module, ConvNorm) and not isinstance(module.bn, nn.Identity):
             module.conv = torch.nn.utils.fuse_conv_bn_eval(module.conv, module.bn)
             module.bn = nn.Identity()  # type: ignore[assignment]

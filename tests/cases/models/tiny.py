@@ -91,6 +91,14 @@ def alternating(depth: int = 4) -> list[str]:
     return [("full_attention", "sliding_attention")[i % 2] for i in range(depth)]
 
 
+def plain_vit(**changes: Any) -> nn.Module:
+    """A small VisionTransformer of timm as it is initialised."""
+    import timm
+
+    shape = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 4}
+    return timm.create_model("vit_tiny_patch16_224", **{**shape, **changes})
+
+
 def tiny_timm(**changes: Any) -> nn.Module:
     """A VisionTransformer of timm; `distilled=True` gives the two-headed DeiT."""
     from timm.models.deit import VisionTransformerDistilled

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import timm
 import torch
+from cases.models.tiny import plain_vit
 from torch import Tensor, nn
 
 from prunerecover import Budget, Plan
@@ -38,9 +38,7 @@ def cnn(seed: int = 0) -> nn.Module:
 
 def vit(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return timm.create_model(
-        "vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=48, depth=2, num_heads=4, num_classes=4
-    ).eval()
+    return plain_vit(embed_dim=48, depth=2).eval()
 
 
 def labelled_batches() -> Batches:

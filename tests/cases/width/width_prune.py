@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import timm
 import torch
+from cases.models.tiny import plain_vit
 from cases.trainers import trainer_of
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
@@ -46,9 +46,7 @@ class Classifier(pl.LightningModule):
 
 
 def vit() -> nn.Module:
-    return timm.create_model(
-        "vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=32, depth=3, num_heads=4, num_classes=4
-    )
+    return plain_vit(depth=3)
 
 
 def rows(shuffle: bool = True) -> DataLoader[Any]:
