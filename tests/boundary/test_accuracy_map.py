@@ -1,4 +1,4 @@
-"""Accuracy maps: the published table, polynomials and biases as the theorems say, left-out errors against refits."""
+"""The map of accuracies over both axes, against what is published, and its figure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 from cases.maps import GRID, LINE, TABLE, arrays, measured, noisy, polynomial
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from prunerecover import AccuracyMap, MapPoint, fit_map
 from prunerecover.boundary.designs import affordable_splits, axes_and_staircase, spread
+from prunerecover.boundary.figure import plot_map
 from prunerecover.boundary.gaussian_surface import fit_gaussian
 from prunerecover.boundary.map_points import kept_fractions
 from prunerecover.boundary.surfaces import constraint_line, fit_parabola, left_out_errors, monomials, pooled_rmse
@@ -194,3 +196,34 @@ def test_a_gaussian_process_follows_a_cliff_that_a_parabola_smooths() -> None:
     surfaces = fit_gaussian(kept, accuracy, 0.5), fit_parabola(kept, accuracy, line, 0.5)
     off = [np.abs(surface.predict(every) - list(truth.values())).mean() for surface in surfaces]
     assert off[0] < off[1]
+
+
+def drawn(figure: Figure) -> dict[str, list[list[float]]]:
+    return {str(line.get_label()): np.asarray(line.get_xydata()).tolist() for line in figure.axes[0].lines}
+
+
+def test_the_picture_of_a_line_shows_runs_prediction_pick_and_dense() -> None:
+    runs = noisy(((0, 0), *spread(LINE, 4)))
+    fitted = fit_map(runs, 12)
+    pick = fitted.best(n_remove=8)
+    figure = plot_map(fitted, LINE, pick)
+    shown = drawn(figure)
+    assert shown["runs"] == [[run.attention, run.accuracy] for run in runs[1:]]
+    assert shown["pick"] == [[pick.attention, pick.predicted]]
+    assert np.array(shown["predicted"])[:, 1] == pytest.approx(fitted.surface.predict(kept_fractions(LINE, (12, 12))))
+    assert shown["dense"][0][1] == runs[0].accuracy
+    assert figure.get_suptitle().startswith(f"{pick.attention} attentions and {pick.activation} activ")
+
+
+def test_the_picture_of_the_plane_shows_runs_line_and_pick() -> None:
+    fitted = fit_map(TABLE, 12)
+    shown = drawn(plot_map(fitted, LINE, fitted.best(n_remove=8)))
+    assert shown["runs"] == [list(point.split) for point in TABLE]
+    assert shown["feasible"] == [list(split) for split in LINE]
+    assert shown["pick"] == [[2, 6]]
+    assert "pick" not in drawn(plot_map(fitted, LINE))
+
+
+def test_a_picture_needs_splits() -> None:
+    with pytest.raises(ValueError, match="Expected at least one feasible split to draw, but got none"):
+        plot_map(fit_map(TABLE, 12), [])

@@ -1,17 +1,21 @@
-"""What callbacks leave behind: schedules, log lines, reports."""
+"""What callbacks leave behind: schedules, lines, reports, warnings; what a user does next, and trial runs."""
 
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import lightning.pytorch as pl
 import pytest
-from cases.models.habits import Plain, dataset, loader
-from cases.trainers import fit, prune, trainer_of
+from cases.models.habits import Parts, Plain, TwoNetworks, Wrapped, dataset, loader, tiny_vit, tokens
+from cases.paths import TESTS
+from cases.trainers import every_epoch, fit, prune, trainer_of
 
-from prunerecover import Plan, Report, plan_depth
+from prunerecover import Budget, Plan, Report, apply_plan, load_pruned, plan_depth
 from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport, PruneSchedule
 from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.schedules.schedule import schedule_of
 from prunerecover.report.data import SearchCost
 
 
@@ -115,3 +119,125 @@ def test_merged_copy_answers_like_the_live_module(tmp_path):
     assert (merged(images) - module.eval().net(images)).abs().max() <= 1e-4
     assert sum(p.numel() for p in merged.parameters()) < sum(p.numel() for p in module.parameters())
     assert Ledger.of(module).plans["net"].edits == Ledger.of(copy.deepcopy(module)).plans["net"].edits
+
+
+def test_trial_run_tries_the_surgery_and_leaves_no_files(tmp_path):
+    module = Plain()
+    callbacks = [DepthPrune(remove={"block": 1}, schedule={"start": 5}, calibration=8), DistillRecover(), PruneReport()]
+    fit(tmp_path, module, *callbacks, fast_dev_run=True)
+    assert len(Ledger.of(module).events) == 1
+    assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [DepthPrune(remove={"activation": 2}, calibration=8)],
+        [DepthPrune(remove={"block": 1}, calibration=8), DepthPrune(remove={"activation": 1}, calibration=8)],
+    ],
+    ids=["more units", "another in front"],
+)
+def test_resuming_with_other_arguments_is_refused(tmp_path, changed):
+    fit(tmp_path, Plain(), DepthPrune(remove={"activation": 1}, calibration=8), every_epoch(tmp_path), epochs=1)
+    with pytest.raises(ValueError, match="with the arguments of the run that is resumed"):
+        fit(tmp_path / "again", Plain(), *changed, resume=tmp_path / "epoch=0.ckpt")
+
+
+@pytest.mark.slow
+def test_resuming_with_fewer_callbacks_is_told(tmp_path):
+    later = DepthPrune(remove={"attention": 1}, schedule={"start": 1}, calibration=8)
+    first, again = (DepthPrune(remove={"activation": 1}, calibration=8) for _ in range(2))
+    fit(tmp_path, Plain(), first, later, every_epoch(tmp_path))
+    with pytest.warns(UserWarning, match="a run that also had DepthPrune.1, which this Trainer has not"):
+        fit(tmp_path / "again", Plain(), again, resume=tmp_path / "epoch=0.ckpt")
+
+
+def test_target_is_named_once(tmp_path):
+    module = TwoNetworks()
+    named = DepthPrune(remove={"activation": 1}, target="net", calibration=8)
+    fit(tmp_path, module, named, DistillRecover(), PruneReport(pairs=0), epochs=1)
+    assert list(Ledger.of(module).plans) == ["net"]
+    assert (tmp_path / "report" / "report.md").is_file()
+
+
+def test_gated_model_says_why_it_has_no_activation(tmp_path):
+    with pytest.raises(ValueError, match="gated"):
+        fit(tmp_path, Wrapped(), DepthPrune(remove={"activation": 1}), data=tokens())
+
+
+def test_wrong_types_say_what_to_pass():
+    batch = loader().dataset.tensors[0][:8]
+    with pytest.raises(TypeError, match=r"budget to be a Budget, but got dict.*remove="):
+        plan_depth(tiny_vit(), {"block": 1}, batches=[batch])
+    with pytest.raises(TypeError, match=r"Expected argument budget to be a Budget, but got dict\. Use remove="):
+        DepthPrune({"block": 1})
+    with pytest.raises(TypeError, match=r"an iterable of batches, but got one Tensor\. Pass batches=\[batch\]"):
+        plan_depth(tiny_vit(), remove={"block": 1}, batches=batch)
+    with pytest.raises(ValueError, match=r"schedule to have start, every, step, alternate, times, by, but got 'begin'"):
+        schedule_of({"begin": 2})
+
+
+def test_one_pattern_may_be_given_as_a_string():
+    batch = loader().dataset.tensors[0][:16]
+    plan = plan_depth(tiny_vit(), remove={"block": 1}, batches=[batch], ignore="blocks.[01]")
+    assert plan.removed == {"block": ("blocks.2",)}
+
+
+NOW = {"remove": {"attention": 1}, "schedule": {"start": 0}}
+
+
+def test_distillation_that_no_step_listens_to(tmp_path):
+    module = Parts()
+    plan = plan_depth(module.net, remove={"attention": 1}, batches=[dataset().tensors[0]], replace="zero")
+    with pytest.warns(UserWarning, match=r"Parts.training_step to call the network at 'net' .* nothing is distilled"):
+        fit(tmp_path, module, DepthPrune(plan=plan), DistillRecover(), epochs=1)
+
+
+def test_distillation_without_a_surgery(tmp_path):
+    module = Plain()
+    apply_plan(module.net, plan_depth(module.net, remove={"attention": 1}, batches=[dataset().tensors[0]]))
+    with pytest.warns(UserWarning, match=r"nothing is distilled. Pass DistillRecover\(teacher=...\)"):
+        fit(tmp_path, module, DistillRecover(), epochs=1)
+
+
+def test_distillation_as_usual_warns_of_nothing(tmp_path, recwarn):
+    fit(tmp_path, Plain(), prune(), DistillRecover())
+    old = (FutureWarning, DeprecationWarning)  # in Lightning's own code, about which users can do nothing
+    assert not [w for w in recwarn if "distilled" in str(w.message) or issubclass(w.category, old)]
+
+
+def test_merged_copy_leaves_the_files_of_others_alone(tmp_path):
+    folder = tmp_path / "checkpoints"
+    (folder / "pruned").mkdir(parents=True)
+    (folder / "pruned" / "model.onnx").write_text("mine")
+    with pytest.warns(UserWarning, match=r"or somebody else has put there. .*copy of this run is at .*pruned-v1"):
+        fit(tmp_path, Plain(), prune(merge="copy", **NOW), epochs=1)
+    assert (folder / "pruned" / "model.onnx").read_text() == "mine"
+    assert load_pruned(folder / "pruned-v1")
+
+
+FORKED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from cases.models.habits import Plain, loader
+from cases.trainers import fit, prune
+callback = prune(remove={"attention": 1}, schedule={"start": 0})
+fit(sys.argv[2], Plain(), callback, epochs=1, strategy="ddp_fork", devices=1)
+"""
+
+
+@pytest.mark.slow
+def test_forked_fit_says_where_the_pruned_model_is(tmp_path):
+    """Lightning brings the weights back with strict=False, so the module would be dense and partly trained."""
+    command = [sys.executable, "-c", FORKED, str(TESTS), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "the module in the process that called fit stays dense" in done.stderr
+    assert f"Go on from {tmp_path}" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [{"ratio": 0.3}, {"remove": 3}, {"remove": ["attention"]}])
+def test_budget_without_kinds(arguments):
+    with pytest.raises(TypeError, match=r"as numbers per kind, such as \{\"attention\": 1\}, but got"):
+        Budget(**arguments)

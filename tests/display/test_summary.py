@@ -1,4 +1,4 @@
-"""What a user holds is shown in a few lines that say what it is; `repr` of what he wrote is what he wrote."""
+"""What a user holds is shown in a few lines that say what it is; tables in Markdown."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from prunerecover import (
     trace_graph,
 )
 from prunerecover.cost.macs import count_macs
+from prunerecover.display.markdown import table
 from prunerecover.display.summary import MOST, Summarised
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.plan.edits import Narrow, Remove
@@ -161,3 +162,17 @@ def test_what_has_no_short_text_is_named_by_its_type() -> None:
     assert repr(teacher) == "DistillRecover(teacher=<Sequential>)"
     assert repr(Prune(plan=long_plan())) == "Prune(plan=<Plan>)"
     assert repr(Prune(Budget(macs=0.3), loss=sensitive)) == "Prune(budget=Budget(macs=0.3), loss=sensitive)"  # type: ignore[arg-type]
+
+
+def test_a_table_has_a_line_per_row() -> None:
+    assert table(("a", "b"), [("1", ""), ("2", "`x`")]) == "| a | b |\n|---|---|\n| 1 |  |\n| 2 | `x` |"
+
+
+def test_columns_are_aligned() -> None:
+    assert table(("", "a", "b"), [], "lrr") == "|  | a | b |\n| :-- | --: | --: |"
+
+
+@pytest.mark.parametrize("row", [("1",), ("1", "2", "3")])
+def test_a_row_of_another_length_is_refused(row: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=f"Expected 2 cells in every row of the table, but got {len(row)}"):
+        table(("a", "b"), [row])

@@ -1,16 +1,28 @@
-"""The records of a plan's evidence as files have them, and the table of the kinds of units."""
+"""Records of plans as files have them: evidence, edits that bypass and patch; the table of units' kinds."""
 
 from __future__ import annotations
 
+import json
+import random
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
+from cases.depth.architectures import ARCHITECTURES
+from cases.depth.removal import outputs, removals_of
 from cases.old_files import PLAN_FILES
 from cases.paths import ROOT
+from cases.sampling import one_in
+from torch import nn
 
+from prunerecover import Plan, apply_plan
 from prunerecover.callbacks.prune_report import search_cost
 from prunerecover.checkpoint.ledger_record import SurgeryEvent
+from prunerecover.model.copies import deep_copy
+from prunerecover.plan.edit_parts import StandIn
+from prunerecover.plan.edits import Bypass, Patch
 from prunerecover.plan.evidence import (
     BoundaryEvidence,
     DepthEvidence,
@@ -20,8 +32,8 @@ from prunerecover.plan.evidence import (
     WidthEvidence,
 )
 from prunerecover.plan.kinds import KINDS, TRAITS, WIDTH_KINDS, Kind, WidthKind, holders_first
-from prunerecover.plan.plan import Plan
 from prunerecover.report.data import SearchCost
+from prunerecover.surgery.provenance import plan_for
 
 RECORDS = (DepthEvidence, WidthEvidence, ToleranceEvidence, BoundaryEvidence, SearchEvidence)
 OLD = ROOT / "tests" / "checkpoint" / "old_files"
@@ -86,3 +98,106 @@ def test_what_a_kind_holds_is_of_its_dimension_and_sorted_after_it(kind: str) ->
 def test_kinds_of_one_figure_can_be_told_apart() -> None:
     colors = [TRAITS[kind].color for kind in WIDTH_KINDS]
     assert all(a != b for a, b in pairwise(sorted(colors)))
+
+
+BYPASS = Bypass(unit="0", kind="layer", modules={"0": StandIn(), "1": StandIn(leaves="zero")})
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+
+
+def saved(tmp_path: Path, **changes: Any) -> Path:
+    """A plan file whose edit someone changed."""
+    path = tmp_path / "plan.json"
+    plan_for(net(), [BYPASS], method="test").save(path)
+    data = json.loads(path.read_text())
+    data["edits"][0] |= changes
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_stand_ins_are_written_without_what_is_usual() -> None:
+    assert BYPASS.model_dump(mode="json")["modules"] == {"0": {}, "1": {"leaves": "zero"}}
+    patch = Patch(modules={"a": StandIn(leaves="empty", dim=1)})
+    assert patch.model_dump(mode="json")["modules"] == {"a": {"leaves": "empty", "dim": 1}}
+
+
+@pytest.mark.parametrize("leaves", ["pool", "zero", "zeros", "identity"])
+def test_bypass_says_what_it_leaves(leaves: str) -> None:
+    window = ((2,), (2,), (0,)) if leaves == "pool" else ()
+    edit = Bypass(unit="a", kind="layer", modules={"b": StandIn(), "a": StandIn(leaves=leaves, window=window)})
+    assert edit.leaves == leaves
+
+
+EDITED: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown stand-in": ({"modules": {"0": {"leaves": "nothing"}}}, "Expected a valid plan, but .* wrong: "),
+    "another entry": ({"modules": {"0": {"color": "red"}}}, "Expected a valid plan, but .* wrong: "),
+    "modules as a list": ({"modules": ["0"]}, "Expected a valid plan, but .* wrong: "),
+    "an unknown kind": ({"kind": "channel"}, "Expected a valid plan, but .* wrong: "),
+    "fewer than no values returned": ({"modules": {"0": {"returns": -1}}}, "Expected a valid plan, but .* wrong: "),
+    "too many values returned": ({"modules": {"0": {"returns": 10**9}}}, "Expected a valid plan, but .* wrong: "),
+    "a pooling without a window": ({"modules": {"0": {"leaves": "pool"}}}, "Expected the window of a pooling"),
+    "a pooling of four dimensions": (
+        {"modules": {"0": {"leaves": "pool", "window": [[1] * 4] * 3}}},
+        "Expected the window of a pooling",
+    ),
+    "a module that is not there": ({"modules": {"9.b": {}}}, "Expected a module at '9.b'"),
+    "the network itself": ({"modules": {"": {}}}, "Expected the path of a module inside the network"),
+    "other modules": ({"modules": {"2": {}}}, "Expected the plan to leave the model it describes"),
+}
+
+
+@pytest.mark.parametrize("case", EDITED)
+def test_edited_file_is_explained_and_the_model_is_left_alone(case: str, tmp_path: Path) -> None:
+    changes, message = EDITED[case]
+    model = net()
+    before = [(path, id(module)) for path, module in model.named_modules()]
+    with pytest.raises(ValueError, match=message):
+        apply_plan(model, Plan.load(saved(tmp_path, **changes)))
+    assert [(path, id(module)) for path, module in model.named_modules()] == before
+
+
+def spoiled(data: Any, drawn: random.Random) -> Any:
+    """Change one thing somewhere in a JSON value."""
+    if isinstance(data, dict) and data:
+        key = drawn.choice(sorted(data))
+        if drawn.random() < 0.2:
+            return {name: value for name, value in data.items() if name != key}
+        return data | {key: spoiled(data[key], drawn)}
+    if isinstance(data, list) and data:
+        place = drawn.randrange(len(data))
+        return [*data[:place], spoiled(data[place], drawn), *data[place + 1 :]]
+    return drawn.choice([None, -1, 0, 10**12, "", "0", "layer1.0.conv1", [], {}, True, 0.5])
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[nn.Module, Any, dict[str, Any]]:
+    """A network, a batch, and the data of a plan for it."""
+    model, batch = ARCHITECTURES["squeeze-excite"]()
+    removals = removals_of(model, batch, ("layer",))
+    return (
+        model,
+        batch,
+        json.loads(json.dumps(plan_for(model, removals.edits(removals.units[:3]), method="test").to_dict())),
+    )
+
+
+@pytest.mark.parametrize("seed", one_in(2, range(20)))
+def test_spoiled_plan_is_refused_or_does_what_it_says(
+    seed: int, whole: tuple[nn.Module, Any, dict[str, Any]], tmp_path: Path
+) -> None:
+    model, batch, data = whole
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(data | {"edits": spoiled(data["edits"], random.Random(seed))}))
+    target = deep_copy(model).eval()
+    with torch.no_grad():
+        before = outputs(target, batch)[0]
+    refusal = None
+    try:
+        apply_plan(target, Plan.load(path))
+    except (ValueError, TypeError) as error:
+        refusal = str(error)
+    with torch.no_grad():
+        kept = torch.equal(outputs(target, batch)[0], before)
+    assert refusal is None or (kept and refusal.startswith("Expected"))

@@ -1,4 +1,4 @@
-"""`RoutedCausalLM.generate` and `forward` with the arguments of transformers, in batches of several sets."""
+"""`RoutedCausalLM.generate` and `forward`, in batches of several sets; what waits in host memory comes back."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch
 from cases.models.language import word_tokenizer
 from cases.models.routed_language import sets_of
 from cases.models.tiny import tiny_llama
-from torch import nn
+from torch import Tensor, nn
 
+from prunerecover.routing.host_memory import HostMemory
 from prunerecover.routing.routed_causal_lm import RoutedCausalLM
 from prunerecover.routing.router import PrefixRouter
 
@@ -189,3 +190,64 @@ def test_a_router_for_a_model_of_another_width(dense: nn.Module) -> None:
     routed = RoutedCausalLM(dense, sets_of(dense), PrefixRouter(16, 4))
     with pytest.raises(ValueError, match="Expected features of 32 numbers, as of a model of width 16, but got 64"):
         routed.route(PROMPTS)
+
+
+VALUES = torch.arange(3.0)
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> HostMemory:
+    """Of a device that this machine need not have: its tensors are those that do not lie where they lay before."""
+    there: dict[int, int] = {}
+
+    def holds(self: HostMemory, tensor: Tensor) -> bool:
+        return there.setdefault(id(tensor), tensor.data_ptr()) != tensor.data_ptr()
+
+    monkeypatch.setattr(HostMemory, "holds", holds)
+    return HostMemory(torch.device("cpu"))
+
+
+def test_unchanged_values_are_not_copied_back(memory: HostMemory) -> None:
+    weight = nn.Parameter(VALUES.clone())
+    before = weight.data_ptr()
+    memory.to_device(weight)
+    there = weight.data_ptr()
+    memory.to_device(weight)
+    assert weight.data_ptr() == there != before
+    assert torch.equal(weight, VALUES)
+    memory.back(weight)
+    memory.back(weight)
+    assert weight.data_ptr() == before
+
+
+def test_changed_values_come_back(memory: HostMemory) -> None:
+    weight, other = nn.Parameter(VALUES.clone()), nn.Parameter(VALUES.clone())
+    for tensor in (weight, other):
+        memory.to_device(tensor)
+    with torch.no_grad():
+        weight.mul_(2)
+    other.data = VALUES + 1
+    for tensor in (weight, other):
+        memory.back(tensor)
+    assert torch.equal(weight, 2 * VALUES)
+    assert torch.equal(other, VALUES + 1)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copy_brings_its_own_tensors_back(memory: HostMemory, copied: object) -> None:
+    weight = nn.Parameter(VALUES.clone())
+    memory.to_device(weight)
+    other, own = copied((memory, weight))  # type: ignore[operator]
+    other.back(own)
+    assert torch.equal(own, VALUES)
+    assert own.data_ptr() != weight.data_ptr()
+
+
+@pytest.mark.gpu
+def test_values_wait_where_the_bus_reads_them_fastest() -> None:
+    memory, weight = HostMemory(torch.device("cuda")), nn.Parameter(VALUES.clone())
+    memory.to_device(weight)
+    assert weight.is_cuda
+    memory.back(weight)
+    assert weight.is_pinned()
+    assert torch.equal(weight, VALUES)

@@ -8,13 +8,14 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import lightning.pytorch as pl
 import torch
-from cases import trainers
+import torch.distributed as dist
 from cases.fits.ranks import run_scenarios
 from cases.fits.routed_lora import Language, batches, fit
 from cases.models.routed_language import removing
-from cases.trainers import every_epoch
-from cases.two_ranks import Agreement, digest
+from cases.two_ranks import digest
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
@@ -40,6 +41,19 @@ def half(rows: int = 32) -> DataLoader[Any]:
     samples: Any = batches(rows).dataset
     rank = int(os.environ.get("LOCAL_RANK", 0))
     return DataLoader(samples, 4, sampler=DistributedSampler(samples, num_replicas=2, rank=rank, shuffle=False))
+
+
+class Agreement(pl.Callback):
+    """Counts the batches after which the ranks hold the same weights."""
+
+    def __init__(self) -> None:
+        self.steps = self.agreed = 0
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        everyone: list[Any] = [None] * trainer.world_size
+        dist.all_gather_object(everyone, digest(pl_module))
+        self.steps += 1
+        self.agreed += all(each == everyone[0] for each in everyone)
 
 
 def shared(folder: Path) -> dict[str, Any]:
@@ -72,8 +86,12 @@ class Sharded(Steady):
 
 def pruned_fit(folder: Path, module: Language, data: Any, **settings: Any) -> None:
     """Fit without two blocks, by a plan that is known beforehand, and keep a file of every epoch."""
-    callbacks = [DepthPrune(plan=removing(Language().net, 2, 4), merge="never"), every_epoch(folder)]
-    trainers.fit(folder, module, *callbacks, data=data, use_distributed_sampler=False, **settings)
+    pl.seed_everything(7, verbose=False)
+    plan = removing(Language().net, 2, 4)
+    callbacks = [DepthPrune(plan=plan, merge="never"), ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)]
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    runner = pl.Trainer(max_epochs=2, callbacks=callbacks, use_distributed_sampler=False, **{**quiet, **settings})
+    runner.fit(module, data)
 
 
 def sharded(folder: Path) -> None:
