@@ -31,44 +31,12 @@ def test_weights_alone(tmp_path: Path) -> None:
         load_pruned(tmp_path / "weights.pt")
 
 
-def test_a_newer_ledger(file: Path) -> None:
-    rewrite(file, lambda c: c[KEY].update({"schema": "prunerecover.ledger/2"}))
-    with pytest.raises(ValueError, match="ledger of schema prunerecover.ledger/1, but .* has prunerecover.ledger/2"):
-        load_pruned(file)
-
-
-def test_a_newer_plan(file: Path) -> None:
-    rewrite(file, lambda c: c[KEY]["plans"]["net"].update({"schema": "prunerecover.plan/2"}))
-    with pytest.raises(ValueError, match="prunerecover.plan/1, but got prunerecover.plan/2"):
-        load_pruned(file)
-
-
 def test_files_that_cannot_be_read(file: Path, tmp_path: Path) -> None:
     content = file.read_bytes()
     for wrong in (content[:-1000], b"", b"{}", b"not a checkpoint"):
         (tmp_path / "wrong.ckpt").write_bytes(wrong)
         with pytest.raises(ValueError, match=r"cannot be read as one .* Is the file cut off\? Copy it again"):
             load_pruned(tmp_path / "wrong.ckpt")
-
-
-@pytest.mark.parametrize("model", [None, Classifier], ids=["network", "class"])
-def test_weights_that_do_not_fit(model: type[nn.Module] | None, file: Path) -> None:
-    rewrite(file, lambda c: c["state_dict"].pop("net.head.weight"))
-    with pytest.raises(ValueError, match="Expected the weights of the VisionTransformer .* lacks head.weight"):
-        load_pruned(file, model)
-
-
-def test_what_lies_beside_the_network_must_fit_too(file: Path) -> None:
-    rewrite(file, lambda c: c["state_dict"].pop("beside.weight"))
-    message = r"(?s)Expected Classifier to be built from .* it failed \(RuntimeError: .*Missing key.*beside.weight"
-    with pytest.raises(ValueError, match=message):
-        load_pruned(file, Classifier)
-
-
-def test_a_class_that_builds_another_network(file: Path) -> None:
-    rewrite(file, lambda c: c["hyper_parameters"].update({"depth": 3}))
-    with pytest.raises(ValueError, match="Expected the model that the plan was made for .* this model has 3 blocks"):
-        load_pruned(file, Classifier)
 
 
 def test_a_class_that_loads_other_weights(file: Path) -> None:
@@ -101,6 +69,30 @@ def test_a_file_with_one_bit_turned_in_its_weights(file: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot be read as one \(RuntimeError: .* has another checksum\)"):
         load_pruned(file, dense)
     assert_same(dense, before)
+
+
+NEWER_LEDGER, NEWER_PLAN = {"schema": "prunerecover.ledger/2"}, {"schema": "prunerecover.plan/2"}
+LACKS = "Expected the weights of the VisionTransformer .* lacks head.weight"
+BESIDE = r"(?s)Expected Classifier to be built from .* it failed \(RuntimeError: .*Missing key.*beside.weight"
+ANOTHER = "Expected the model that the plan was made for .* this model has 3 blocks"
+
+
+@pytest.mark.parametrize(
+    ("change", "model", "message"),
+    [
+        (lambda c: c[KEY].update(NEWER_LEDGER), None, "schema prunerecover.ledger/1, but .* has prunerecover.ledger/2"),
+        (lambda c: c[KEY]["plans"]["net"].update(NEWER_PLAN), None, "prunerecover.plan/1, but got prunerecover.plan/2"),
+        (lambda c: c["state_dict"].pop("net.head.weight"), None, LACKS),
+        (lambda c: c["state_dict"].pop("net.head.weight"), Classifier, LACKS),
+        (lambda c: c["state_dict"].pop("beside.weight"), Classifier, BESIDE),
+        (lambda c: c["hyper_parameters"].update({"depth": 3}), Classifier, ANOTHER),
+    ],
+    ids=["newer ledger", "newer plan", "weights", "weights of a class", "weights beside", "another network"],
+)
+def test_files_that_do_not_fit(change: Any, model: type[nn.Module] | None, message: str, file: Path) -> None:
+    rewrite(file, change)
+    with pytest.raises(ValueError, match=message):
+        load_pruned(file, model)
 
 
 def constructor_of_an_older_file(checkpoint: dict[str, Any]) -> dict[str, Any]:
