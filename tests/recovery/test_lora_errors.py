@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 
 import pytest
 import torch
 from cases.lora import depth, fit, lora
 from cases.models.habits import Plain
+from cases.refusals import refused
 from cases.trainers import sharded
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
@@ -32,24 +32,19 @@ def test_arguments(arguments, match):
         LoRARecover(**arguments)
 
 
-def refused(folder, *callbacks, match, error=ValueError, make=Plain, **settings):
-    """The fit stops with this message and the network is what it was."""
-    module = make()
-    before = copy.deepcopy(module.state_dict())
-    with pytest.raises(error, match=match):
-        fit(folder, *callbacks, module=module, **settings)
-    assert module.state_dict().keys() == before.keys()
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-    assert not Ledger.of(module).adapters
-
-
-def test_start_past_the_end(tmp_path):
-    refused(tmp_path, lora(start=3), match=r"Expected LoRARecover to start before max_epochs=3, but got start=3")
-
-
-def test_nothing_to_adapt(tmp_path):
-    match = r"of VisionTransformer to adapt at target_modules=\['q_proj'\], but there are none. Name some of: .*qkv"
-    refused(tmp_path, lora(target_modules=["q_proj"]), match=match)
+@pytest.mark.parametrize(
+    ("callbacks", "message"),
+    [
+        ([lora(start=3)], "Expected LoRARecover to start before max_epochs=3, but got start=3"),
+        (
+            [lora(target_modules=["q_proj"])],
+            r"of VisionTransformer to adapt at target_modules=\['q_proj'\], but there are none. Name some of: .*qkv",
+        ),
+        ([lora(), lora(rank=3)], "Expected one LoRARecover for the network at 'net', but got 2. Remove one"),
+    ],
+)
+def test_what_no_fit_can_do(tmp_path, callbacks, message):
+    refused(tmp_path, Plain(), *callbacks, match=message, epochs=3)
 
 
 def test_nothing_in_the_blocks(tmp_path):
@@ -59,15 +54,10 @@ def test_nothing_in_the_blocks(tmp_path):
             self.net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 4))
 
     match = r"of Sequential to adapt in its blocks, but there are none. Name some of: 0, 2"
-    refused(tmp_path, lora(), match=match, make=Convolutions)
+    refused(tmp_path, Convolutions(), lora(), match=match)
     module, _ = fit(tmp_path, lora(target_modules="0"), make=Convolutions, epochs=1)
     assert Ledger.of(module).adapters["net"].modules == ("0",)
     assert module.net[2].weight.requires_grad
-
-
-def test_two_on_one_network(tmp_path):
-    match = r"Expected one LoRARecover for the network at 'net', but got 2. Remove one"
-    refused(tmp_path, lora(), lora(rank=3), match=match)
 
 
 def test_adapters_of_others(tmp_path):
@@ -79,13 +69,13 @@ def test_adapters_of_others(tmp_path):
             inject_adapter_in_model(LoraConfig(r=2, target_modules=["qkv"]), self.net)
 
     match = r"Expected a VisionTransformer without adapters, but it has some of peft. Merge them first"
-    refused(tmp_path, lora(), match=match, make=Adapted)
+    refused(tmp_path, Adapted(), lora(), match=match)
 
 
 def test_without_peft(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     match = r"Expected peft for LoRA, but it cannot be imported .* pip install"
-    refused(tmp_path, lora(), match=match, error=ImportError)
+    refused(tmp_path, Plain(), lora(), match=match, error=ImportError)
 
 
 def test_resuming_with_other_arguments(tmp_path):
@@ -116,7 +106,7 @@ def test_optimizer_of_something_else(tmp_path):
             return torch.optim.SGD([self.scale], 0.1)
 
     match = r"Expected an optimizer that holds parameters of the network, for its adapters to join, but none does"
-    refused(tmp_path, lora(target="net"), match=match, error=RuntimeError, make=Elsewhere)
+    refused(tmp_path, Elsewhere(), lora(target="net"), match=match, error=RuntimeError)
 
 
 def test_sharding():

@@ -125,11 +125,11 @@ def test_own_checkpoint_hooks_still_run(tmp_path):
 
 MIXED, HALF = {"precision": "bf16-mixed"}, {"precision": "bf16-true"}
 LOOPS = ({"epochs": -1, "max_steps": 9}, {"reload_dataloaders_every_n_epochs": 1})
-MODULES = one_in(3, [Plain, Watched, Manual])
+TRAINERS = [(Plain, how) for how in (HALF, *LOOPS)]
 
 
 @pytest.mark.parametrize(
-    ("make", "settings"), [*((make, MIXED) for make in MODULES), *((Plain, how) for how in (HALF, *LOOPS))]
+    ("make", "settings"), [*one_in(3, [(make, MIXED) for make in (Plain, Watched, Manual)]), *TRAINERS]
 )
 def test_habits_of_trainers(tmp_path, make, settings):
     module = make()
