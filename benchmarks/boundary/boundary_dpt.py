@@ -96,7 +96,7 @@ def latency(line: Line) -> str:
 
 def picture(rows: Sequence[Row]) -> Picture:
     """Draw top-1 over the latency that is left, after recovery."""
-    figure, axes = new_figure(7.6, 4.6)
+    drawn, axes = new_figure(7.6, 4.6)
     (dense,) = (row.figures["top1"].value for row in rows if row.method == "dense")
     others = [method for method in sorted(METHODS) if method != OURS]
     styles = {m: (m.partition(" ")[2], c, k) for m, c, k in zip(others, COLORS, MARKERS, strict=True)}
@@ -104,8 +104,8 @@ def picture(rows: Sequence[Row]) -> Picture:
     shown = [row for row in rows if row["stage"] == "recovered"]
     draw_curves(axes, shown, lambda row: float(row["latency_share"]), styles, OURS, dense)
     axes.set_xlabel("latency, as a share of the dense model's")
-    add_legend(figure, *axes.get_legend_handles_labels(), "lower right")
-    return figure
+    add_legend(drawn, *axes.get_legend_handles_labels(), "lower right")
+    return drawn
 
 
 SHOWN = [text("method"), text("stage"), figure("top1", "top-1 (95%)", 2, 100)]
@@ -140,7 +140,7 @@ BENCHMARK = Benchmark(
             where=lambda row: row.budget > 0,
         ),
     ),
-    picture=picture,
+    pictures={"": picture},
 )
 main = BENCHMARK.main
 

@@ -28,7 +28,7 @@ from benchmarks.boundary.synthetic_surfaces import (
     shuffled,
 )
 from benchmarks.runner.benchmark import Benchmark
-from benchmarks.runner.page import Column, Table, figure, text, told
+from benchmarks.runner.page import Table, figure, signed, text
 from benchmarks.runner.rows import Figure
 from prunerecover import MapPoint, fit_map
 from prunerecover.boundary.designs import Split, axes_and_staircase, interleaved, one_type_at_a_time, spread
@@ -173,7 +173,7 @@ GUIDED = [
     text("divergences"),
     *(COLUMNS[0], COLUMNS[2]),
     figure("unguided", "without divergences", 3),
-    Column("gain", lambda line: told(line.first.figures["gain"], 3, sign="+")),
+    signed("gain", "gain", 3),
 ]
 OTHERS = ("paper's 22, polynomial", "5 spread, parabola", DEFAULT)
 BENCHMARK = Benchmark(

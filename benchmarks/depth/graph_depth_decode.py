@@ -5,26 +5,25 @@ network is merged, and a run of single tokens with a key-value cache, batch 1, i
 interleaved pairs, both eager or both compiled. Time is that of the one thread on its processor, for the machine may be
 shared. The bytes are those of all weights that such a step reads, all but the embedding table, and of the keys and
 values that are in the cache.
-
-`--methods compiled 1024 "12 layers"` makes only such rows: any modes, hidden sizes and removals may be named.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.depth.graph_depth_decoding import PROMPT, WRITTEN, CompiledDecoding, Decoding
-from benchmarks.depth.graph_depth_rows import Row, add, pruned, rows_so_far, shares
-from prunerecover import Plan, plan_depth
+from benchmarks.runner.page import Column, Line, Table, figure, text, told
+from benchmarks.runner.plans import pruned, removed, shares
+from benchmarks.runner.rows import Figure, Row
+from prunerecover import plan_depth
 from prunerecover.cost.latency import latency_ratio
-from prunerecover.display.markdown import table
 from prunerecover.model.key_values import cache_returned
 
-MODEL = "Llama, 8 layers, hidden {}"
 HIDDEN = (512, 1024, 2048, 4096)  # the last one takes 14 GB
 COMPILED = (1024, 2048, 512)
 PAIRS, WARMUP, SEED = 20, 2, 0
@@ -36,74 +35,18 @@ REMOVED: dict[str, tuple[dict[str, int], ...]] = {
     "block": ({"block": 4}, {"block": 2}, {"block": 6}),
     "attention": ({"attention": 4}, {"attention": 2}, {"attention": 6}),
 }
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is taken out, and how the networks run then.
-
-    Args:
-        mode: eager or compiled.
-        unit: Under which the row is listed.
-        remove: How many units of each kind go.
-    """
-
-    mode: str
-    unit: str
-    remove: dict[str, int]
-
-    @property
-    def name(self) -> str:
-        """What is taken out, in words."""
-        return ", ".join(f"{n} {kind}s" for kind, n in self.remove.items())
-
-
-def run(methods: tuple[str, ...] = ()) -> None:
-    """Make the rows that are missing.
-
-    Args:
-        methods: Modes, hidden sizes and removals to measure; of what is not named, all.
-    """
-    for hidden in HIDDEN:
-        left = [about for about in cases(hidden) if asked(hidden, about, methods) and not is_made(hidden, about)]
-        if left:
-            rows_of(hidden, left)
-
-
-def rows_of(hidden: int, wanted_: list[Case]) -> None:
-    """Make rows against one dense network, which is compiled once."""
-    dense = decoder(hidden)
-    prompt = calibration()[:1]
-    timed = {mode: MODES[mode](dense, prompt) for mode in {about.mode for about in wanted_}}
-    for about in wanted_:
-        add(row(timed[about.mode], hidden, about))
-
-
-def wanted() -> list[Row]:
-    """Return what each row that this benchmark wants is about."""
-    several = [(hidden, about) for mode in MODES for hidden in HIDDEN for about in cases(hidden) if about.mode == mode]
-    return [{"model": MODEL.format(hidden), "method": about.name, "mode": about.mode} for hidden, about in several]
-
-
-def cases(hidden: int) -> list[Case]:
-    """Return what is measured at a hidden size."""
-    several = [Case("eager", unit, remove) for unit, removals in REMOVED.items() for remove in removals]
-    if hidden in COMPILED:
-        several += [Case("compiled", about.unit, about.remove) for about in several if about.unit != "attention"]
-    return several
-
-
-def asked(hidden: int, about: Case, methods: tuple[str, ...]) -> bool:
-    """Whether a case is among those that modes, hidden sizes and removals name."""
-    names = [case.name for case in cases(hidden)]
-    sorts = ((about.mode, list(MODES)), (str(hidden), list(map(str, HIDDEN))), (about.name, names))
-    return all(own in methods or not set(methods) & set(several) for own, several in sorts)
-
-
-def is_made(hidden: int, about: Case) -> bool:
-    """Whether there is a row of a case."""
-    rows = rows_so_far(subject="decode", model=MODEL.format(hidden), method=about.name)
-    return any(row.get("mode", "eager") == about.mode for row in rows)
+COUNTS = {
+    ", ".join(f"{n} {kind}s" for kind, n in remove.items()): remove
+    for several in REMOVED.values()
+    for remove in several
+}
+NAMES = [
+    {"mode": mode, "hidden": hidden, "method": name}
+    for mode in MODES
+    for hidden in HIDDEN
+    for name, remove in COUNTS.items()
+    if mode == "eager" or (hidden in COMPILED and [*remove] != ["attention"])
+]
 
 
 def calibration() -> Tensor:
@@ -111,42 +54,28 @@ def calibration() -> Tensor:
     return torch.randint(1000, (8, PROMPT), generator=torch.Generator().manual_seed(SEED))
 
 
-def row(timed: Decoding, hidden: int, about: Case) -> Row:
-    """Take units out of a network, check that the cache still serves, and time it.
+@lru_cache(maxsize=1)
+def dense(mode: str, hidden: int) -> Decoding:
+    """Return the dense network, ready to decode; it is compiled once."""
+    return MODES[mode](decoder(hidden), calibration()[:1])
 
-    Args:
-        timed: The dense network, ready to decode in the mode of the case.
-        hidden: Its hidden size.
-        about: What to take out.
-    """
-    dense, ids, remove = timed.network, calibration(), about.remove
-    plan = plan_depth(
-        dense, remove=remove, batches=[{"input_ids": ids}], importance="random", replace="zero", search="one_shot"
-    )
-    other = pruned(dense, plan)
+
+def measure(mode: str, hidden: int, method: str) -> dict[str, Any]:
+    """Take units out of a network, check that the cache still serves, and time it."""
+    timed, ids = dense(mode, hidden), calibration()
+    how: dict[str, Any] = {"importance": "random", "replace": "zero", "search": "one_shot"}
+    plan = plan_depth(timed.network, remove=COUNTS[method], batches=[{"input_ids": ids}], **how)
+    other = pruned(timed.network, plan)
     check_cache(other, ids[:1])
-    decoding = MODES[about.mode](other, ids[:1])
+    decoding = MODES[mode](other, ids[:1])
     check_mode(decoding, ids[:1])
     found = latency_ratio(timed, decoding, TOKEN, pairs=PAIRS, warmup=WARMUP, threads=1)
     return {
-        "subject": "decode",
-        "model": MODEL.format(hidden),
-        "method": about.name,
-        "mode": about.mode,
-        "unit": about.unit,
-        "budget": remove,
-        **shares(dense, other, {"input_ids": ids[:1]}),
+        "time": Figure.within(found.ratio, PAIRS),
+        **shares(timed.network, other, {"input_ids": ids[:1]}),
         "bytes_share": step_bytes(decoding) / step_bytes(timed),
-        "stage": "prune_only",
-        "metric": "time_share",
-        "value": found.ratio.value,
-        "ci_low": found.ratio.low,
-        "ci_high": found.ratio.high,
-        "n": PAIRS,
-        "seed": SEED,
         "dense_ms": found.dense_ms / WRITTEN,
         "pruned_ms": found.pruned_ms / WRITTEN,
-        "threads": found.threads,
         "removed": removed(plan),
     }
 
@@ -198,44 +127,40 @@ def weight_bytes(network: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in network.parameters() if p is not table_.weight)
 
 
-def removed(plan: Plan) -> dict[str, list[str]]:
-    """Return what goes, by kind."""
-    return {kind: list(names) for kind, names in plan.removed.items()}
+def over_bytes(line: Line) -> str:
+    """Return the share of the time over that of the bytes."""
+    return told(line.first.figures["time"], 2, 1 / line.first["bytes_share"])
 
 
-def hidden_of(row: Row) -> int:
-    """Return the hidden size of a row's model."""
-    return next(hidden for hidden in HIDDEN if MODEL.format(hidden) == row["model"])
+def about(rows: Sequence[Row]) -> str:
+    """Return the lines above the first table."""
+    if rows[0]["mode"] != "eager":
+        return ""
+    return (
+        f"Decoding of {WRITTEN} single tokens behind a prompt of {PROMPT}, batch 1, fp32, by a Llama of 8 layers with "
+        "random weights, pruned and merged, as shares of the dense network's: the median of "
+        f"{PAIRS} interleaved pairs with its 95% interval, in processor time of one thread. Units are drawn at random. "
+        "Compiled: both networks as one graph per token (torch.compile with inductor, Dynamo's guards left out), fixed "
+        "shapes and a static cache."
+    )
 
 
-def section(rows: list[Row]) -> list[str]:
-    """Render a table per mode."""
-    lines = [
-        f"Decoding of {WRITTEN} single tokens behind a prompt of {PROMPT}, batch 1, fp32, random weights, pruned and "
-        f"merged, as shares of the dense network's: the median of {PAIRS} interleaved pairs with its 95% interval, in "
-        "processor time of one thread. Units are drawn at random. Compiled: both networks as one graph per token "
-        "(torch.compile with inductor, Dynamo's guards left out), fixed shapes and a static cache.",
-    ]
-    for mode in MODES:
-        own = [row for row in rows if row["mode"] == mode]
-        lines += ["", f"### {mode.capitalize()}", "", *(rendered(own) if own else [])]
-    return lines
-
-
-def rendered(rows: list[Row]) -> list[str]:
-    """Render the rows of one mode as a table."""
-    cells = [
-        (
-            row["model"],
-            row["method"],
-            f"{row['params_share']:.1%}",
-            f"{row['bytes_share']:.1%}",
-            f"{row['value']:.1%} ({row['ci_low']:.1%} to {row['ci_high']:.1%})",
-            f"{row['value'] / row['bytes_share']:.2f} ({row['ci_low'] / row['bytes_share']:.2f} to "
-            f"{row['ci_high'] / row['bytes_share']:.2f})",
-            f"{row['dense_ms']:.1f}, {row['pruned_ms']:.1f}",
-        )
-        for row in sorted(rows, key=lambda row: (HIDDEN.index(hidden_of(row)), row["unit"], -row["bytes_share"]))
-    ]
-    head = ("model", "removed", "parameters left", "bytes read", "time", "time / bytes", "ms a token, before and after")
-    return [table(head, cells)]
+TABLES = [
+    Table(
+        [
+            text("hidden"),
+            text("method", "removed"),
+            text("params_share", "parameters left", "{:.1%}"),
+            text("bytes_share", "bytes read", "{:.1%}"),
+            figure("time", "time", 1, 100, "%"),
+            Column("time / bytes", over_bytes),
+            text("dense_ms", "ms a token, before", "{:.1f}"),
+            text("pruned_ms", "and after", "{:.1f}"),
+        ],
+        title="Time follows: decoding, {mode}",
+        by=("subject", "mode"),
+        line=("hidden", "method"),
+        where=lambda row: row["subject"] == "decode",
+        text=about,
+    )
+]

@@ -9,34 +9,34 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from benchmarks.data.cifar import EXAMPLE, LEARNING_RATE, batches, cross_entropy, hits, train_one_epoch
-from benchmarks.depth.graph_depth_rows import Row, add, difference, measured, pruned, rows_so_far, saved_plan, shares
+from benchmarks.runner.page import Table, ahead, figure, mean, seeds, text
+from benchmarks.runner.plans import pruned, removed, saved_plan, shares
+from benchmarks.runner.rows import CHECKPOINTS, Figure, Row
 from benchmarks.width.cifar_models import load
 from prunerecover import Budget, Plan, plan_depth, recalibrate_batchnorm
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.graph_planner import GraphPlanner
-from prunerecover.display.markdown import table
 from prunerecover.importance.context import DepthContext
 from prunerecover.session.session import Session
 
-MODEL = "ResNet-56"
-SHARE, SEEDS = 0.11, (0, 1, 2)
+MODEL, SHARE = "ResNet-56", 0.11
 SCORED, RECALIBRATION, EPOCH, OTHER = 256, 1024, 5000, 1000  # images, and what is added to the seed for other images
 TESTED = 4000  # of the test images
 STAGES = ("prune_only", "bn_recalibrated", "one_epoch")
 LAYERS = ("layer",)
+TAYLOR: dict[str, Any] = {"importance": "squared_taylor", "loss": cross_entropy}
 
 
 @cache
 def taylor_scores(seed: int) -> Mapping[str, float]:
     """Return every layer's Taylor score on the dense network."""
-    config = DepthConfig(importance="squared_taylor", loss=cross_entropy, search="rounds", seed=seed)
+    config = DepthConfig(**TAYLOR, search="rounds", seed=seed)
     return GraphPlanner(Session(load(MODEL), batches(SCORED, seed)), LAYERS, config).rank()
 
 
@@ -46,59 +46,32 @@ def highest_first(context: DepthContext) -> Mapping[str, float]:
     return {unit.name: -scores[unit.name] for unit in context.units}
 
 
+OURS = "joint"
 METHODS: dict[str, dict[str, Any]] = {
-    "Taylor ascending": {"kinds": LAYERS, "importance": "squared_taylor", "loss": cross_entropy, "search": "rounds"},
-    "Taylor ascending, ranked once": {
-        "kinds": LAYERS,
-        "importance": "squared_taylor",
-        "loss": cross_entropy,
-        "search": "one_shot",
-    },
+    "Taylor ascending": {"kinds": LAYERS, **TAYLOR, "search": "rounds"},
+    "Taylor ascending, ranked once": {"kinds": LAYERS, **TAYLOR, "search": "one_shot"},
     "Taylor descending": {"kinds": LAYERS, "importance": highest_first, "search": "rounds"},
     "Taylor descending, ranked once": {"kinds": LAYERS, "importance": highest_first, "search": "one_shot"},
     "random": {"kinds": LAYERS, "importance": "random", "search": "rounds"},
     "random, ranked once": {"kinds": LAYERS, "importance": "random", "search": "one_shot"},
-    "blocks, Taylor": {"kinds": ("block",), "importance": "squared_taylor", "loss": cross_entropy, "search": "rounds"},
+    "blocks, Taylor": {"kinds": ("block",), **TAYLOR, "search": "rounds"},
     "blocks, joint": {"kinds": ("block",), "search": "joint"},
     "layers, joint": {"kinds": LAYERS, "search": "joint"},
-    "joint": {"kinds": (*LAYERS, "block"), "search": "joint"},
+    OURS: {"kinds": (*LAYERS, "block"), "search": "joint"},
 }
-OURS = "joint"
-
-
-def run(methods: tuple[str, ...] = ()) -> None:
-    """Make the rows that are missing."""
-    if not rows_so_far(model=MODEL, method="dense"):
-        for row in scored(load(MODEL), "dense", "prune_only", 0, Plan(), 0.0):
-            add(row)
-    for seed in SEEDS:
-        for chosen in (STAGES[:2], STAGES[2:]):  # training takes longest, so it comes last
-            for method in methods or tuple(METHODS):
-                missing = [s for s in chosen if not rows_so_far(model=MODEL, method=method, seed=seed, stage=s)]
-                if missing:
-                    make(method, seed, missing)
-
-
-def wanted() -> list[Row]:
-    """Return what each row that this benchmark wants is about."""
-    return [{"method": m, "stage": stage, "seed": seed} for seed in SEEDS for stage in STAGES for m in METHODS]
-
-
-def make(method: str, seed: int, missing: Sequence[str]) -> None:
-    """Make the rows of one method and seed."""
-    started = time.perf_counter()
-    plan = saved_plan(f"resnet56-{method}-{SHARE}-{seed}", partial(planned, method, seed))
-    seconds = time.perf_counter() - started
-    networks = stages(pruned(load(MODEL), plan), seed)
-    for stage in missing:
-        for row in scored(networks[stage](), method, stage, seed, plan, seconds):
-            add(row)
+NAMES = [{"seed": 0, "stage": STAGES[0], "method": "dense"}] + [
+    {"seed": seed, "stage": stage, "method": method}
+    for seed in (0, 1, 2)
+    for stages in (STAGES[:2], STAGES[2:])  # training takes longest, so it comes last
+    for method in METHODS
+    for stage in stages
+]
 
 
 def planned(method: str, seed: int) -> Plan:
     """Plan with one method."""
-    budget = Budget(params=SHARE)
-    return plan_depth(load(MODEL), budget, batches=batches(SCORED, seed), seed=seed, **METHODS[method])
+    how = METHODS[method]
+    return plan_depth(load(MODEL), Budget(params=SHARE), batches=batches(SCORED, seed), seed=seed, **how)
 
 
 def stages(network: nn.Module, seed: int) -> dict[str, Callable[[], nn.Module]]:
@@ -117,57 +90,55 @@ def stages(network: nn.Module, seed: int) -> dict[str, Callable[[], nn.Module]]:
     }
 
 
-def scored(network: nn.Module, method: str, stage: str, seed: int, plan: Plan, seconds: float) -> list[Row]:
-    """Return the rows of a network: top-1 on the test images, and on those that are stored without loss."""
-    what = {
-        "subject": "resnet56",
-        "model": MODEL,
-        "method": method,
-        "unit": ", ".join(METHODS.get(method, {}).get("kinds", ())),
-        "budget": SHARE if plan.edits else 0.0,
-        **shares(load(MODEL), network, EXAMPLE),
-        "stage": stage,
-        "seconds": seconds,
-        "removed": {kind: list(names) for kind, names in plan.removed.items()},
+@lru_cache(maxsize=1)
+def made(method: str, seed: int) -> tuple[Plan, float, dict[str, Callable[[], nn.Module]]]:
+    """Return the plan of a method, its seconds, and the stages of what is left."""
+    started, plan = time.perf_counter(), Plan()
+    if method != "dense":
+        name = f"resnet56-{method}-{SHARE}-{seed}"
+        plan = saved_plan(name, partial(planned, method, seed), CHECKPOINTS / "graph_depth")
+    return plan, time.perf_counter() - started, stages(pruned(load(MODEL), plan), seed)
+
+
+def measure(seed: int, stage: str, method: str) -> dict[str, Any]:
+    """Score what a method leaves, on the test images and on those that are stored without loss."""
+    plan, seconds, of_stage = made(method, seed)
+    network = of_stage[stage]()
+    figures = {
+        "top1": Figure.of(hits(network, "cifar10", TESTED), seed),
+        "lossless": Figure.of(hits(network, "cifar10_lossless", TESTED), seed),
     }
-    sources = {"top1": "cifar10", "top1, lossless": "cifar10_lossless"}
-    return [measured(hits(network, source, TESTED), seed, **what, metric=metric) for metric, source in sources.items()]
+    return {**figures, **shares(load(MODEL), network, EXAMPLE), "seconds": seconds, "removed": removed(plan)}
 
 
-def section(rows: list[Row]) -> list[str]:
-    """Render a table of all stages."""
-    dense = {row["metric"]: 100 * row["value"] for row in rows if row["method"] == "dense"}
-    lines = [
-        f"CIFAR-10, {SHARE:.0%} of the parameters out; planned on {SCORED} training images, BatchNorm recalibrated on "
-        f"{RECALIBRATION:,} others, one epoch on {EPOCH:,}. Top-1 in percent on the first {TESTED:,} test JPEGs, "
-        "and on the 400 test images that are stored without loss; means over seeds, differences with the paired 95% "
-        "interval over images. Scores are in bf16 where the processor multiplies in it. Ranked once: by the score per "
-        "parameter; the others take layers by the score itself, and ascending is scored anew after each layer. The "
-        f"epoch is at one learning rate for all methods, {LEARNING_RATE:g}: [best rates](best_rates.md) says what was "
-        "run at the best of three for each.",
-        "",
-        f"Dense: {dense['top1']:.1f}, {dense['top1, lossless']:.1f} on the lossless images.",
-    ]
-    for stage in STAGES:
-        there = [row for row in rows if row["stage"] == stage and row["method"] != "dense"]
-        methods = [method for method in METHODS if any(row["method"] == method for row in there)]
-        cells = [_cells([row for row in there if row["method"] == m], there, dense) for m in methods]
-        head = ("method", "seeds", "parameters left", "MACs left", "top-1", "of dense", "lossless", "joint ahead by")
-        lines += ["", f"### {stage.replace('_', ' ')}", "", table(head, cells)] if cells else []
-    return lines
-
-
-def _cells(own: list[Row], there: list[Row], dense: dict[str, float]) -> tuple[str, ...]:
-    top1, lossless = ([row for row in own if row["metric"] == metric] for metric in dense)
-    ours = [row for row in there if row["method"] == OURS and row["metric"] == "top1"]
-    mean = 100 * float(np.mean([row["value"] for row in top1]))
+def about(rows: Sequence[Row]) -> str:
+    """Return the lines above the first table."""
+    if rows[0]["stage"] != STAGES[0]:
+        return ""
     return (
-        own[0]["method"],
-        str(len(top1)),
-        f"{np.mean([row['params_share'] for row in top1]):.1%}",
-        f"{np.mean([row['macs_share'] for row in top1]):.1%}",
-        f"{mean:.1f} ({', '.join(format(100 * row['value'], '.1f') for row in top1)})",
-        f"{mean / dense['top1']:.2f}",
-        f"{100 * np.mean([row['value'] for row in lossless]):.1f}",
-        "" if own[0]["method"] == OURS else difference(ours, top1, scale=100, digits=1),
+        f"CIFAR-10, {SHARE:.0%} of the parameters out; planned on {SCORED} training images, BatchNorm recalibrated "
+        f"on {RECALIBRATION:,} others, one epoch on {EPOCH:,}. Top-1 in percent on the first {TESTED:,} test JPEGs, "
+        "and on the 400 test images that are stored without loss. Ranked once: by the score per parameter; the "
+        "others take layers by the score itself, and ascending is scored anew after each layer. The epoch is at one "
+        f"learning rate for all methods, {LEARNING_RATE:g}: [best rates](best_rates.md) says what was run at the "
+        "best of three for each."
     )
+
+
+TABLES = [
+    Table(
+        [
+            text("method"),
+            seeds(),
+            mean("params_share", "parameters left"),
+            mean("macs_share", "MACs left"),
+            figure("top1", "top-1", 1, 100, ends=False),
+            figure("lossless", "lossless", 1, 100, ends=False),
+            ahead("top1", "joint ahead by", 1, 100, method=OURS),
+        ],
+        title="The order of removal, ResNet-56: {stage}",
+        by=("subject", "stage"),
+        where=lambda row: row["subject"] == "resnet56",
+        text=about,
+    )
+]

@@ -13,14 +13,17 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from benchmarks.data.real import data_root
-from benchmarks.depth.graph_depth_rows import PLANS, Row, add, rows_so_far
+from benchmarks.runner.page import Table, told
+from benchmarks.runner.rows import CHECKPOINTS, Figure, Row
 from prunerecover.cost.statistics import paired_difference, wilson_interval
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.graph_planner import GraphPlanner
@@ -36,7 +39,7 @@ from prunerecover.session.session import Session
 MODEL = "stories260K"
 SEEDS, STORIES, LENGTH, SAME = tuple(range(10)), 8, 128, 1e-6
 KINDS = ("attention", "layer")
-ALONE = {"ci_low": None, "ci_high": None, "n": 1}  # a case is one sample; intervals over all cases are on the page
+Sets = dict[frozenset[str], float]
 GOALS: dict[str, dict[str, int]] = {
     "any 2": {},
     "2 layers": {"layer": 2},
@@ -48,18 +51,6 @@ GOALS: dict[str, dict[str, int]] = {
     "1 attention, 2 layers": {"attention": 1, "layer": 2},
     "2 attentions, 1 layer": {"attention": 2, "layer": 1},
 }
-
-
-METRICS = (
-    "equals the optimum",
-    "ranked once equals the optimum",
-    "regret in divergence",
-    "regret in divergence, ranked once",
-    "share of layer forwards",
-)
-
-
-HEAD = ("goal", "cases", "best set found", "ranked once", "regret", "regret, ranked once", "layer forwards")
 
 
 @dataclass(frozen=True)
@@ -111,24 +102,10 @@ class Watched(JointSearch):
             yield step
 
 
-def run(methods: tuple[str, ...] = ()) -> None:
-    """Make the rows that are missing: a case per seed and goal."""
-    for seed in SEEDS:
-        missing = [goal for goal in GOALS if not rows_so_far(model=MODEL, unit=goal, seed=seed)]
-        if missing:
-            planner = planner_of(seed)
-            with ordinary_arithmetic(), evaluating(planner.model):
-                known = all_sets(planner, seed)
-                for goal in missing:
-                    for row in case(planner, goal, seed, known):
-                        add(row)
+NAMES = [{"seed": seed, "method": goal} for seed in SEEDS for goal in GOALS]
 
 
-def wanted() -> list[Row]:
-    """Return what each row that this benchmark wants is about."""
-    return [{"unit": goal, "seed": seed} for seed in SEEDS for goal in GOALS]
-
-
+@lru_cache(maxsize=1)
 def planner_of(seed: int) -> GraphPlanner:
     """Return what has the units and the calibration stories of a seed."""
     config = DepthConfig(kinds=KINDS, search="joint")
@@ -154,20 +131,20 @@ def stories(seed: int) -> Tensor:
     return torch.tensor([found for found in ids if len(found) == LENGTH][:STORIES])
 
 
-def all_sets(planner: GraphPlanner, seed: int) -> dict[frozenset[str], float]:
+def all_sets(planner: GraphPlanner, seed: int) -> Sets:
     """Return the divergence of all pairs and triples, as an earlier run left it if there was one."""
-    path = PLANS / f"stories260k-{seed}.json"
+    path = CHECKPOINTS / "graph_depth" / f"stories260k-{seed}.json"
     if not path.is_file():
-        PLANS.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         found = exhaustive(planner)
         path.write_text(json.dumps([[sorted(names), value] for names, value in found.items()]))
     return {frozenset(names): value for names, value in json.loads(path.read_text())}
 
 
-def exhaustive(planner: GraphPlanner) -> dict[frozenset[str], float]:
+def exhaustive(planner: GraphPlanner) -> Sets:
     """Return the divergence of all pairs and triples."""
     variants = Variants(planner.removals, OutputDivergence(planner.samples))
-    found: dict[frozenset[str], float] = {}
+    found: Sets = {}
     for i, first in enumerate(planner.units):  # sets that begin alike have what comes before the next unit in common
         moves = [move for n in (1, 2) for move in combinations(planner.units[i + 1 :], n)]
         for move, value in zip(moves, variants.scores((first,), moves), strict=True):
@@ -176,77 +153,73 @@ def exhaustive(planner: GraphPlanner) -> dict[frozenset[str], float]:
     return found
 
 
-def case(planner: GraphPlanner, goal: str, seed: int, known: dict[frozenset[str], float]) -> list[Row]:
-    """Search once, and compare with all sets that meet the goal."""
+def measure(seed: int, method: str) -> dict[str, Any]:
+    """Search once for a goal, and compare with all sets that meet it."""
+    planner, counts = planner_of(seed), GOALS[method]
+    with ordinary_arithmetic(), evaluating(planner.model):
+        size = sum(counts.values()) or int(method.removeprefix("any "))
+        wanted: Goal = Counted(planner.units, counts) if counts else AnyUnits(planner.units, size)
+        able = sets_of(planner, all_sets(planner, seed), counts, size)
+        variants = Variants(planner.removals, OutputDivergence(planner.samples))
+        search = Watched(variants, wanted)
+        chosen = frozenset(unit.name for unit in search.run())
+        forwards = variants.runner.layers_run
+        alone = variants.scores((), [(unit,) for unit in planner.units])
+    layers = len(planner.removals.graph.of_kind("layer")) * len(planner.samples.all_samples)
+    score = {unit.name: value for unit, value in zip(planner.units, alone, strict=True)}
+    best = min(able, key=lambda names: able[names])
+    once = min(able, key=lambda names: sum(score[name] for name in names))
+    values = {
+        EQUAL: float(able[chosen] <= able[best] + SAME),  # several sets may be the same network
+        ONCE_EQUAL: float(able[once] <= able[best] + SAME),
+        "regret": able[chosen] - able[best],
+        "regret, ranked once": able[once] - able[best],
+        "share of layer forwards": forwards / ((len(search.sets) + 1) * layers),
+    }
+    notes = {"sets": len(able), "optimum": able[best], "removed": sorted(chosen), "best": sorted(best)}
+    return {**{name: Figure(value) for name, value in values.items()}, **notes}
+
+
+def sets_of(planner: GraphPlanner, known: Sets, counts: dict[str, int], size: int) -> Sets:
+    """Return the sets of a size that have so many units of each kind."""
     kinds = {unit.name: unit.kind for unit in planner.units}
-    size = int(goal.removeprefix("any ")) if goal.startswith("any") else sum(GOALS[goal].values())
-    wanted: Goal = Counted(planner.units, GOALS[goal]) if GOALS[goal] else AnyUnits(planner.units, size)
-    able = {
+    return {
         names: value
         for names, value in known.items()
         if len(names) == size
-        and all(sum(kinds[name] == kind for name in names) == count for kind, count in GOALS[goal].items())
+        and all(sum(kinds[name] == kind for name in names) == count for kind, count in counts.items())
     }
-    best = min(able, key=lambda names: able[names])
-    variants = Variants(planner.removals, OutputDivergence(planner.samples))
-    search = Watched(variants, wanted)
-    chosen = frozenset(unit.name for unit in search.run())
-    forwards = variants.runner.layers_run
-    layers = len(planner.removals.graph.of_kind("layer")) * len(planner.samples.all_samples)
-    naive = (len(search.sets) + 1) * layers
-    alone = dict(zip(kinds, variants.scores((), [(unit,) for unit in planner.units]), strict=True))
-    once = min(able, key=lambda names: sum(alone[name] for name in names))
-    values = {
-        "equals the optimum": float(able[chosen] <= able[best] + SAME),  # several sets may be the same network
-        "ranked once equals the optimum": float(able[once] <= able[best] + SAME),
-        "regret in divergence": able[chosen] - able[best],
-        "regret in divergence, ranked once": able[once] - able[best],
-        "share of layer forwards": forwards / naive,
-    }
-    what = {
-        "subject": "stories260k",
-        "model": MODEL,
-        "method": "joint",
-        "unit": goal,
-        "budget": size,
-        "params_share": None,
-        "macs_share": None,
-        "stage": "prune_only",
-        "sets": len(able),
-        "optimum": able[best],
-        "removed": sorted(chosen),
-        "best": sorted(best),
-    }
-    return [{**what, "metric": metric, "value": value, **ALONE, "seed": seed} for metric, value in values.items()]
 
 
-def section(rows: list[Row]) -> list[str]:
-    """Render a table per goal, and the floors over all cases."""
-    goals = [goal for goal in GOALS if any(row["unit"] == goal for row in rows)]
-    cells = [(name, *_cells([row for row in rows if row["unit"] in chosen])) for name, chosen in _groups(goals)]
-    return [
-        f"Cases: {len({row['seed'] for row in rows})} draws of {STORIES} training stories of {LENGTH} tokens. The "
-        "joint search's set is the best of all sets that meet the goal (or the same network as the best) in so many "
-        "cases; regret is its divergence minus the best set's, the mean over cases, with the 95% interval. Ranked "
-        "once: the units whose divergences alone sum to least. Layer forwards of the search as a share of a naive "
-        "loop's, which makes the same choices and runs the whole network for every set that it considers.",
-        "",
-        table(HEAD, cells),
-    ]
+def goals_table(rows: Sequence[Row]) -> str:
+    """Render a line per goal, and over all of two units, of three, and all."""
+    pairs = [goal for goal in GOALS if goal == "any 2" or sum(GOALS[goal].values()) == 2]
+    several = {"all pairs": pairs, "all triples": [goal for goal in GOALS if goal not in pairs], "all": list(GOALS)}
+    lines = []
+    for name, goals in ({goal: [goal] for goal in GOALS} | several).items():
+        own = [row for row in rows if row.method in goals]
+        values = {metric: [row.figures[metric].value for row in own] for metric in METRICS}
+        equal = [told(wilson_interval(int(sum(values[m])), len(own)), 0, 100) for m in METRICS[:2]]
+        rest = [told(paired_difference(np.zeros(len(own)), values[m]), 3) for m in METRICS[2:]]
+        lines.append((name, len(own), *equal, *rest))
+    return ABOUT + "\n\n" + table(("goal", "cases", *METRICS), lines)
 
 
-def _groups(goals: list[str]) -> list[tuple[str, list[str]]]:
-    pairs = [goal for goal in goals if goal == "any 2" or sum(GOALS[goal].values()) == 2]
-    triples = [goal for goal in goals if goal not in pairs]
-    return [(goal, [goal]) for goal in goals] + [("all pairs", pairs), ("all triples", triples), ("all", goals)]
-
-
-def _cells(rows: list[Row]) -> tuple[str, ...]:
-    values = {metric: [row["value"] for row in rows if row["metric"] == metric] for metric in METRICS}
-    if not rows:
-        return ("",) * 6
-    found, once = (wilson_interval(int(sum(values[name])), len(values[name])) for name in METRICS[:2])
-    rest = (paired_difference(np.zeros(len(values[name])), values[name]) for name in METRICS[2:])
-    equal = (f"{100 * i.value:.0f}% ({100 * i.low:.0f} to {100 * i.high:.0f})" for i in (found, once))
-    regrets = [f"{i.value:.3f} ({i.low:.3f} to {i.high:.3f})" for i in rest]
-    return str(len(values[METRICS[0]])), *equal, *regrets
+EQUAL, ONCE_EQUAL = "best set found, %", "ranked once, %"
+METRICS = (EQUAL, ONCE_EQUAL, "regret", "regret, ranked once", "share of layer forwards")
+ABOUT = (
+    f"{len(SEEDS)} draws of {STORIES} training stories of {LENGTH} tokens. The joint search's set is the best of all "
+    "sets that meet the goal (or the same network as the best) in so many cases; regret is its divergence minus the "
+    "best set's, the mean over cases. Ranked once: the units whose divergences alone sum to least. Layer forwards "
+    "of the search as a share of a naive loop's, which makes the same choices and runs the whole network for every "
+    "set that it considers."
+)
+TABLES = [
+    Table(
+        (),
+        title="Against exhaustive search: stories260K",
+        by=("subject",),
+        where=lambda row: row["subject"] == "stories260k",
+        text=goals_table,
+    )
+]

@@ -1,38 +1,39 @@
 """The observations behind BoundaryDPT (arXiv 2607.03784), on real DeiT-Tiny: three figures and their numbers.
 
     PRUNERECOVER_DATA=... python -m benchmarks.depth.observations
-    PRUNERECOVER_DATA=... python -m benchmarks.depth.observations --again latency_shares
+    PRUNERECOVER_DATA=... python -m benchmarks.depth.observations --parts latency --again
 
 1. Gate gradients of attentions and activations differ in scale: one ranking of both compares what does not compare.
 2. Removed activations hurt at once and recover fast, removed attentions the reverse, when both leave identities; beside
    them the same units with calibrated replacements. Scored on 500 training images that are not trained on.
 3. Which type of layer the time goes to: the median of passes of 8 images on one thread, timed layer by layer.
 
-About 20 minutes on a core. Resumable: what is in the results is not measured again, unless it is named.
+About 20 minutes on a core.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import MaxNLocator
 from torch import nn
 
 from benchmarks.boundary.boundary_methods import IMAGES, named, pruned, published_planner
-from benchmarks.data.real import RESULTS, commands_so_far, deit_tiny, made_by, parser, write
+from benchmarks.data.real import deit_tiny
 from benchmarks.data.tiny_imagenet import PRECISION, QUIET, calibration, data, loss, module, unfused
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Column, Table, figure, text
+from benchmarks.runner.rows import Figure, Row
 from prunerecover import Budget, Plan, find_units
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.callbacks import DistillRecover
-from prunerecover.display.markdown import table
 from prunerecover.display.style import BLUE, ORANGE, add_legend, new_figure
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.gate_gradient import gate_gradient
@@ -41,16 +42,18 @@ from prunerecover.model.hooks import removed_after
 REMOVED, EPOCHS, IMAGES_PER_EPOCH, HELD_OUT = 4, 3, 500, 500
 WARMUP, PASSES = 5, 40
 LAYERS = {"attention": "attn", "MLP": "mlp", "norms": "norm"}
+Found = dict[str, Any]
 
 
-def gradient_scales() -> list[dict[str, Any]]:
-    """Return every unit's gate gradient, towards an identity, as published."""
+def gradient_scales() -> Iterator[Found]:
+    """Yield the gate gradients of each type towards identities, as published."""
     network = deit_tiny()
     units = find_units(network, kinds=TYPES)
-    scores = gate_gradient(
-        DepthContext(model=network, units=units, batches=calibration(), loss=loss, replace="identity")
-    )
-    return [{"unit": unit.name, "type": unit.kind, "gate_gradient": float(scores[unit.name])} for unit in units]
+    context = DepthContext(model=network, units=units, batches=calibration(), loss=loss, replace="identity")
+    scores = gate_gradient(context)
+    for kind in TYPES:
+        values = [float(scores[unit.name]) for unit in units if unit.kind == kind]
+        yield {"method": kind, "median": Figure(float(np.median(np.abs(values))), n=len(values)), "values": values}
 
 
 class Curve(pl.Callback):
@@ -79,28 +82,26 @@ def recovery(plan: Plan) -> list[float]:
     return curve.accuracies
 
 
-def recoveries() -> list[dict[str, Any]]:
-    """Return the curves of each type, with identities and with calibrated replacements."""
-    rows = []
+def recoveries() -> Iterator[Found]:
+    """Yield the curves of each type, with identities and with calibrated replacements."""
     for kind in TYPES:
         published = published_planner().plan(Budget(remove={kind: REMOVED}))
         names = published.removed[kind]
         for replace, plan in (("identity", published), ("calibrated", named(names, "calibrated"))):
-            rows.append({"type": kind, "removed": list(names), "replace": replace, "top1": recovery(plan)})
-    return rows
+            yield {"method": f"{REMOVED} {kind}s, {replace}", "removed": list(names), "top1": recovery(plan)}
 
 
-def latency_by_layer() -> dict[str, float]:
-    """Return the share of the latency that is spent in the layers of each type."""
+def latency_by_layer() -> Iterator[Found]:
+    """Yield the share of the latency that is spent in the layers of each type."""
     network, passes = deit_tiny(), []
     with _timed(network) as spent, torch.inference_mode():
         for _ in range(WARMUP + PASSES):
             spent.update(dict.fromkeys((*LAYERS, "all"), 0.0))
             network(IMAGES)
             passes.append(dict(spent))
-    shares = {name: [spent[name] / spent["all"] for spent in passes[WARMUP:]] for name in LAYERS}
-    found = {name: float(np.median(values)) for name, values in shares.items()}
-    return {**found, "all else": 1 - sum(found.values())}
+    shares = {name: float(np.median([p[name] / p["all"] for p in passes[WARMUP:]])) for name in LAYERS}
+    for name, share in {**shares, "all else": 1 - sum(shares.values())}.items():
+        yield {"method": name, "share": Figure(share, n=PASSES)}
 
 
 @contextmanager
@@ -127,99 +128,85 @@ def _hooked(layer: nn.Module, begin: Any, end: Any) -> tuple[Any, Any]:
     return layer.register_forward_pre_hook(begin), layer.register_forward_hook(end)
 
 
-def plot_scales(rows: list[dict[str, Any]]) -> Figure:
+def plot_scales(rows: Sequence[Row]) -> Picture:
     """Draw the gate gradient of every unit over depth, by type."""
-    figure, axes = new_figure(6.0, 3.4)
-    for kind, color in zip(TYPES, (BLUE, ORANGE), strict=True):
-        values = [abs(row["gate_gradient"]) for row in rows if row["type"] == kind]
-        axes.plot(range(len(values)), values, color=color, marker="o", label=kind)
+    drawn, axes = new_figure(6.0, 3.4)
+    own = [row for row in rows if row["part"] == "gradients"]
+    for row, color in zip(own, (BLUE, ORANGE), strict=True):
+        axes.plot(range(len(row["values"])), np.abs(row["values"]), color=color, marker="o", label=row.method)
     axes.set_yscale("log")
     axes.set_xlabel("block")
     axes.set_ylabel("|gate gradient|")
-    add_legend(figure, *axes.get_legend_handles_labels(), "upper left")
-    return figure
+    add_legend(drawn, *axes.get_legend_handles_labels(), "upper left")
+    return drawn
 
 
-def plot_recoveries(rows: list[dict[str, Any]]) -> Figure:
+def plot_recoveries(rows: Sequence[Row]) -> Picture:
     """Draw accuracy over epochs of recovery, by type and replacement."""
-    figure, axes = new_figure(6.0, 3.4)
-    for row in rows:
-        color = BLUE if row["type"] == "attention" else ORANGE
-        style = ":" if row["replace"] == "identity" else "-"
-        label = f"{REMOVED} {row['type']}s, {row['replace']}"
-        axes.plot(range(len(row["top1"])), row["top1"], color=color, linestyle=style, marker="o", label=label)
+    drawn, axes = new_figure(6.0, 3.4)
+    for row in (row for row in rows if row["part"] == "recovery"):
+        color, style = BLUE if "attention" in row.method else ORANGE, ":" if "identity" in row.method else "-"
+        axes.plot(range(len(row["top1"])), row["top1"], color=color, linestyle=style, marker="o", label=row.method)
     axes.set_xlabel(f"epochs of {IMAGES_PER_EPOCH} images")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("top-1, %")
-    add_legend(figure, *axes.get_legend_handles_labels(), "upper left")
-    return figure
+    add_legend(drawn, *axes.get_legend_handles_labels(), "upper left")
+    return drawn
 
 
-def plot_latency(shares: dict[str, float]) -> Figure:
+def plot_latency(rows: Sequence[Row]) -> Picture:
     """Draw the share of the latency of each type of layer."""
-    figure, axes = new_figure(4.4, 2.4)
-    axes.barh(list(shares), [100 * share for share in shares.values()], color=BLUE)
+    drawn, axes = new_figure(4.4, 2.4)
+    own = [row for row in rows if row["part"] == "latency"]
+    axes.barh([row.method for row in own], [100 * row.figures["share"].value for row in own], color=BLUE)
     axes.set_xlabel("share of the latency, %")
-    return figure
+    return drawn
 
 
-def markdown(
-    scales: list[dict[str, Any]], curves: list[dict[str, Any]], shares: dict[str, float], commands: list[str]
-) -> str:
-    """Render all three."""
-    medians = {kind: float(np.median([abs(r["gate_gradient"]) for r in scales if r["type"] == kind])) for kind in TYPES}
-    lines = [
-        "# The observations behind BoundaryDPT, on DeiT-Tiny",
-        "",
-        *made_by(commands),
-        f"Median |gate gradient|: attention {medians['attention']:.4f}, activation {medians['activation']:.4f}, "
-        f"a ratio of {medians['attention'] / medians['activation']:.2f}.",
-        "",
-        "![Gate gradients](observations_scales.png)",
-        "",
-        f"Top-1 on {HELD_OUT} held-out training images before and after each epoch of {IMAGES_PER_EPOCH} images:",
-        "",
-        table(
-            ("removed", "left in their place", "top-1"),
-            [(f"{REMOVED} {r['type']}s", r["replace"], ", ".join(f"{v:.1f}" for v in r["top1"])) for r in curves],
-        ),
-        "",
-        "![Recovery by type](observations_recovery.png)",
-        "",
-        f"Share of the latency by type of layer, median of {PASSES} passes: "
-        + ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-        + ".",
-        "",
-        "![Latency by type of layer](observations_latency.png)",
-    ]
-    return "\n".join(lines)
+def ratio(rows: Sequence[Row]) -> list[str]:
+    """Return a line on how far the gradients of the types are apart."""
+    attention, activation = (row.figures["median"].value for row in rows if row["part"] == "gradients")
+    return [f"The gradients of attentions are {attention / activation:.2f} times those of activations, by the median."]
 
 
-def main() -> None:
-    """Measure what is missing, draw and write."""
-    command_line = parser(__doc__)
-    command_line.add_argument("--again", nargs="*", default=[], choices=PARTS, help="parts to measure anew")
-    options = command_line.parse_args()
-    path = RESULTS / "observations.json"
-    known = json.loads(path.read_text()) if path.is_file() else {}
-    found: dict[str, Any] = {}
-    for part, measure in PARTS.items():
-        found[part] = known[part] if part in known and part not in options.again else measure()
-    scales, curves, shares = found.values()
-    figures = {"scales": plot_scales(scales), "recovery": plot_recoveries(curves), "latency": plot_latency(shares)}
-    for name, figure in figures.items():
-        figure.savefig(RESULTS / f"observations_{name}.png", dpi=110)
-    commands = commands_so_far("observations")
-    result = {"commands": commands, **found, "seed": 1}
-    write("observations", result, markdown(scales, curves, shares, commands))
-
-
-PARTS: dict[str, Callable[[], Any]] = {
-    "gate_gradients": gradient_scales,
-    "recoveries": recoveries,
-    "latency_shares": latency_by_layer,
+PARTS: dict[str, Callable[[], Iterator[Found]]] = {
+    "gradients": gradient_scales,
+    "recovery": recoveries,
+    "latency": latency_by_layer,
 }
-
+BENCHMARK = Benchmark(
+    name="observations",
+    doc=__doc__,
+    title="The observations behind BoundaryDPT, on DeiT-Tiny",
+    text=f"""Gate gradients of attentions and activations; top-1 on {HELD_OUT} held-out training images before and after
+    each epoch of {IMAGES_PER_EPOCH} images; and shares of the latency by type of layer, medians of {PASSES} passes.""",
+    measure=lambda part: PARTS[part](),
+    axes={"part": Axis(tuple(PARTS))},
+    also=("method",),
+    tables=(
+        Table(
+            [text("method", "type"), figure("median", "median |gate gradient|", 4)],
+            by=("part",),
+            where=lambda row: row["part"] == "gradients",
+        ),
+        Table(
+            [
+                text("method", "removed, left in their place"),
+                Column("top-1", lambda line: ", ".join(f"{value:.1f}" for value in line.first["top1"])),
+            ],
+            by=("part",),
+            where=lambda row: row["part"] == "recovery",
+        ),
+        Table(
+            [text("method", "layers"), figure("share", "share of the latency", 1, 100, "%")],
+            by=("part",),
+            where=lambda row: row["part"] == "latency",
+        ),
+    ),
+    closing=ratio,
+    pictures={"_scales": plot_scales, "_recovery": plot_recoveries, "_latency": plot_latency},
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -12,66 +12,58 @@ from typing import Any
 
 import torch
 
-from benchmarks.data.real import deit_tiny, parser, write
-from prunerecover import apply_plan, merge, plan_depth
+from benchmarks.data.real import deit_tiny
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Column, Line, Table, figure, text
+from benchmarks.runner.plans import pruned
+from benchmarks.runner.rows import Figure
+from prunerecover import plan_depth
 from prunerecover.cost.latency import latency_ratio
 from prunerecover.cost.macs import count_macs
-from prunerecover.display.markdown import table
 
 PAIRS = 40
 KINDS = {"attention": ("attention",), "activation": ("activation",), "both": ("attention", "activation")}
 
 
-def row(kind: str, k: int, images: torch.Tensor) -> dict[str, Any]:
-    """Remove k units of each kind at random (cost does not depend on which), merge, and time."""
-    dense, pruned = deit_tiny(), deit_tiny()
-    remove = {name: k for name in KINDS[kind]}
-    apply_plan(pruned, plan_depth(pruned, remove=remove, batches=[images], importance="random", replace="zero"))
-    merge(pruned)
-    macs = count_macs(pruned, images) / count_macs(dense, images)
-    time = latency_ratio(dense, pruned, images, pairs=PAIRS, warmup=5, threads=torch.get_num_threads())
-    return {
-        "kind": kind,
-        "k": k,
-        "macs_share": macs,
-        "time_share": time.ratio.value,
-        "ci_low": time.ratio.low,
-        "ci_high": time.ratio.high,
-        "time_over_macs": time.ratio.value / macs,
-        "pairs": PAIRS,
-        "threads": time.threads,
-    }
-
-
-def main() -> None:
-    """Measure nine configurations and write them."""
-    parser(__doc__).parse_args()
+def measure(method: str, budget: int) -> dict[str, Any]:
+    """Remove so many units of each kind at random (cost does not depend on which), merge, and time."""
     images = torch.randn(8, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    rows = [row(kind, k, images) for kind in KINDS for k in (3, 6, 9)]
-    write("time_follows_macs", {"rows": rows}, markdown(rows))
+    dense, remove = deit_tiny(), dict.fromkeys(KINDS[method], budget)
+    other = pruned(dense, plan_depth(dense, remove=remove, batches=[images], importance="random", replace="zero"))
+    found = latency_ratio(dense, other, images, pairs=PAIRS, warmup=5, threads=torch.get_num_threads())
+    macs = count_macs(other, images) / count_macs(dense, images)
+    return {"time": Figure.within(found.ratio, PAIRS), "macs_share": macs, "threads": found.threads}
 
 
-def markdown(measured: list[dict[str, Any]]) -> str:
-    """Render the rows."""
-    rows = [
-        (
-            row["kind"],
-            row["k"],
-            f"{row['macs_share']:.3f}",
-            f"{row['time_share']:.3f} ({row['ci_low']:.3f}-{row['ci_high']:.3f})",
-            f"{row['time_over_macs']:.3f}",
-        )
-        for row in measured
-    ]
-    lines = [
-        "# Time follows MACs: DeiT-Tiny, batch 8, CPU",
-        "",
-        "`python -m benchmarks.depth.time_follows_macs`",
-        "",
-        table(("removed", "blocks", "MACs share", "time share (95% interval)", "time / MACs"), rows),
-    ]
-    return "\n".join(lines)
+def over_macs(line: Line) -> str:
+    """Return the share of the time over that of the MACs."""
+    return f"{line.first.figures['time'].value / line.first['macs_share']:.3f}"
 
+
+BENCHMARK = Benchmark(
+    name="time_follows_macs",
+    doc=__doc__,
+    title="Time follows MACs: DeiT-Tiny, batch 8, CPU",
+    text="""Shares of the dense network's time and MACs, pruned and merged.""",
+    measure=measure,
+    axes={"method": Axis(tuple(KINDS), "--kinds"), "budget": Axis((3, 6, 9), "--blocks")},
+    threads=0,
+    tables=(
+        Table(
+            [
+                text("method", "removed"),
+                text("budget", "blocks"),
+                text("macs_share", "MACs share", "{:.3f}"),
+                figure("time", "time share (95% interval)", 3),
+                Column(
+                    "time / MACs", lambda line: f"{line.first.figures['time'].value / line.first['macs_share']:.3f}"
+                ),
+            ],
+            line=("method", "budget"),
+        ),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

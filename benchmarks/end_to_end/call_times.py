@@ -5,7 +5,7 @@
 Seconds are those of the processor, so that other work on the machine changes them little; a pass is that of all samples
 through the dense network. Stages are those that the progress bar names, each without the stages inside it. Networks
 whose accuracy is not asked for, the segmenter's decoder and the decoder of SmolLM2-135M's shape, have random weights,
-and random samples: they take as long. Resumable: a row that is there is not made again.
+and random samples: they take as long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -24,20 +24,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.data import cifar
-from benchmarks.data.real import commands_so_far, data_root, deit_tiny, made_by, parser, stored, write
+from benchmarks.data.real import data_root, deit_tiny
 from benchmarks.data.tiny_imagenet import calibration
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Column, Line, Table, text
 from benchmarks.width.cifar_models import load
 from prunerecover import Budget, apply_plan, find_sites, plan_depth, plan_width, reconstruct, sensitivity
 from prunerecover.cost.latency import stopwatch_for
 from prunerecover.display import progress
-from prunerecover.display.markdown import table
 from prunerecover.display.stages import Stage, Stages
 from prunerecover.model.batches import call
 from prunerecover.model.copies import deep_copy
 from prunerecover.recipes.networks.segmentation_networks import build_segmenter, scores_of
 from prunerecover.session.session import Session
 
-NAME, SEED = "call_times", 0
+SEED = 0
 LEAST = 0.05  # of the time: smaller stages are not named
 SCENE, CLASSES = (160, 224), 11
 VOCABULARY = 49_152
@@ -151,26 +152,20 @@ class Recorder(list[Stage]):
         return stage
 
 
-def row(name: str, said: str, run: Callable[[Subject], object] | None) -> dict[str, Any]:
+def measure(number: int) -> dict[str, Any]:
     """Time one call."""
-    one = subject(name)
-    dense, stages = dense_seconds(one), Counter[str]()
-    with mock.patch.object(progress, "Stages", side_effect=lambda: Stages(Recorder(stages))):
-        if run is None:
-            with reconstructed(one) as run:
-                stages.clear()
-                seconds = timed(run, one)
-        else:
-            seconds = timed(run, one)
-    return {
-        "network": name,
-        "samples": one.samples,
-        "call": said,
-        "seconds": seconds,
-        "passes": seconds / dense,
-        "stages": {what: spent for what, spent in stages.most_common() if spent >= LEAST * seconds},
-        "seed": SEED,
-    }
+    name, said, run = CALLS[number]
+    one, stages = subject(name), Counter[str]()
+    dense = dense_seconds(one)
+    recorded = mock.patch.object(progress, "Stages", side_effect=lambda: Stages(Recorder(stages)))
+    with recorded, reconstructed(one) if run is None else nullcontext(run) as call_it:
+        stages.clear()
+        started = time.process_time()
+        call_it(one)
+        seconds = time.process_time() - started
+    named = {"network": name, "samples": one.samples, "call": f"`{said}`"}
+    spent = {what: taken for what, taken in stages.most_common() if taken >= LEAST * seconds}
+    return {**named, "seconds": seconds, "passes": seconds / dense, "stages": spent}
 
 
 def dense_seconds(one: Subject) -> float:
@@ -182,52 +177,33 @@ def dense_seconds(one: Subject) -> float:
     return each * session.samples.n_samples
 
 
-def timed(run: Callable[[Subject], object], one: Subject) -> float:
-    """Return the processor seconds of a call."""
-    started = time.process_time()
-    run(one)
-    return time.process_time() - started
+def stages_of(line: Line) -> str:
+    """Return the seconds of each stage."""
+    return "; ".join(f"{what} {spent:.0f}" for what, spent in line.first["stages"].items())
 
 
-def main() -> None:
-    """Make the rows that are missing, and write the page."""
-    parser(__doc__).parse_args()
-    torch.set_num_threads(1)
-    rows = stored(NAME)
-    for name, said, run in CALLS:
-        if not any((r["network"], r["call"]) == (name, said) for r in rows):
-            rows.append(row(name, said, run))
-            save(rows)
-    save(rows)
-
-
-def save(rows: list[dict[str, Any]]) -> None:
-    """Write JSON and Markdown."""
-    commands = commands_so_far(NAME)
-    write(NAME, {"commands": commands, "rows": rows}, markdown(rows, commands))
-
-
-def markdown(rows: list[dict[str, Any]], commands: list[str]) -> str:
-    """Render a table."""
-    cells = [
-        (
-            one["network"],
-            f"`{one['call']}`",
-            one["samples"],
-            f"{one['seconds']:.0f}",
-            f"{one['passes']:.0f}",
-            "; ".join(f"{what} {spent:.0f}" for what, spent in one["stages"].items()),
-        )
-        for one in rows
-    ]
-    said = (
-        "Processor seconds of one thread, once each. A pass: all samples through the dense network, as a few of them "
-        "tell. Stages: seconds of each that takes a twentieth of the time, without the stages inside it, as the "
-        "progress bar names them. The segmenter's decoder, and all of the language model, have random weights."
-    )
-    head = ("network", "call", "samples", "seconds", "passes", "stages, in seconds")
-    return "\n".join(["# What the calls take", "", *made_by(commands), said, "", table(head, cells), ""])
-
+BENCHMARK = Benchmark(
+    name="call_times",
+    doc=__doc__,
+    title="What the calls take",
+    text="""Processor seconds of one thread, once each. A pass: all samples through the dense network, as a few of them
+    tell. Stages: seconds of each that takes a twentieth of the time, without the stages inside it, as the progress bar
+    names them. The segmenter's decoder, and all of the language model, have random weights.""",
+    measure=measure,
+    axes={"number": Axis(tuple(range(len(CALLS))))},
+    tables=(
+        Table(
+            [
+                *(text("network"), text("call"), text("samples")),
+                text("seconds", "", "{:.0f}"),
+                text("passes", "", "{:.0f}"),
+                Column("stages, in seconds", stages_of),
+            ],
+            line=("number",),
+        ),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -12,14 +12,12 @@ executed, and no file is written. Bits that turn in tensors must not go unnotice
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import signal
 import tempfile
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -30,6 +28,9 @@ from torch import Tensor, nn
 
 from benchmarks.end_to_end import mutations
 from benchmarks.end_to_end.subjects import IMAGES, Subject, make_subjects
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Table
+from benchmarks.runner.rows import Row
 from prunerecover.display.markdown import table
 from prunerecover.model.hashing import tensors_hash
 
@@ -125,13 +126,12 @@ def _is_silent(said: str) -> bool:
     return said.startswith(("flip", "zeros")) and not said.endswith(".json")
 
 
-def run(numbers: Iterable[int], seed: int = 0, watch: Callable[[Outcome], None] = lambda _: None) -> list[Outcome]:
+def run(numbers: Iterable[int], seed: int = 0) -> list[Outcome]:
     """Break and open files.
 
     Args:
         numbers: Of mutations; each draws from a generator of its own.
         seed: Of all of them.
-        watch: Sees every outcome.
     """
     found = []
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
@@ -149,55 +149,48 @@ def run(numbers: Iterable[int], seed: int = 0, watch: Callable[[Outcome], None] 
             said = draw.choice(subject.mutations)(place, draw)
             outcome, detail = judge(subject, place, said, wanted[index], structures)
             found.append(Outcome(number, subject.name, said, outcome, detail))
-            watch(found[-1])
             shutil.rmtree(place)
             shutil.rmtree(folder / mutations.PAYLOAD, ignore_errors=True)
     return found
 
 
-def markdown(found: list[Outcome], seed: int, versions: dict[str, str]) -> str:
-    """Render the result."""
-    bad = [each for each in found if each.outcome not in GOOD]
-    columns = sorted({each.outcome for each in found}, key=lambda name: (name not in GOOD, name))
-    counts = Counter((each.subject, each.outcome) for each in found)
-    rows = [(name, *(counts[name, column] for column in columns)) for name in sorted({each.subject for each in found})]
-    shown = [(each.number, each.subject, each.mutation, each.outcome, each.detail) for each in bad]
-    lines = [
-        f"# {len(found)} broken files",
-        "",
-        f"`python -m benchmarks.end_to_end.fuzz`, seed {seed}. "
-        + ", ".join(f"{name} {number}" for name, number in versions.items())
-        + ".",
-        "",
-        f"{len(found) - len(bad)} of {len(found)} end well: with the same network, with one of the structure that the "
-        "file's hash says, or with an error that says what was expected; the model that was passed is untouched, "
-        "nothing is executed and no file is written.",
-        "",
-        table(("files", *columns), rows),
-        *(["", table(("number", "files", "mutation", "outcome", "what"), shown)] if bad else []),
-    ]
-    return "\n".join(lines)
+def measure(n: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Break and open files, and yield a row for each kind of them."""
+    yield from rows_of(run(range(n), seed))
 
 
-def main() -> None:
-    """Break the files, and write the page."""
-    from benchmarks.data.real import parser, write
-    from prunerecover.cost.environment import versions
+def rows_of(found: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
+    """Yield how many files of each kind end in each way, and those that do not end well."""
+    for subject in sorted({each.subject for each in found}):
+        own = [each for each in found if each.subject == subject]
+        bad = [asdict(each) for each in own if each.outcome not in GOOD]
+        yield {"method": subject, "outcomes": dict(Counter(each.outcome for each in own)), "failed": bad}
 
-    options = parser(__doc__)
-    options.add_argument("--n", type=int, default=NUMBER, help="how many mutations")
-    options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--dry", action="store_true", help="print what goes wrong, and write no page")
-    given = options.parse_args()
-    started = time.perf_counter()
-    found = run(range(given.n), given.seed)
-    bad = [asdict(each) for each in found if each.outcome not in GOOD]
-    print(json.dumps(bad, indent=1), f"{len(bad)} of {len(found)} in {time.perf_counter() - started:.0f} s", sep="\n")
-    if not given.dry:
-        by_outcome = Counter(each.outcome for each in found)
-        result = {"seed": given.seed, "n": given.n, "outcomes": dict(by_outcome), "failed": bad}
-        write("fuzz", result, markdown(found, given.seed, versions()))
 
+def outcomes(rows: Sequence[Row]) -> str:
+    """Render how files end, and those that do not end well."""
+    bad = [tuple(each.values()) for row in rows for each in row["failed"]]
+    total = sum(sum(row["outcomes"].values()) for row in rows)
+    ways = sorted({way for row in rows for way in row["outcomes"]}, key=lambda way: (way not in GOOD, way))
+    lines = [(row.method, *(row["outcomes"].get(way, 0) for way in ways)) for row in rows]
+    parts = [f"{total - len(bad)} of {total} end well.", table(("files", *ways), lines)]
+    return "\n\n".join(parts + ([table(("number", "files", "mutation", "outcome", "what"), bad)] if bad else []))
+
+
+BENCHMARK = Benchmark(
+    name="fuzz",
+    doc=__doc__,
+    title="Broken files",
+    text="""Files end well with the same network, with one of the structure that the file's hash says, or with an error
+    that says what was expected; the model that was passed is untouched, nothing is executed and no file is written.""",
+    measure=measure,
+    axes={"n": Axis((NUMBER,), "--n", open=True), "seed": Axis((0,), "--seed", open=True)},
+    also=("method",),
+    complete=False,
+    threads=0,
+    tables=(Table((), "{n} broken files, seed {seed}", by=("n", "seed"), text=outcomes),),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -15,13 +15,12 @@ middle of taking a step back, too.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import multiprocessing
 import random
 import signal
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,35 +30,32 @@ from benchmarks.end_to_end.killed_runs import (
     LONGEST,
     MOMENTS,
     NEAR_A_SURGERY,
-    PAGES,
     PLANNED,
     PLANNED_JOINT,
     RUNS,
     STEPS_PER_EPOCH,
     SURGERIES,
     UNDISTURBED,
+    Process,
     newest,
     train,
 )
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Table
+from benchmarks.runner.rows import Row
+from prunerecover.display.markdown import table
 
 
-def start(
-    folder: Path,
-    run: str,
-    epochs: int,
-    kill_after: int | None = None,
-    moment: str = "batch",
-    planned: int = PLANNED,
-) -> int:
+def start(process: Process) -> int:
     """Run `train` in a new process and return how it ended."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lightning.pytorch", "timm", "prunerecover.callbacks", "sklearn.datasets"])
-    process = context.Process(target=train, args=(folder, run, epochs, kill_after, moment, planned))
-    process.start()
-    process.join()
-    if process.exitcode not in (0, -signal.SIGKILL):
-        raise RuntimeError(f"Expected a process that ends well or is killed, but it ended with {process.exitcode}.")
-    return process.exitcode
+    started = context.Process(target=train, args=(process,))
+    started.start()
+    started.join()
+    if started.exitcode not in (0, -signal.SIGKILL):
+        raise RuntimeError(f"Expected a process that ends well or is killed, but it ended with {started.exitcode}.")
+    return started.exitcode
 
 
 def last_step(folder: Path) -> int:
@@ -95,12 +91,12 @@ def kill_until(folder: Path, run: str, kills: int, epochs: int, seed: int) -> li
         moment = draw.choice(("batch", "saved", "saving")) if near is None else next(in_turn)
         planned = draw.randint(1, PLANNED_JOINT if near == JOINT else PLANNED)
         found = results_in(folder / "store")
-        if start(folder, run, epochs, lived, moment, planned) == 0:
+        if start(Process(folder, run, epochs, lived, moment, planned)) == 0:
             raise RuntimeError("Expected a process that is killed before its end, but it ended.")
         died, kept, found = last_diary(folder, begun), last_step(folder), results_in(folder / "store") - found
         steps = {"resumed_at": begun, "killed_at": died, "kept": kept, "lost": died - kept}
         record.append({**steps, "moment": (folder / "died.txt").read_text(), "found": found})
-    start(folder, run, epochs)
+    start(Process(folder, run, epochs))
     return record
 
 
@@ -131,72 +127,55 @@ def compare(killed: Path, whole: Path, epochs: int) -> dict[str, Any]:
     }
 
 
-def experiment(folder: Path, run: str, kills: int, epochs: int, seed: int) -> dict[str, Any]:
-    """Run both and compare them."""
-    killed, whole = folder / "killed", folder / "whole"
-    for each in (killed, whole):
-        each.mkdir(parents=True)
-    start(whole, run, epochs)
-    record = kill_until(killed, run, kills, epochs, seed)
-    return {
-        "run": run,
-        "seed": seed,
-        "epochs": epochs,
-        "steps_per_epoch": STEPS_PER_EPOCH,
-        "kills": record,
-        **compare(killed, whole, epochs),
-    }
+def measure(run: str, kills: int, epochs: int, seed: int) -> dict[str, Any]:
+    """Leave one run alone, kill another until it is done, and compare them."""
+    with tempfile.TemporaryDirectory() as folder:
+        killed, whole = Path(folder, "killed"), Path(folder, "whole")
+        for each in (killed, whole):
+            each.mkdir()
+        start(Process(whole, run, epochs))
+        record = kill_until(killed, run, kills, epochs, seed)
+        return {"kills_one_by_one": record, **compare(killed, whole, epochs)}
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """Render the result."""
-    surgeries = "; ".join(f"epoch {event['epoch']}: {len(event['units'])} units" for event in result["events"])
-    judged = [f"epoch {step['epoch']} {'kept' if step['kept'] else 'taken back'}" for step in result.get("steps", ())]
+def about(rows: Sequence[Row]) -> str:
+    """Return what one run went through, and a table of its kills."""
+    (row,) = rows
+    surgeries = "; ".join(f"epoch {event['epoch']}: {len(event['units'])} units" for event in row["events"])
+    judged = [f"epoch {step['epoch']} {'kept' if step['kept'] else 'taken back'}" for step in row.get("steps", ())]
     steps = f" Steps: {', '.join(judged)}." if judged else ""
-    option = "" if result.get("run", "budgets") == "budgets" else f" --run {result['run']}"
-    verdict = "are bit for bit those" if result["bitwise_equal"] and result["same_surgeries"] else "DIFFER from those"
-    from prunerecover.display.markdown import table
-
-    counts = ("resumed_at", "killed_at", "kept", "lost", "found")
+    verdict = "are bit for bit those" if row["bitwise_equal"] and row["same_surgeries"] else "DIFFER from those"
+    names = ("resumed_at", "killed_at", "kept", "lost", "found")
     kills = [
-        (number, MOMENTS[kill["moment"]], *(kill[name] for name in counts))
-        for number, kill in enumerate(result["kills"], 1)
+        (number, MOMENTS[kill["moment"]], *(kill.get(name, "") for name in names))
+        for number, kill in enumerate(row["kills_one_by_one"], 1)
     ]
-    columns = ("kill", "moment", "resumed at step", "killed at step", "newest readable checkpoint", "steps lost")
-    columns += ("results of planning kept",)
-    lines = [
-        f"# {len(result['kills'])} kills of one pruning run",
-        "",
-        f"`python -m benchmarks.end_to_end.kill_and_resume{option}`",
-        "",
-        f"Digits, {result['epochs']} epochs of {result['steps_per_epoch']} steps, a checkpoint after each step. "
-        f"Surgeries: {surgeries}.{steps} After the last resume all {result['tensors']} tensors {verdict} of a run that "
-        "was left alone.",
-        "",
-        table(columns, kills),
-    ]
-    return "\n".join(lines)
+    head = ("kill", "moment", "resumed at step", "killed at step", "newest readable checkpoint", "steps lost")
+    return (
+        f"Digits, {row['epochs']} epochs of {STEPS_PER_EPOCH} steps, a checkpoint after each step. Surgeries: "
+        f"{surgeries}.{steps} After the last resume all {row['tensors']} tensors {verdict} of a run that was left "
+        f"alone.\n\n{table((*head, 'results of planning kept'), kills)}"
+    )
 
 
-def main() -> None:
-    """Train, or run the experiment and write its result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", choices=list(RUNS), default="budgets")
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--result", type=Path, help="write JSON here instead of docs/results")
-    parser.add_argument("--folder", type=Path, help="where the runs go; default: a temporary folder")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        result = experiment(given.folder or Path(temporary), given.run, given.kills, given.epochs, given.seed)
-    if given.result:
-        given.result.write_text(json.dumps(result))
-        return
-    from benchmarks.data.real import write
-
-    write(PAGES[given.run], result, markdown(result))
-
+BENCHMARK = Benchmark(
+    name="kill_and_resume",
+    doc=__doc__,
+    title="Kills of pruning runs",
+    text="""A run is killed by SIGKILL at seeded moments, resumed from the newest readable checkpoint until it is done,
+    and compared with one that was left alone.""",
+    measure=measure,
+    axes={
+        "run": Axis(tuple(RUNS), "--run", default=("budgets",)),
+        "kills": Axis((50,), "--kills", open=True),
+        "epochs": Axis((EPOCHS,), "--epochs", open=True),
+        "seed": Axis((0,), "--seed", open=True),
+    },
+    complete=False,
+    threads=0,
+    tables=(Table((), "{kills} kills of one run, {run}", by=("run", "kills", "epochs", "seed"), text=about),),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ SURGERIES = {"budgets": (JOINT, 2, 4, 5, 6), "quality": (16, 18, 20, 22, 24, 26)
 NEAR_A_SURGERY = {"budgets": ("planning", "planning", "surgery", "saved"), "quality": ("surgery", "back", "saved")}
 RATES = {"budgets": {}, "quality": {"learning_rate": 5e-3, "warmup_epochs": 1.0}}
 UNDISTURBED = {"budgets": 0, "quality": 16 * STEPS_PER_EPOCH - 3}  # steps before the first kill
-PAGES = {"budgets": "kill_and_resume", "quality": "kill_and_resume_quality"}
 
 
 def newest(folder: Path) -> Path | None:
@@ -41,15 +41,29 @@ def newest(folder: Path) -> Path | None:
     return None
 
 
-def train(
-    folder: Path,
-    run: str,
-    epochs: int,
-    kill_after: int | None = None,
-    moment: str = "batch",
-    planned: int = PLANNED,
-) -> None:
-    """Run or resume the fit in this process; `kill_after` that many steps, or at the next surgery, it is no more."""
+@dataclass(frozen=True)
+class Process:
+    """One process of a run.
+
+    Attributes:
+        folder: Folder of its checkpoints.
+        run: Name of the run, one of `RUNS`.
+        epochs: Epoch at which the run ends.
+        kill_after: Steps after which the process is no more, or at the next surgery; None: it lives to the end.
+        moment: Moment at which it is killed, one of `MOMENTS`.
+        planned: Results of a planning that it finds at most before it is killed.
+    """
+
+    folder: Path
+    run: str
+    epochs: int
+    kill_after: int | None = None
+    moment: str = "batch"
+    planned: int = PLANNED
+
+
+def train(process: Process) -> None:
+    """Run or resume the fit in this process, which may be killed in it."""
     import lightning.pytorch as pl
     import torch
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -64,23 +78,22 @@ def train(
     data = DigitsData(batch_size=64, shift=1)
     data.setup()
     model_kwargs = {**vit_kwargs(depth=4, embed_dim=32, num_heads=4), "drop_path_rate": 0.1}
-    rates = RATES[run]
-    module = ImageClassifier("vit_tiny_patch16_224", num_classes=10, model_kwargs=model_kwargs, **rates)
-    if run == "quality":  # it has to have learnt something, or nothing that goes is missed
+    module = ImageClassifier("vit_tiny_patch16_224", num_classes=10, model_kwargs=model_kwargs, **RATES[process.run])
+    if process.run == "quality":  # it has to have learnt something, or nothing that goes is missed
         torch.nn.init.trunc_normal_(module.model.pos_embed, std=DigitsClassifier.POSITION_STD)
-    steps = ModelCheckpoint(folder, filename="{epoch}-{step}", save_top_k=-1, every_n_train_steps=1)
-    each = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    steps = ModelCheckpoint(process.folder, filename="{epoch}-{step}", save_top_k=-1, every_n_train_steps=1)
+    each = ModelCheckpoint(process.folder, filename="{epoch}", save_top_k=-1)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(
-        max_epochs=epochs,
+        max_epochs=process.epochs,
         limit_train_batches=STEPS_PER_EPOCH,
         accelerator="cpu",
-        default_root_dir=folder,
-        callbacks=[*RUNS[run](folder / "store"), *diaries(folder, kill_after, moment, planned), steps, each],
+        default_root_dir=process.folder,
+        callbacks=[*RUNS[process.run](process.folder / "store"), *diaries(process), steps, each],
         **quiet,
     )
     train_loader = ResumableLoader(torch.utils.data.Subset(data.datasets["train"], range(64 * STEPS_PER_EPOCH)), 64)
-    trainer.fit(module, train_loader, data.val_dataloader(), ckpt_path=newest(folder))
+    trainer.fit(module, train_loader, data.val_dataloader(), ckpt_path=newest(process.folder))
 
 
 def all_callbacks(store: Path) -> list[Any]:
@@ -123,7 +136,7 @@ def until_quality_falls(store: Path) -> list[Any]:
 RUNS: dict[str, Callable[[Path], list[Any]]] = {"budgets": all_callbacks, "quality": until_quality_falls}
 
 
-def diaries(folder: Path, kill_after: int | None, moment: str, planned: int) -> list[Any]:
+def diaries(process: Process) -> list[Any]:
     """Return the callbacks that write down each step, and end the process at its moment."""
     import lightning.pytorch as pl
 
@@ -131,6 +144,8 @@ def diaries(folder: Path, kill_after: int | None, moment: str, planned: int) -> 
     from prunerecover.callbacks.schedules.snapshot import Snapshot
     from prunerecover.store.search_store import SearchStore
     from prunerecover.width.planner import WidthPlanner
+
+    folder, kill_after, moment = process.folder, process.kill_after, process.moment
 
     def die(*args: Any, at: str = moment, **kwargs: Any) -> None:
         (folder / "died.txt").write_text(at)
@@ -163,7 +178,7 @@ def diaries(folder: Path, kill_after: int | None, moment: str, planned: int) -> 
 
     def find_and_die(store: SearchStore, key: str, compute: Callable[[], Any]) -> Any:
         keys.append(key)
-        return die() if len(keys) > planned else find(store, key, compute)
+        return die() if len(keys) > process.planned else find(store, key, compute)
 
     def restore_and_die(*args: Any) -> None:
         restore(*args)

@@ -7,26 +7,25 @@ Every callback is given a budget and nothing else, in a fit of one short epoch w
 tiny_imagenet for DeiT-Tiny, 5,000 of CIFAR-10 for ResNet-56. The network is scored right after the surgery
 (prune_only) and at the end (recovered), on all 5,000 and 10,000 test images. Shares of cost are those of the merged
 network; latency is the median of interleaved pairs on the threads that PyTorch uses: with one (OMP_NUM_THREADS=1) other
-work on the machine does not count. `--retime` measures the latency of rows by MACs again, of networks without as many
-units of each kind, drawn at random. Resumable: rows that are in the results are not made again. A row of DeiT-Tiny
+work on the machine does not count. A row of DeiT-Tiny
 takes between a quarter of an hour and an hour on two cores, most of it planning.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
-from rich.progress import track
 from torch import Tensor, nn
 
-from benchmarks.data.real import DEVICE, accuracy, commands_so_far, parser, stored, write
-from benchmarks.end_to_end.natural_call_page import Row, markdown
+from benchmarks.data.real import DEVICE
 from benchmarks.end_to_end.natural_call_subjects import SUBJECTS, Subject
-from benchmarks.runner.rows import Results
-from prunerecover import Budget, apply_plan, merge, plan_depth
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Column, Table, ahead, figure, text
+from benchmarks.runner.rows import Figure, Results
+from prunerecover import Budget, merge
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.callbacks import DepthPrune, DistillRecover, Prune, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
@@ -70,7 +69,6 @@ METHODS: Mapping[str, Callable[[Subject, Budget], PruneCallback]] = {
     "whole blocks": lambda _, budget: DepthPrune(budget, kinds="block"),
 }
 BY_COUNT = ("even split by remove=", "split of BoundaryDPT")
-NOT_FOR = {"resnet56": BY_COUNT}  # it has no attention
 
 
 class Watch(pl.Callback):
@@ -103,89 +101,39 @@ class Watch(pl.Callback):
         self.subject.block.forward = forward  # type: ignore[method-assign]
 
 
-def main() -> None:
-    """Make the rows that are missing."""
-    command_line = parser(__doc__)
-    command_line.add_argument("--subject", nargs="*", default=list(SUBJECTS), choices=list(SUBJECTS))
-    command_line.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
-    command_line.add_argument("--budgets", nargs="*", type=float, default=BUDGETS)
-    command_line.add_argument("--costs", nargs="*", default=COSTS, choices=COSTS)
-    command_line.add_argument("--seed", type=int, default=0)
-    command_line.add_argument("--retime", action="store_true", help="measure latencies of rows by MACs again, and end")
-    options = command_line.parse_args()
-    rows = stored(NAME)
-    if options.retime:
-        save(retimed(rows))
-        return
-    wanted = [
-        (name, method, budget, cost)
-        for name in options.subject
-        for cost in options.costs
-        for budget in options.budgets
-        for method in options.methods
-        if method not in NOT_FOR.get(name, ())
-    ]
-    for name in dict.fromkeys(name for name, *_ in wanted):
-        if not done(rows, SUBJECTS[name].model, "dense", 0.0, "", 0):
-            rows.append(scored(SUBJECTS[name], SUBJECTS[name].dense(), "dense", 0.0, "", "prune_only", 0))
-            save(rows)
-    for name, method, budget, cost in track(wanted, "pruning and recovering"):
-        if not done(rows, SUBJECTS[name].model, method, budget, cost, options.seed):
-            rows += known(rows, SUBJECTS[name], method, budget, cost, options.seed) or measured(
-                SUBJECTS[name], method, budget, cost, options.seed
-            )
-            save(rows)
-
-
-def retimed(rows: list[Row]) -> list[Row]:
-    """Return rows, those of depth by MACs with latencies of networks without as many units, drawn at random."""
-    found: dict[str, float] = {}
-    subject = SUBJECTS["deit_tiny"]
-    for row in track([row for row in rows if row["cost"] == "macs" and row["model"] == subject.model], "timing"):
-        counts = row["removed"]
-        if str(counts) not in found:
-            dense = subject.dense()
-            plan = plan_depth(dense, remove=counts, batches=[subject.example], importance="random", search="one_shot")
-            other = subject.dense()
-            apply_plan(other, plan)
-            merge(other)
-            found[str(counts)] = latency_share(subject, dense, other)
-        row["latency_share"] = found[str(counts)]
-    return rows
-
-
-def done(rows: list[Row], model: str, method: str, budget: float, cost: str, seed: int) -> bool:
-    """Whether there are rows of this kind."""
-    asked = {"model": model, "method": method, "budget": budget, "cost": cost, "seed": seed}
-    return any(all(row[key] == value for key, value in asked.items()) for row in rows)
-
-
-def known(rows: list[Row], subject: Subject, method: str, budget: float, cost: str, seed: int) -> list[Row]:
+def known(name: str, method: str, cost: str, budget: float, seed: int) -> list[dict[str, Any]]:
     """Return the rows of a method that removes so many units of each kind, if the same fit was made for another one."""
     if method not in BY_COUNT:
         return []
     asked: dict[str, Any] = {cost: budget}
-    counts = METHODS[method](subject, Budget(**asked)).budget.remove
-    same = (row for row in rows if row["method"] in BY_COUNT and row["removed"] == counts)
-    about = {"method": method, "budget": budget, "cost": cost}
-    return [{**row, **about} for row in same if (row["model"], row["seed"]) == (subject.model, seed)][:2]
+    counts = METHODS[method](SUBJECTS[name], Budget(**asked)).budget.remove
+    rows = [row for row in Results.read(NAME).find(subject=name, seed=seed) if row.method in BY_COUNT]
+    same = [row for row in rows if row["removed"] == counts][:2]
+    return [{"stage": row["stage"], **row.figures, **row.notes} for row in same]
 
 
-def measured(subject: Subject, method: str, budget: float, cost: str, seed: int) -> list[Row]:
+def measure(subject: str, cost: str, budget: float, method: str, seed: int) -> Iterator[dict[str, Any]]:
     """Prune and recover in one fit, and score both."""
+    one = SUBJECTS[subject]
+    if method == "dense":
+        yield {"stage": "prune_only", **scored(one, one.dense(), cost)}
+        return
+    if made := known(subject, method, cost, budget, seed):
+        yield from made
+        return
     pl.seed_everything(seed, verbose=False)
     asked: dict[str, Any] = {cost: budget}
-    surgeon = METHODS[method](subject, Budget(**asked))
-    module, loader = subject.module(subject.dense(), seed)
-    before = Watch(subject)
-    behind = Watch(subject, before)
+    surgeon = METHODS[method](one, Budget(**asked))
+    module, loader = one.module(one.dense(), seed)
+    before = Watch(one)
+    behind = Watch(one, before)
     callbacks = [before, surgeon, behind, DistillRecover()]
-    trainer = pl.Trainer(max_epochs=1, accelerator=DEVICE.type, callbacks=callbacks, **QUIET, **subject.precision)
+    trainer = pl.Trainer(max_epochs=1, accelerator=DEVICE.type, callbacks=callbacks, **QUIET, **one.precision)
     trainer.fit(module, train_dataloaders=loader)
     ledger = Ledger.of(module)
-    blocks = sum(isinstance(part, subject.block) for part in subject.dense().modules())
-    plan = ledger.plans[subject.target]
-    what = {
+    blocks = sum(isinstance(part, one.block) for part in one.dense().modules())
+    plan = ledger.plans[one.target]
+    notes = {
         "passes": before.seen / (blocks * surgeon.calibration),
         "planning_seconds": sum(event.seconds or 0.0 for event in ledger.events),
         "removed": {kind: len(names) for kind, names in plan.removed.items()},
@@ -193,41 +141,78 @@ def measured(subject: Subject, method: str, budget: float, cost: str, seed: int)
         "splits": plan.evidence.get("splits"),
     }
     assert behind.network is not None
-    stages = {"prune_only": behind.network, "recovered": ledger.plain_copy(module, subject.target)}
-    return [
-        {**scored(subject, network, method, budget, cost, stage, seed), **what} for stage, network in stages.items()
-    ]
+    stages = {"prune_only": behind.network, "recovered": ledger.plain_copy(module, one.target)}
+    for stage, network in stages.items():
+        yield {"stage": stage, **scored(one, network, cost), **notes}
 
 
-def scored(subject: Subject, network: nn.Module, method: str, budget: float, cost: str, stage: str, seed: int) -> Row:
+def scored(subject: Subject, network: nn.Module, cost: str) -> dict[str, Any]:
     """Score a network, and measure what it costs once merged."""
     dense, merged = subject.dense(), copy.deepcopy(network).cpu().eval()
     merge(merged)
+    timed = latency_ratio(dense, merged, subject.example, pairs=PAIRS, warmup=5) if cost == "latency" else None
     return {
-        "model": subject.model,
-        "method": method,
-        "budget": budget,
-        "cost": cost,
-        "stage": stage,
+        "top1": Figure.of(subject.hits(network)),
         "macs_share": count_macs(merged, subject.example) / count_macs(dense, subject.example),
-        "latency_share": latency_share(subject, dense, merged) if cost == "latency" else None,
-        **accuracy(subject.hits(network)),
-        "seed": seed,
-        "passes": 0.0,
+        "latency_share": None if timed is None else timed.ratio.value,
         "device": device_name(DEVICE),
     }
 
 
-def latency_share(subject: Subject, dense: nn.Module, other: nn.Module) -> float:
-    """Return the share of the dense network's latency that another one has, on one thread of the processor."""
-    return latency_ratio(dense, other, subject.example, pairs=PAIRS, warmup=5).ratio.value
-
-
-def save(rows: list[Row]) -> None:
-    """Write JSON and Markdown."""
-    commands = commands_so_far(NAME)
-    write(NAME, {"commands": commands, "rows": rows}, markdown(rows, commands))
-
+OURS = {"DepthPrune": "DepthPrune default", "Prune": "Prune (joint)"}
+BENCHMARK = Benchmark(
+    name=NAME,
+    doc=__doc__,
+    title="One budget, one argument: depth, width and both",
+    text="""Each callback with a budget and its defaults, in one short epoch with distillation. Passes: images through
+    all blocks while planning, timed ones included, per calibration image. In depth: of Prune's budget. Ahead by: top-1
+    points on the same images, paired, with their 95% interval. Splits by counts may miss the share: BoundaryDPT's at
+    33% were picked for the latency, and take out less of the MACs. Latency is of one thread, by what it computes; of
+    rows by MACs, that of networks without as many units of each kind, drawn at random. The epoch is at one learning
+    rate for all methods: [best rates](best_rates.md) says what was run at the best of three for each.""",
+    measure=measure,
+    axes={
+        "subject": Axis(tuple(SUBJECTS), "--subject"),
+        "cost": Axis(COSTS),
+        "budget": Axis(BUDGETS, open=True),
+        "method": Axis(tuple(METHODS)),
+        "seed": Axis((0,), "--seed", open=True),
+    },
+    references=[{"subject": name, "cost": "", "budget": 0.0, "method": "dense", "seed": 0} for name in SUBJECTS],
+    skipped=lambda subject, method, **names: subject == "resnet56" and method in BY_COUNT,
+    also=("stage",),
+    complete=False,
+    threads=0,
+    tables=(
+        Table(
+            [text("subject", "dense"), figure("top1", "top-1 (95%)", 2, 100)],
+            line=("subject",),
+            where=lambda row: row.method == "dense",
+        ),
+        Table(
+            [
+                text("method"),
+                text("stage"),
+                text("macs_share", "MACs share", "{:.3f}"),
+                text("latency_share", "latency share", "{:.3f}"),
+                figure("top1", "top-1 (95%)", 2, 100),
+                *(
+                    ahead("top1", f"{name} ahead by", 1, 100, same=("stage",), method=ours)
+                    for name, ours in OURS.items()
+                ),
+                text("depth_share", "in depth", "{:.1%}"),
+                text("passes", "", "{:.1f}"),
+                Column("planning, min", lambda line: f"{line.first['planning_seconds'] / 60:.1f}"),
+                text("device"),
+            ],
+            title="{subject}, {budget:.0%} of the {cost}",
+            by=("subject", "cost", "budget"),
+            line=("stage", "method"),
+            where=lambda row: row.method != "dense",
+        ),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -29,7 +29,6 @@ class Subject:
     """A network, its data, and how it is scored.
 
     Attributes:
-        model: For the rows.
         dense: Loads it.
         module: Makes the LightningModule around it, and its training loader, with a seed.
         hits: Says of each test image whether a network is right.
@@ -39,7 +38,6 @@ class Subject:
         precision: Of the Trainer.
     """
 
-    model: str
     dense: Callable[[], nn.Module]
     module: Callable[[nn.Module, int], tuple[pl.LightningModule, Any]]
     hits: Callable[[nn.Module], NDArray[np.float64]]
@@ -89,7 +87,6 @@ def _tiny_imagenet(network: nn.Module, seed: int) -> tuple[pl.LightningModule, A
 
 SUBJECTS = {
     "deit_tiny": Subject(
-        "DeiT-Tiny",
         _deit_tiny,
         _tiny_imagenet,
         tiny_imagenet.hits,
@@ -99,7 +96,6 @@ SUBJECTS = {
         tiny_imagenet.PRECISION,
     ),
     "resnet56": Subject(
-        "ResNet-56",
         partial(load, "ResNet-56"),
         _cifar,
         cifar.hits,

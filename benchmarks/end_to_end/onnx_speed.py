@@ -5,8 +5,7 @@
 Each model is exported before and after pruning, and both files are timed on one thread, in interleaved pairs. MACs
 promise the share of them that is removed; what is gained is the share of the time that is. Outputs of each file are
 compared with those of its network on the batch that is timed. Values do not change the time: the head of the segmenter
-and the detectors are random, the rest is trained. About 10 minutes on a core. Resumable: rows that are in the results
-are not made again.
+and the detectors are random, the rest is trained. About 10 minutes on a core.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +23,20 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from benchmarks.data.cifar import batches
-from benchmarks.data.real import command, data_root, deit_tiny, parser, photos, stored, write
+from benchmarks.data.real import data_root, deit_tiny, photos
 from benchmarks.depth.graph_depth_stories260k import stories
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Table, figure, text
+from benchmarks.runner.plans import pruned
+from benchmarks.runner.rows import Figure
 from benchmarks.width.cifar_models import load
-from prunerecover import Budget, Plan, apply_plan, export, merge, plan_depth, plan_width
+from prunerecover import Budget, Plan, export, plan_depth, plan_width
 from prunerecover.cost.latency import latency_ratio
 from prunerecover.cost.macs import count_macs
-from prunerecover.display.markdown import table
 from prunerecover.recipes.tasks.object_detector import ObjectDetector
 from prunerecover.recipes.tasks.segmenter import ImageSegmenter
 
-NAME, PAIRS, WARMUP = "onnx_speed", 60, 5
-HEAD = ("task", "model", "removed", "MACs", "time (95% interval)", "gained of what is promised", "outputs differ by")
+PAIRS, WARMUP = 60, 5
 
 
 @dataclass(frozen=True)
@@ -58,26 +58,6 @@ class Subject:
     build: Callable[[], nn.Module]
     batch: Callable[[], Any]
     plan: Callable[[nn.Module], Plan]
-
-
-@dataclass(frozen=True)
-class Row:
-    """What was measured of a model; shares are of the dense network's."""
-
-    task: str
-    model: str
-    removed: str
-    macs_share: float
-    time_share: float
-    ci_low: float
-    ci_high: float
-    dense_ms: float
-    pruned_ms: float
-    gained: float
-    gained_low: float
-    gained_high: float
-    difference: float
-    pairs: int
 
 
 class InOnnxRuntime(nn.Module):
@@ -187,32 +167,22 @@ SUBJECTS = (
 )
 
 
-def measured(subject: Subject, folder: Path) -> Row:
+def measure(number: int) -> dict[str, Any]:
     """Prune, export, compare and time."""
+    subject = SUBJECTS[number]
     dense, batch = subject.build(), subject.batch()
-    pruned = copy.deepcopy(dense)
-    apply_plan(pruned, subject.plan(pruned))
-    merge(pruned)
-    files = [InOnnxRuntime(export(net, folder / f"{name}.onnx", batch)) for name, net in (("a", dense), ("b", pruned))]
-    macs = count_macs(pruned, batch) / count_macs(dense, batch)
-    time = latency_ratio(files[0], files[1], batch, pairs=PAIRS, warmup=WARMUP, threads=1)
-    share, low, high = time.ratio.value, time.ratio.low, time.ratio.high
-    return Row(
-        task=subject.task,
-        model=subject.model,
-        removed=subject.removed,
-        macs_share=macs,
-        time_share=share,
-        ci_low=low,
-        ci_high=high,
-        dense_ms=time.dense_ms,
-        pruned_ms=time.pruned_ms,
-        gained=(1 - share) / (1 - macs),
-        gained_low=(1 - high) / (1 - macs),
-        gained_high=(1 - low) / (1 - macs),
-        difference=difference(pruned, files[1], batch),
-        pairs=PAIRS,
-    )
+    other = pruned(dense, subject.plan(copy.deepcopy(dense)))
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [export(net, Path(folder, f"{name}.onnx"), batch) for name, net in (("a", dense), ("b", other))]
+        files = [InOnnxRuntime(path) for path in paths]
+        time = latency_ratio(files[0], files[1], batch, pairs=PAIRS, warmup=WARMUP, threads=1)
+        apart = difference(other, files[1], batch)
+    macs = count_macs(other, batch) / count_macs(dense, batch)
+    ratio = time.ratio
+    gained = Figure(*((1 - end) / (1 - macs) for end in (ratio.value, ratio.high, ratio.low)), PAIRS)
+    named = {"task": subject.task, "model": subject.model, "removed": subject.removed}
+    times = {"dense_ms": time.dense_ms, "pruned_ms": time.pruned_ms}
+    return {"time": Figure.within(ratio, PAIRS), "gained": gained, "macs_share": macs, "apart": apart, **named, **times}
 
 
 @torch.inference_mode()
@@ -228,53 +198,31 @@ def difference(network: nn.Module, file: InOnnxRuntime, batch: Any) -> float:
     return max(float(((one - other).abs() / other.abs().clamp(min=1)).max()) for one, other in pairs)
 
 
-def markdown(rows: list[Row]) -> str:
-    """Return the page."""
-    shown = [
-        (
-            row.task,
-            row.model,
-            row.removed,
-            f"{row.macs_share:.3f}",
-            f"{row.time_share:.3f} ({row.ci_low:.3f}-{row.ci_high:.3f})",
-            f"{row.gained:.2f} ({row.gained_low:.2f}-{row.gained_high:.2f})",
-            f"{row.difference:.0e}",
-        )
-        for row in rows
-    ]
-    return "\n".join(
-        [
-            "# Exported networks in onnxruntime",
-            "",
-            f"`{command()}`",
-            "",
-            f"Shares are of the dense network's file, on one thread, each the median of {PAIRS} interleaved pairs. "
-            "MACs that are removed promise as large a share of the time; the last column but one is how much of that "
-            "is gained. Differences are relative where outputs are above 1. Those of the detectors, which are not "
-            "trained, vary little; tests compare detectors whose outputs do.",
-            "",
-            table(HEAD, shown),
-        ]
-    )
-
-
-def main() -> None:
-    """Measure and write."""
-    parser(__doc__).parse_args()
-    rows = [Row(**row) for row in stored(NAME)]
-    for subject in SUBJECTS:
-        if not any((row.model, row.removed) == (subject.model, subject.removed) for row in rows):
-            with tempfile.TemporaryDirectory() as folder:
-                rows.append(measured(subject, Path(folder)))
-            print(rows[-1])
-        save(rows)
-
-
-def save(rows: list[Row]) -> None:
-    """Write JSON and Markdown."""
-    found = {"onnxruntime": version("onnxruntime"), "onnx": version("onnx")}
-    write(NAME, {"threads": 1, "further_versions": found, "rows": [asdict(row) for row in rows]}, markdown(rows))
-
+BENCHMARK = Benchmark(
+    name="onnx_speed",
+    doc=__doc__,
+    title="Exported networks in onnxruntime",
+    text=f"""Shares are of the dense network's file, on one thread, each the median of {PAIRS} interleaved pairs. MACs
+    that are removed promise as large a share of the time; the last column but one is how much of that is gained.
+    Differences are relative where outputs are above 1. Those of the detectors, which are not trained, vary little;
+    tests compare detectors whose outputs do.""",
+    measure=measure,
+    axes={"number": Axis(tuple(range(len(SUBJECTS))))},
+    threads=0,
+    tables=(
+        Table(
+            [
+                *(text("task"), text("model"), text("removed")),
+                text("macs_share", "MACs", "{:.3f}"),
+                figure("time", "time (95% interval)", 3),
+                figure("gained", "gained of what is promised", 2),
+                text("apart", "outputs differ by", "{:.0e}"),
+            ],
+            line=("number",),
+        ),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -9,31 +9,46 @@ import json
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.data.real import RESULTS, command, parser, write
+from benchmarks.runner.benchmark import Benchmark
+from benchmarks.runner.rows import RESULTS, Row
 from prunerecover.recipes.quickstart import run_quickstart, summary
 
 
-def main() -> None:
+def measure() -> dict[str, Any]:
     """Run three seeds and keep the report and its figures."""
-    parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         report = run_quickstart(seeds=3, output=folder)
         seconds = time.perf_counter() - started
-        text = (Path(folder) / "report.md").read_text()
+        text = Path(folder, "report.md").read_text()
         for figure in Path(folder).glob("*.png"):
             shutil.copy(figure, RESULTS / f"quickstart_{figure.name}")
             text = text.replace(f"({figure.name})", f"(quickstart_{figure.name})")
-        lines = [*summary(report), f"Whole command: {seconds:.0f} s.", "", f"`{command()}`"]
-        record = {
-            "seconds": seconds,
-            "seeds": [0, 1, 2],
-            "report": json.loads((Path(folder) / "report.json").read_text()),
-        }
-    write("quickstart", record, text.rstrip() + "\n\n" + "\n".join(lines))
+        record = json.loads(Path(folder, "report.json").read_text())
+    lines = [*summary(report), f"Whole command: {seconds:.0f} s."]
+    return {"seconds": seconds, "report": record, "page": "\n\n".join([text.strip(), "\n".join(lines)])}
 
+
+def closing(rows: Sequence[Row]) -> list[str]:
+    """Return the report."""
+    return [row["page"] for row in rows]
+
+
+BENCHMARK = Benchmark(
+    name="quickstart",
+    doc=__doc__,
+    title="The quickstart, mean of three seeds",
+    text="The report of `prunerecover quickstart`, as it writes it.",
+    measure=measure,
+    references=[{}],
+    closing=closing,
+    threads=0,
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

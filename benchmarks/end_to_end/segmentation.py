@@ -4,7 +4,7 @@
 
 Runs the shipped recipe through the command line: once without its surgery, and once more from the epoch of the surgery
 on, with it. So both networks learn for as many epochs under the same schedule, from the same start. Checkpoints are
-chosen on the validation split; the test split is scored once, at the end. Resumable: a run that is killed goes on from
+chosen on the validation split; the test split is scored once, at the end. A run that is killed goes on from
 its last validation, a finished one is not repeated. About half an hour on a core.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ import yaml
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.data.real import CHECKPOINTS, ROOT, command, parser, write
+from benchmarks.runner.benchmark import Benchmark
+from benchmarks.runner.page import Table, figure, signed, text
+from benchmarks.runner.plans import shares
+from benchmarks.runner.rows import CHECKPOINTS, ROOT, Figure, Row
 from prunerecover import Plan, apply_plan, load_pruned
 from prunerecover.cost.latency import latency_ratio
 from prunerecover.cost.macs import count_macs
@@ -29,8 +33,8 @@ from prunerecover.display.markdown import table
 from prunerecover.recipes.data.segmentation_data import IGNORED, SegmentationData
 from prunerecover.recipes.tasks.segmenter import ImageSegmenter
 
-NAME, RECIPE = "segmentation", "segmenter_width_camvid"
-FOLDER = CHECKPOINTS / NAME
+RECIPE, RECOVERED = "segmenter_width_camvid", "recovered"
+FOLDER = CHECKPOINTS / "segmentation"
 SURGERY = ("WidthPrune", "DistillRecover", "PruneReport")
 RESAMPLES = 10_000
 Counts = NDArray[np.float64]  # pixels by image, true and predicted class
@@ -95,7 +99,7 @@ def networks(dense: Path, pruned: Path) -> dict[str, nn.Module]:
     return {
         "dense": ImageSegmenter.load_from_checkpoint(best(dense), map_location="cpu", weights_only=True).eval(),
         "pruned, before recovery": only_pruned.eval(),
-        "recovered": load_pruned(best(pruned), ImageSegmenter).eval(),
+        RECOVERED: load_pruned(best(pruned), ImageSegmenter).eval(),
     }
 
 
@@ -136,106 +140,81 @@ def drawn(counts: Counts, seed: int = 0) -> Counts:
     return (times @ counts.reshape(n, -1)).reshape(RESAMPLES, *counts.shape[1:])
 
 
-def interval(values: Counts) -> dict[str, float]:
-    """Return the 95% percentile interval."""
-    low, high = np.quantile(values, (0.025, 0.975))
-    return {"ci_low": float(low), "ci_high": float(high)}
+def interval(value: float, drawn_values: Counts, n: int) -> Figure:
+    """Return a figure with its 95% percentile interval."""
+    low, high = np.quantile(drawn_values, (0.025, 0.975))
+    return Figure(value, float(low), float(high), n)
 
 
-def judged(found: dict[str, nn.Module]) -> dict[str, Any]:
-    """Score on the test split, count and time."""
+def measure() -> Iterator[dict[str, Any]]:
+    """Train what is not trained yet, score on the test split, count and time."""
     config = recipe()
-    settings = {**config["data"]["init_args"], "num_workers": 0}
-    data = SegmentationData(**settings)
+    first = fit("dense", without_surgery(), None)
+    found: Any = networks(first, fit("pruned", config, first / f"epoch={start() - 1}.ckpt"))
+    data = SegmentationData(**{**config["data"]["init_args"], "num_workers": 0})
     data.prepare_data()
     data.setup("test")
     names = config["model"]["init_args"]["classes"]
     example = next(iter(data.test_dataloader()))[0][:1]
     counts = {name: counted(network, data.test_dataloader(), len(names)) for name, network in found.items()}
-    samples = {name: drawn(values) for name, values in counts.items()}
-    change = miou(samples["recovered"]) - miou(samples["dense"])
-    value = float(miou(counts["recovered"].sum(0)) - miou(counts["dense"].sum(0)))
-    timed = latency_ratio(found["dense"].network, found["recovered"].network, example, threads=1)  # type: ignore[arg-type]
-    return {
-        "rows": [
-            {
-                "model": name,
-                "miou": float(miou(values.sum(0))),
-                **interval(miou(samples[name])),
-                "pixel_accuracy": float(pixel_accuracy(values.sum(0))),
-                "macs": count_macs(found[name].network, example),  # type: ignore[arg-type]
-                "parameters": sum(p.numel() for p in found[name].network.parameters()),  # type: ignore[union-attr]
-                "n": len(values),
-                "seed": config["seed_everything"],
-            }
-            for name, values in counts.items()
-        ],
-        "difference": {"points": value, **interval(change)},
-        "latency": {
-            "ratio": timed.ratio.value,
-            "ci_low": timed.ratio.low,
-            "ci_high": timed.ratio.high,
-            "dense_ms": timed.dense_ms,
-            "pruned_ms": timed.pruned_ms,
-            "threads": timed.threads,
-        },
-        "iou": {
-            name: dict(zip(names, (100 * class_iou(values.sum(0))).tolist(), strict=True))
-            for name, values in counts.items()
-        },
-        "epochs": {"all": config["trainer"]["max_epochs"], "surgery": start()},
-        "pixels": settings["image_size"],
-    }
+    samples = {name: miou(drawn(values)) for name, values in counts.items()}
+    whole = {name: float(miou(values.sum(0))) for name, values in counts.items()}
+    for name, values in counts.items():
+        n, network = len(values), found[name].network
+        figures = {"miou": interval(whole[name], samples[name], n)}
+        if name == RECOVERED:
+            change = whole[name] - whole["dense"], samples[name] - samples["dense"]
+            timed = latency_ratio(found["dense"].network, network, example, threads=1)
+            figures |= {"ahead": interval(*change, n), "time": Figure.within(timed.ratio, timed.pairs)}
+        yield {
+            "method": name,
+            **figures,
+            "pixel_accuracy": float(pixel_accuracy(values.sum(0))),
+            "macs": count_macs(network, example),
+            "parameters": sum(parameter.numel() for parameter in network.parameters()),
+            **shares(found["dense"].network, network, example),
+            "iou": dict(zip(names, (100 * class_iou(values.sum(0))).tolist(), strict=True)),
+        }
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """Render the page."""
-    rows, iou, time, change = result["rows"], result["iou"], result["latency"], result["difference"]
-    first, epochs = rows[0], result["epochs"]
-    scores = [
-        (
-            row["model"],
-            f"{row['miou']:.1f} ({row['ci_low']:.1f} to {row['ci_high']:.1f})",
-            f"{row['pixel_accuracy']:.1f}",
-            f"{row['macs']:,} ({row['macs'] / first['macs']:.1%})",
-            f"{row['parameters']:,} ({row['parameters'] / first['parameters']:.1%})",
-        )
-        for row in rows
-    ]
-    height, width = result["pixels"]
-    lines = [
-        f"# A segmenter on CamVid without three tenths of its MACs: {first['n']} test scenes",
-        "",
-        f"`{command()}`",
-        "",
-        f"The recipe `{RECIPE}`: DeiT-Tiny with a linear decoder at {height} x {width} pixels, {epochs['all']} epochs "
-        f"of the 367 training scenes. The surgery is at epoch {epochs['surgery']}; the dense network goes on from "
-        "there as the pruned one does, for as many epochs under the same schedule. Checkpoints are chosen on the "
-        f"validation split. One run (seed {first['seed']}); intervals are of a bootstrap over the test scenes and "
-        "know nothing of other runs.",
-        "",
-        table(("model", "mIoU, % (95% interval)", "pixel accuracy, %", "MACs", "parameters"), scores),
-        "",
-        f"Recovered and dense differ by {change['points']:+.1f} points of mIoU ({change['ci_low']:+.1f} to "
-        f"{change['ci_high']:+.1f}, paired). One image takes {time['ratio']:.2f} ({time['ci_low']:.2f} to "
-        f"{time['ci_high']:.2f}) of the dense network's time on {time['threads']} CPU thread ({time['dense_ms']:.1f} "
-        f"and {time['pruned_ms']:.1f} ms, interleaved pairs).",
-        "",
-        "## IoU of each class, %",
-        "",
-        table(("class", *iou), [(name, *(f"{iou[model][name]:.1f}" for model in iou)) for name in iou["dense"]]),
-    ]
-    return "\n".join(lines)
+def classes(rows: Sequence[Row]) -> str:
+    """Render the IoU of each class."""
+    by = {row.method: row["iou"] for row in rows}
+    lines = [(name, *(f"{iou[name]:.1f}" for iou in by.values())) for name in next(iter(by.values()))]
+    return table(("class", *by), lines)
 
 
-def main() -> None:
-    """Train what is not trained yet, judge and write."""
-    parser(__doc__).parse_args()
-    dense = fit("dense", without_surgery(), None)
-    pruned = fit("pruned", recipe(), dense / f"epoch={start() - 1}.ckpt")
-    result = judged(networks(dense, pruned))
-    write(NAME, result, markdown(result))
-
+BENCHMARK = Benchmark(
+    name="segmentation",
+    doc=__doc__,
+    title="A segmenter on CamVid without three tenths of its MACs: 233 test scenes",
+    text=f"""The recipe `{RECIPE}`: DeiT-Tiny with a linear decoder, trained on 367 scenes. The dense network goes on
+    from the epoch of the surgery as the pruned one does, for as many epochs under the same schedule. Checkpoints are
+    chosen on the validation split. One run; intervals are of a bootstrap over the test scenes, paired where two
+    networks are compared, and know nothing of other runs. Time: of one image on one CPU thread, in interleaved
+    pairs.""",
+    measure=measure,
+    references=[{}],
+    also=("method",),
+    complete=False,
+    tables=(
+        Table(
+            [
+                text("method", "model"),
+                figure("miou", "mIoU, %"),
+                signed("ahead", "ahead of dense"),
+                text("pixel_accuracy", "pixel accuracy, %", "{:.1f}"),
+                text("macs", "MACs", "{:,}"),
+                text("macs_share", "", "{:.1%}"),
+                text("parameters", "", "{:,}"),
+                text("params_share", "", "{:.1%}"),
+                figure("time", "time", 2),
+            ]
+        ),
+        Table((), "IoU of each class, %", text=classes),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -12,23 +12,20 @@ row: half a minute for a ResNet-20 on a core, two for a ResNet-56, eight for Dei
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.data.real import RESULTS, made_by, parser, write
-from benchmarks.depth.graph_depth_rows import add, difference, measured, rows_so_far, without_samples
-from benchmarks.recovery.best_rates_subjects import DENSE, SUBJECTS, Subject
-from prunerecover.display.markdown import table
+from benchmarks.recovery.best_rates_subjects import DENSE, SUBJECTS
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Column, Line, Table, ahead, figure, mean, seeds, text
+from benchmarks.runner.rows import Figure, Row
 
-NAME = "best_rates"
-ROWS = RESULTS / f"{NAME}.rows.jsonl"
-Row = dict[str, Any]
+METHODS = tuple(dict.fromkeys(method for subject in SUBJECTS.values() for method in subject.methods))
 
 
 @dataclass(frozen=True)
@@ -66,107 +63,83 @@ def best_of_rates(
     return BestOfRates(best, networks[best], accuracies)
 
 
-def made(name: str, method: str, seed: int) -> Row:
+def measure(seed: int, subject: str, method: str) -> dict[str, Any]:
     """Prune by a method, recover at the best rate and score."""
-    subject = SUBJECTS[name]
-    start = subject.start(method, seed)
+    one = SUBJECTS[subject]
+    start = one.start(method, seed)
     best = best_of_rates(
         start,
-        subject.rates,
-        lambda network, rate: subject.train(network, rate, seed),
-        lambda network: subject.held_out(network, seed),
+        one.rates,
+        lambda network, rate: one.train(network, rate, seed),
+        lambda network: one.held_out(network, seed),
     )
-    return measured(
-        subject.hits(best.network),
-        seed,
-        subject=name,
-        method=method,
-        macs_share=subject.macs(start) / subject.macs(subject.start(DENSE, seed)),
-        rate=best.rate,
-        held_out=[best.held_out[rate] for rate in subject.rates],
-    )
+    return {
+        "top1": Figure.of(one.hits(best.network)),
+        "macs_share": one.macs(start) / one.macs(one.start(DENSE, seed)),
+        "rate": best.rate,
+        "held_out": [best.held_out[rate] for rate in one.rates],
+    }
 
 
-def main() -> None:
-    """Make the rows that are missing, and write the page."""
-    options = parser(__doc__)
-    options.add_argument("--subjects", nargs="*", default=list(SUBJECTS), choices=list(SUBJECTS))
-    options.add_argument("--methods", nargs="*", help="of the subjects; by default all")
-    options.add_argument("--seeds", type=int, nargs="*", default=[0])
-    given = options.parse_args()
-    torch.set_num_threads(1)
-    for seed in given.seeds:
-        for name in given.subjects:
-            for method in given.methods or SUBJECTS[name].methods:
-                if not rows_so_far(ROWS, subject=name, method=method, seed=seed):
-                    print(without_samples(add(made(name, method, seed), ROWS)), flush=True)
-    rows = rows_so_far(ROWS)
-    write(NAME, {"rows": [without_samples(row) for row in rows]}, markdown(rows))
+def by_rate(line: Line, number: int) -> str:
+    """Return the held-out accuracy at a rate; that of the rate which was chosen most often in bold."""
+    rates, chosen = SUBJECTS[line.first["subject"]].rates, [row["rate"] for row in line.rows]
+    mean = np.mean([row["held_out"][number] for row in line.rows])
+    return f"**{mean:.1f}**" if rates[number] == max(rates, key=chosen.count) else f"{mean:.1f}"
 
 
-def markdown(rows: list[Row]) -> str:
-    """Render a table per subject."""
-    lines = [
-        "# Recovery at the best of three learning rates",
-        "",
-        *made_by(sorted({row["command"] for row in rows})),
-        "Every method, ours and theirs, trains at three rates under `recovery_schedule`: a warm-up, then a straight "
-        "line to zero, which reaches about half of the rate. The rate is chosen on training images that were left out "
-        "of the training, for each method and seed (bold: in most seeds); only the network of this rate is scored on "
-        "the test images. Held-out and test accuracies in percent, means over seeds; ahead: the first row minus theirs "
-        "on the same test images, of the seeds that both have, with the paired 95% interval over images. The dense "
-        "network has learnt from the images that choose: they say which rate is best, not how good a network is.",
-    ]
-    for name, subject in SUBJECTS.items():
-        own = [row for row in rows if row["subject"] == name]
-        found = ["", section(subject, own)] if own else []
-        lines += ["", f"## {subject.title}", "", subject.text, *found, *notes(subject, own)]
-    return "\n".join(lines)
+def ours(line: Line) -> str:
+    """Return the method that others of a subject are compared with."""
+    return SUBJECTS[line.first["subject"]].methods[0]
 
 
-def section(subject: Subject, rows: list[Row]) -> str:
-    """Render the rows of a subject."""
-    ours = of(rows, subject.methods[0])
-    head = ("method", "MACs left", *(f"held-out at {rate:g}" for rate in subject.rates))
-    cells = []
-    for method in subject.methods:
-        if own := of(rows, method):
-            values = [100 * row["value"] for row in own]
-            each = f" ({', '.join(f'{value:.1f}' for value in values)})" if len(values) > 1 else ""
-            ahead = "" if method == subject.methods[0] else difference(ours, own, 100, 1)
-            share = f"{np.mean([row['macs_share'] for row in own]):.1%}"
-            cells.append((method, share, *by_rate(subject, own), f"{np.mean(values):.1f}{each}", ahead, seeds(own)))
-    return table((*head, "top-1", "first row ahead by", "seeds"), cells)
-
-
-def by_rate(subject: Subject, rows: list[Row]) -> list[str]:
-    """Render the held-out accuracies, that of the rate which was chosen most often in bold."""
-    chosen = [row["rate"] for row in rows]
-    most = max(subject.rates, key=chosen.count)
-    means = np.mean([row["held_out"] for row in rows], axis=0)
-    return [
-        f"**{mean:.1f}**" if rate == most else f"{mean:.1f}" for rate, mean in zip(subject.rates, means, strict=True)
-    ]
-
-
-def notes(subject: Subject, rows: list[Row]) -> list[str]:
-    """Return lines that name the methods whose best rate may lie beyond the three, and those without a row."""
+def about(rows: Sequence[Row]) -> str:
+    """Return the lines above a table: the subject, and the methods whose best rate may lie beyond the three."""
+    subject = SUBJECTS[rows[0]["subject"]]
     ends = (subject.rates[0], subject.rates[-1])
-    beyond = [m for m in subject.methods if any(row["rate"] in ends for row in of(rows, m))]
-    missing = [method for method in subject.methods if not of(rows, method)]
-    said = {"Best at an end of the three rates, perhaps better beyond it": beyond, "Not run": missing}
-    return [line for text, methods in said.items() if methods for line in ("", f"{text}: {'; '.join(methods)}.")]
+    beyond = [method for method in METHODS if any(row["rate"] in ends for row in rows if row.method == method)]
+    rates = ", ".join(f"{rate:g}" for rate in subject.rates)
+    said = f" Best at an end of the three rates, perhaps better beyond it: {'; '.join(beyond)}." if beyond else ""
+    return f"{subject.title}. {subject.text} Rates: {rates}.{said}"
 
 
-def of(rows: list[Row], method: str) -> list[Row]:
-    """Return the rows of a method, by seed."""
-    return sorted((row for row in rows if row["method"] == method), key=lambda row: row["seed"])
-
-
-def seeds(rows: list[Row]) -> str:
-    """Render the seeds of rows."""
-    return ", ".join(str(row["seed"]) for row in rows)
-
+BENCHMARK = Benchmark(
+    name="best_rates",
+    doc=__doc__,
+    title="Recovery at the best of three learning rates",
+    text="""Every method, ours and theirs, trains at three rates under `recovery_schedule`: a warm-up, then a straight
+    line to zero, which reaches about half of the rate. The rate is chosen on training images that were left out of the
+    training, for each method and seed (bold: in most seeds); only the network of this rate is scored on the test
+    images. Held-out and test accuracies in percent, means over seeds; ahead: the default's minus theirs on the same
+    test images, of the seeds that both have, with the paired 95% interval over images. The dense network has learnt
+    from the images that choose: they say which rate is best, not how good a network is.""",
+    measure=measure,
+    axes={
+        "seed": Axis((0,), open=True),
+        "subject": Axis(tuple(SUBJECTS)),
+        "method": Axis(METHODS),
+    },
+    skipped=lambda seed, subject, method: method not in SUBJECTS[subject].methods,
+    tables=(
+        Table(
+            [
+                text("method"),
+                mean("macs_share", "MACs left"),
+                *(
+                    Column(f"held-out, {name} rate", lambda line, number=number: by_rate(line, number))
+                    for number, name in enumerate(("low", "middle", "high"))
+                ),
+                figure("top1", "top-1", 1, 100, ends=False),
+                Column("default ahead by", lambda line: ahead("top1", "", 1, 100, method=ours(line)).cell(line)),
+                seeds(),
+            ],
+            title="{subject}",
+            by=("subject",),
+            text=about,
+        ),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

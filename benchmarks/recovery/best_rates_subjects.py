@@ -21,9 +21,10 @@ from torch import nn
 from benchmarks.boundary.boundary_methods import isomorphic
 from benchmarks.boundary.peers import least_ratio
 from benchmarks.data import cifar, tiny_imagenet
-from benchmarks.data.real import CHECKPOINTS, autocast, correct, deit_tiny
+from benchmarks.data.real import autocast, correct, deit_tiny
 from benchmarks.depth import graph_depth_resnet56 as layers
-from benchmarks.depth.graph_depth_rows import pruned, saved_plan
+from benchmarks.runner.plans import pruned, saved_plan
+from benchmarks.runner.rows import CHECKPOINTS
 from benchmarks.width import width_peers
 from benchmarks.width.cifar_models import load
 from benchmarks.width.width import EPOCH, OTHER, recalibrated

@@ -5,13 +5,11 @@
 
 ResNet-56, DeiT-Tiny and SmolLM2-135M are pruned by one plan each, and recovered for one and five short epochs under
 `RecoverySchedule(lr=None)`, at three rates. The data are the same for all; half of the batches of images are mirrored.
-Resumable row by row, the most telling rows first: `--subjects`, `--epochs`, `--losses` and `--middle` choose among
-them. About an hour and a half on a core.
+The most telling rows come first: `--rates middle` is the middle rate alone. About an hour and a half on a core.
 """
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -19,32 +17,18 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
-from benchmarks.data.real import CHECKPOINTS, RESULTS, made_by, parser, write
-from benchmarks.depth.graph_depth_rows import Row, add, difference, measured, rows_so_far, without_samples
-from benchmarks.recovery.distillation_subjects import (
-    BASE,
-    CIFAR_IMAGES,
-    CIFAR_SCORED,
-    DEIT_IMAGES,
-    DEIT_SCORED,
-    SEQUENCES,
-    SUBJECTS,
-    WINDOWS,
-    Learner,
-    Subject,
-)
+from benchmarks.recovery.distillation_subjects import BASE, PLANS, SUBJECTS
+from benchmarks.recovery.fits import fit
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Column, Line, Table, ahead, text
+from benchmarks.runner.rows import Figure, Row
 from prunerecover import DistillRecover, RecoverySchedule
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.display.markdown import table
 from prunerecover.model.paths import get_module
 
-NAME = "distillation"
-ROWS = RESULTS / f"{NAME}.rows.jsonl"
 DENSE, UNTRAINED = "dense", "pruned, untrained"
-QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 TEACHERS: dict[str, dict[str, Any] | None] = {
     "labels": None,
     "teacher": {"alpha": 1.0},
@@ -54,20 +38,8 @@ TEACHERS: dict[str, dict[str, Any] | None] = {
     f"{BASE}, T=1": {"alpha": 0.5, "temperature": 1.0},
     "teacher and features": {"alpha": 1.0, "features": True},
 }
-TEXT = f"""What a pruned network learns from, in fits that differ in nothing else, at constant rates under
-`RecoverySchedule(lr=None)`: a warm-up of half of the steps, times a decay to zero. "labels": no `DistillRecover`.
-"teacher": `DistillRecover(alpha=1.0)`, for which no label counts. "{BASE}": `alpha=0.5`, the default. "and features":
-`features=True`, too, for networks whose blocks are known by name. The temperature is 2 unless a row says T=1.
-
-- ResNet-56 without half of its MACs in width: {CIFAR_IMAGES:,} JPEGs of CIFAR-10 an epoch, SGD with momentum 0.9; top-1
-  in percent on {CIFAR_SCORED:,} test JPEGs.
-- DeiT-Tiny without 6 activations and 2 attentions: {DEIT_IMAGES} images of tiny_imagenet's 200 classes an epoch, AdamW;
-  top-1 in percent on {DEIT_SCORED:,} validation images. The teacher answers in 1,000 classes, labels are of 200.
-- SmolLM2-135M without 7 of its 30 blocks: {SEQUENCES} texts of 128 tokens an epoch, half of wikitext2 and half of
-  tinystories, adapters of rank 16, AdamW; nats per token of {WINDOWS} held-out windows of each source, lower is better.
-
-Half of the batches of images are mirrored. In brackets: the difference from "{BASE}" at the same rate on the same
-images or texts, with its paired 95% interval; one seed. What is missing was not measured."""
+USUAL = tuple(TEACHERS)[:4]
+RATES = ("middle", "lowest", "highest")  # as subjects have them
 
 
 class AfterSurgery(pl.Callback):
@@ -75,9 +47,7 @@ class AfterSurgery(pl.Callback):
 
     network: nn.Module
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Keep it, before the only step."""
         self.network = Ledger.of(pl_module).plain_copy(pl_module, "net").eval()
         trainer.should_stop = True
@@ -95,136 +65,104 @@ class SameStart(pl.Callback):
             get_module(pl_module, "net").load_state_dict(self.start.state_dict())
 
 
-def fit(subject: Subject, rate: float, epochs: int, seed: int, surgeon: pl.Callback, *rest: pl.Callback) -> Learner:
-    """Prune and train in one fit, and return the module."""
-    with tempfile.TemporaryDirectory() as folder, isolate_rng():
-        pl.seed_everything(seed, verbose=False)
-        module = Learner(subject, rate)
-        trainer = pl.Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            callbacks=[surgeon, *subject.beside(), *rest],
-            enable_checkpointing=False,
-            default_root_dir=folder,
-            **QUIET,
-            **subject.precision,
-        )
-        trainer.fit(module, subject.loader(seed))
-    return module
-
-
-def recovered(name: str, loss: str, rate: float, epochs: int, seed: int) -> nn.Module:
-    """Return the network after its recovery."""
-    subject, arguments = SUBJECTS[name], TEACHERS[loss]
-    callbacks: list[pl.Callback] = [] if arguments is None else [DistillRecover(**arguments)]
-    if subject.again is None:
-        surgeon = subject.surgeon(subject.plan())
-    else:
-        surgeon = subject.again(subject.plan())
-        callbacks.append(SameStart(untrained(name)))
-    module = fit(subject, rate, epochs, seed, surgeon, RecoverySchedule(lr=None), *callbacks)
-    return Ledger.of(module).plain_copy(module, "net").eval()
-
-
 @cache
-def untrained(name: str) -> nn.Module:
+def untrained(model: str) -> nn.Module:
     """Return the pruned network before its recovery."""
-    subject, kept, file = SUBJECTS[name], AfterSurgery(), CHECKPOINTS / NAME / f"{name}.pt"
-    if file.is_file():
-        kept.network = torch.load(file, weights_only=False)
-        return kept.network
-    fit(subject, 0.0, 1, 0, subject.surgeon(subject.plan()), kept)
-    torch.save(kept.network, file)
-    return kept.network
+    one, kept, file = SUBJECTS[model], AfterSurgery(), PLANS / f"{model}.pt"
+    if not file.is_file():
+        fit(one.subject, 0.0, 1, 0, [one.surgeon(one.plan()), *one.beside(), kept])
+        torch.save(kept.network, file)
+    network: nn.Module = torch.load(file, weights_only=False)
+    return network
 
 
-def wanted(
-    subjects: Sequence[str], epochs: Sequence[int], losses: Sequence[str], middle: bool = False
-) -> list[dict[str, Any]]:
-    """Return what names each row, the most telling first: the middle rate in one epoch, in more, the other rates."""
-    references = [(DENSE, 0.0, 0), (UNTRAINED, 0.0, 0)]
-    settings = [
-        (number, count) for numbers in ([0], [] if middle else [1, 2]) for count in epochs for number in numbers
-    ]
-    rows = []
-    for name in subjects:
-        rates, own = SUBJECTS[name].rates, losses or SUBJECTS[name].losses
-        rows += [(0, name, *row) for row in references]
-        rows += [(place, name, loss, rates[n], count) for place, (n, count) in enumerate(settings, 1) for loss in own]
-    names = ("model", "loss", "rate", "epochs")
-    return [dict(zip(names, row, strict=True)) for _, *row in sorted(rows, key=lambda row: row[0])]
+def recovered(model: str, method: str, rate: float, epochs: int, seed: int) -> nn.Module:
+    """Return the network after its recovery."""
+    one, arguments = SUBJECTS[model], TEACHERS[method]
+    teacher = [] if arguments is None else [DistillRecover(**arguments)]
+    start = [] if one.again is None else [SameStart(untrained(model))]
+    surgeon = (one.again or one.surgeon)(one.plan())
+    return fit(one.subject, rate, epochs, seed, [surgeon, *one.beside(), RecoverySchedule(lr=None), *teacher, *start])
 
 
-def make(about: dict[str, Any], seed: int) -> Row:
-    """Recover and score a network, and add the row."""
-    subject, started = SUBJECTS[about["model"]], time.perf_counter()
-    if about["loss"] == DENSE:
-        network = subject.dense().eval()
-    elif about["loss"] == UNTRAINED:
-        network = untrained(about["model"])
+def measure(rate: str, epochs: int, model: str, method: str, seed: int) -> dict[str, Any]:
+    """Recover and score a network."""
+    one, started = SUBJECTS[model], time.perf_counter()
+    if method in (DENSE, UNTRAINED):
+        network = one.subject.dense().eval() if method == DENSE else untrained(model)
     else:
-        network = recovered(about["model"], about["loss"], about["rate"], about["epochs"], seed)
+        network = recovered(model, method, one.subject.rates[RATES.index(rate)], epochs, seed)
     seconds = time.perf_counter() - started
-    return add(measured(subject.scores(network), seed, **about, seconds=seconds), ROWS)
+    return {"score": Figure.of(one.subject.scores(network), seed), "seconds": seconds}
 
 
-def main() -> None:
-    """Add rows that are missing, and write the page."""
-    options = parser(__doc__)
-    options.add_argument("--subjects", nargs="*", default=list(SUBJECTS), choices=list(SUBJECTS))
-    options.add_argument("--epochs", nargs="*", type=int, default=[1, 5])
-    options.add_argument("--losses", nargs="*", default=[], choices=list(TEACHERS))
-    options.add_argument("--middle", action="store_true", help="the middle rate alone")
-    options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--page", action="store_true", help="write the page anew, and measure nothing")
-    given = options.parse_args()
-    torch.set_num_threads(1)
-    for about in [] if given.page else wanted(given.subjects, given.epochs, given.losses, given.middle):
-        if not rows_so_far(ROWS, seed=given.seed, **about):
-            row = make(about, given.seed)
-            print(*about.values(), f"{row['value']:.4f}", f"{row['seconds']:.0f} s", flush=True)
-    rows = rows_so_far(ROWS)
-    commands = sorted({row["command"] for row in rows})
-    write(NAME, {"rows": [without_samples(row) for row in rows], "commands": commands}, markdown(rows))
+def skipped(rate: str, epochs: int, model: str, method: str, seed: int) -> bool:
+    """Whether a network has no hidden states that are known by name."""
+    return model == "ResNet-56" and method.endswith("features")
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """Render the page."""
-    lines = ["# What a pruned network learns from", "", *made_by(sorted({row["command"] for row in rows})), TEXT, ""]
-    for name in SUBJECTS:
-        own = [row for row in rows if row["model"] == name]
-        if own:
-            lines += [f"## {name}", "", _references(own, name), ""]
-        for epochs in sorted({row["epochs"] for row in own if row["epochs"]}):
-            some = [row for row in own if row["epochs"] == epochs]
-            lines += [f"{epochs} epoch{'s' * (epochs > 1)}:", "", _table(some, name), ""]
-    return "\n".join(lines)
+def about(rows: Sequence[Row]) -> str:
+    """Return the lines above the table of a network: what it is, its rates, and what it scores untrained."""
+    subject = SUBJECTS[rows[0]["model"]].subject
+    scores = {row.method: subject.scale * row.figures["score"].value for row in rows if not row["epochs"]}
+    known = ", ".join(f"{method} {value:.{subject.digits}f}" for method, value in scores.items())
+    rates = "; ".join(f"{name}: {rate:g}" for name, rate in zip(RATES, subject.rates, strict=True))
+    return f"{subject.text} Rates: {rates}. {known.capitalize()}."
 
 
-def _references(rows: Sequence[Row], name: str) -> str:
-    found = {row["loss"]: SUBJECTS[name].scale * row["value"] for row in rows if not row["epochs"]}
-    digits = 1 if SUBJECTS[name].scale > 1 else 3
-    return ", ".join(f"{loss}: {value:.{digits}f}" for loss, value in found.items()) + "."
-
-
-def _table(rows: Sequence[Row], name: str) -> str:
-    rates = sorted({row["rate"] for row in rows})
-    losses = [loss for loss in SUBJECTS[name].losses if any(row["loss"] == loss for row in rows)]
-    losses += sorted({row["loss"] for row in rows} - set(losses))
-    cells = [(loss, *(_cell(rows, name, loss, rate) for rate in rates)) for loss in losses]
-    return table(("learns from", *(f"{rate:g}" for rate in rates)), cells)
-
-
-def _cell(rows: Sequence[Row], name: str, loss: str, rate: float) -> str:
-    ours, theirs = ([row for row in rows if row["loss"] == one and row["rate"] == rate] for one in (loss, BASE))
-    if not ours:
+def score(line: Line, rate: str) -> str:
+    """Return the score at a rate, and how far it is ahead of the base at the same rate."""
+    own = line.only(rate=rate)
+    if not own.rows:
         return ""
-    scale = SUBJECTS[name].scale
-    digits = 1 if scale > 1 else 3
-    value = f"{scale * sum(row['value'] for row in ours) / len(ours):.{digits}f}"
-    beside = "" if loss == BASE or not theirs else difference(ours, theirs, scale, digits)
-    return value + (f" ({beside.replace(' (', ', ').rstrip(')')})" if beside else "")
+    subject = SUBJECTS[own.first["model"]].subject
+    values = [subject.scale * row.figures["score"].value for row in own.rows]
+    same = {"rate": rate, "epochs": own.first["epochs"], "method": BASE}
+    beside = ahead("score", "", subject.digits, subject.scale, turned=True, **same).cell(own)
+    return f"{sum(values) / len(values):.{subject.digits}f}" + (f"; {beside}" if beside else "")
 
+
+BENCHMARK = Benchmark(
+    name="distillation",
+    doc=__doc__,
+    title="What a pruned network learns from",
+    text=f"""What a pruned network learns from, in fits that differ in nothing else, at constant rates under
+    `RecoverySchedule(lr=None)`: a warm-up of half of the steps, times a decay to zero. "labels": no `DistillRecover`.
+    "teacher": `DistillRecover(alpha=1.0)`, for which no label counts. "{BASE}": `alpha=0.5`, the default. "and
+    features": `features=True`, too, for networks whose blocks are known by name. The temperature is 2 unless a row says
+    T=1. Half of the batches of images are mirrored. Behind a score: the difference from "{BASE}" at the same rate on
+    the same images or texts, with its paired 95% interval; one seed. What is missing was not measured.""",
+    measure=measure,
+    axes={
+        "rate": Axis(RATES),
+        "epochs": Axis((1, 5), "--epochs", open=True),
+        "model": Axis(tuple(SUBJECTS), "--subjects"),
+        "method": Axis(tuple(TEACHERS), "--losses", default=USUAL),
+        "seed": Axis((0,), "--seed", open=True),
+    },
+    references=[
+        {"rate": "", "epochs": 0, "model": model, "method": method, "seed": 0}
+        for model in SUBJECTS
+        for method in (DENSE, UNTRAINED)
+    ],
+    skipped=skipped,
+    complete=False,
+    tables=(
+        Table(
+            [
+                text("epochs"),
+                text("method", "learns from"),
+                *(Column(rate, lambda line, rate=rate: score(line, rate)) for rate in ("lowest", "middle", "highest")),
+            ],
+            title="{model}",
+            by=("model",),
+            line=("epochs", "method"),
+            where=lambda row: row["epochs"] > 0,
+            text=about,
+        ),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

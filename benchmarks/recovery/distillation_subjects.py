@@ -8,130 +8,67 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.optim import AdamW
 
 from benchmarks.data import cifar, smollm2, tiny_imagenet
-from benchmarks.data.real import BF16, CHECKPOINTS, DEVICE, deit_tiny, image_data, kept_plan
+from benchmarks.data.real import BF16, DEVICE, deit_tiny, image_data
 from benchmarks.language.llm_depth_lora import drawn_sequences
 from benchmarks.language.llm_depth_scores import window_losses, windows
+from benchmarks.recovery.fits import OPTIMIZERS, Subject, shuffled
+from benchmarks.runner.plans import saved_plan
+from benchmarks.runner.rows import CHECKPOINTS, Scores
 from benchmarks.width.cifar_models import load
 from prunerecover import Budget, DepthPrune, LoRARecover, Plan, WidthPrune, plan_depth, plan_width
 
 BASE = "labels and teacher"  # what others are compared with
 PLANS = CHECKPOINTS / "distillation"
-TEXTS = ("wikitext2", "tinystories")
 BLOCKS = tuple(range(12, 19))  # of SmolLM2, by docs/results/llm_depth.md
 UNITS = {"activation": 6, "attention": 2}  # of DeiT-Tiny
-CALIBRATED, LLM_CALIBRATED = 96, 16
+CIFAR_IMAGES, CIFAR_SCORED, DEIT_IMAGES, DEIT_SCORED = 3000, 5000, 500, 2000
+SEQUENCES, WINDOWS = 48, 48  # texts of an epoch; windows of each source that are scored
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A network that is pruned and recovered.
+class Distilled:
+    """A subject with its surgery.
 
     Attributes:
-        dense: Loads it.
-        plan: Returns what goes.
-        surgeon: Makes the callback that prunes by a plan.
-        loss: `loss(network, batch)`, by the labels.
-        optimizer: `optimizer(parameters, rate)`.
-        loader: Makes the training data, with a seed.
-        scores: Says how good a network is, per image or text that it was not trained on.
-        rates: Learning rates, the middle one first.
-        losses: Names of what it learns from.
-        measure: Name of the scores.
-        scale: 100 for a share in percent.
-        beside: Makes further callbacks.
-        again: The surgeon of all fits but the first, if that one takes long.
-        precision: Of the Trainer.
+        subject: Network and its data.
+        plan: Function that returns what goes.
+        surgeon: Callback that prunes by a plan.
+        again: The same for all fits but the first, if that one takes long.
+        beside: Function that makes further callbacks.
     """
 
-    dense: Callable[[], nn.Module]
+    subject: Subject
     plan: Callable[[], Plan]
     surgeon: Callable[[Plan], pl.Callback]
-    loss: Callable[[nn.Module, Any], Tensor]
-    optimizer: Callable[[Any, float], torch.optim.Optimizer]
-    loader: Callable[[int], Any]
-    scores: Callable[[nn.Module], NDArray[np.float64]]
-    rates: tuple[float, ...]
-    losses: tuple[str, ...]
-    measure: str
-    scale: float
-    beside: Callable[[], list[pl.Callback]] = field(default=list)
-    precision: Mapping[str, Any] = field(default_factory=dict)
     again: Callable[[Plan], pl.Callback] | None = None
+    beside: Callable[[], list[pl.Callback]] = list
 
 
-class Learner(pl.LightningModule):
-    """An ordinary module at a constant rate; half of the batches of images are mirrored."""
-
-    def __init__(self, subject: Subject, rate: float) -> None:
-        super().__init__()
-        self.subject, self.rate = subject, rate
-        self.net = subject.dense().train()
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        """Return the loss by the labels."""
-        first, *rest = batch
-        mirrored = first.ndim == 4 and bool(torch.rand(()) < 0.5)
-        return self.subject.loss(self.net, [first.flip(3) if mirrored else first, *rest])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the optimizer."""
-        return self.subject.optimizer(self.parameters(), self.rate)
-
-
-def _plan(name: str, make: Callable[[], Plan]) -> Callable[[], Plan]:
-    def kept() -> Plan:
-        PLANS.mkdir(parents=True, exist_ok=True)
-        return kept_plan(PLANS / f"{name}.json", make)
-
-    return kept
-
-
-def _shuffled(data: TensorDataset, size: int, seed: int) -> DataLoader[Any]:
-    return DataLoader(data, size, shuffle=True, generator=torch.Generator().manual_seed(seed))
-
-
-CIFAR_IMAGES, CIFAR_SCORED = 3000, 5000
-
-
-def _half_of_resnet() -> Plan:
+def _resnet_plan() -> Plan:
     return plan_width(load("ResNet-56"), Budget(macs=0.5), batches=cifar.batches(256, 0, 64))
 
 
-def _sgd(parameters: Any, rate: float) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, rate, momentum=0.9, weight_decay=5e-4)
-
-
-def _adamw(parameters: Any, rate: float, decay: float) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, rate, weight_decay=decay)
-
-
-DEIT_IMAGES, DEIT_SCORED = 500, 2000
-
-
-def _deit() -> nn.Module:
-    return tiny_imagenet.unfused(deit_tiny())
+def _deit_plan() -> Plan:
+    return plan_depth(deit_tiny(), remove=UNITS, batches=tiny_imagenet.calibration(96))
 
 
 @cache
-def _deit_images() -> TensorDataset:
-    """Return training images that are not augmented, the same as 500 in every epoch."""
+def _deit_images() -> tuple[Tensor, Tensor]:
+    """Return training images that are not augmented, the same in every epoch."""
     source = tiny_imagenet.data(DEIT_IMAGES, augment=False, augment_kwargs={}, num_workers=0)
     source.setup("fit")
-    batches = [list(batch) for batch in source.train_dataloader()]
-    images, labels = (torch.cat(parts)[:DEIT_IMAGES] for parts in zip(*batches, strict=True))
-    return TensorDataset(images, labels)
+    images, labels = zip(*source.train_dataloader(), strict=True)
+    return torch.cat(images)[:DEIT_IMAGES], torch.cat(labels)[:DEIT_IMAGES]
 
 
 @cache
@@ -142,20 +79,11 @@ def _deit_scored() -> list[Any]:
     return [(images.to(dtype), labels) for images, labels in source.val_dataloader()]
 
 
-def _deit_without_units() -> Plan:
-    return plan_depth(deit_tiny(), remove=UNITS, batches=tiny_imagenet.calibration(CALIBRATED))
-
-
-SEQUENCES, WINDOWS = 48, 48  # texts of an epoch; windows of each source that are scored
-
-
-def _smollm2_without_blocks() -> Plan:
-    texts = torch.split(drawn_sequences(LLM_CALIBRATED).to(DEVICE), 4)
-
+def _smollm2_plan() -> Plan:
     def known(context: Any) -> dict[str, float]:
         return {unit.name: float(int(unit.name.rpartition(".")[2]) not in BLOCKS) for unit in context.units}
 
-    batches = [{"input_ids": some} for some in texts]
+    batches = [{"input_ids": some} for some in drawn_sequences(16).to(DEVICE).split(4)]
     how: dict[str, Any] = {"importance": known, "search": "one_shot", "batches": batches}
     return plan_depth(smollm2.network(), remove={"block": len(BLOCKS)}, **how)
 
@@ -165,58 +93,61 @@ def _next_token(network: nn.Module, batch: Any) -> Tensor:
     return loss
 
 
-def _text_losses(network: nn.Module) -> NDArray[np.float64]:
+def _text_losses(network: nn.Module) -> Scores:
     """Return the loss of each held-out window, in nats per token, of both sources."""
-    chosen = [windows(text)[:: len(windows(text)) // WINDOWS][:WINDOWS] for text in TEXTS]
-    return window_losses(network, torch.cat(chosen))
+    every = [windows(text) for text in ("wikitext2", "tinystories")]
+    return window_losses(network, torch.cat([own[:: len(own) // WINDOWS][:WINDOWS] for own in every]))
 
 
-def _adapters() -> list[pl.Callback]:
-    return [LoRARecover(rank=16, modules_to_save=("norm",), seed=0)]
-
-
-SUBJECTS: Mapping[str, Subject] = {
-    "ResNet-56": Subject(
-        dense=partial(load, "ResNet-56"),
-        plan=_plan("resnet56", _half_of_resnet),
+SUBJECTS: Mapping[str, Distilled] = {
+    "ResNet-56": Distilled(
+        Subject(
+            text=f"Half of the MACs out in width, {CIFAR_IMAGES:,} JPEGs of CIFAR-10 an epoch, SGD with momentum 0.9; "
+            f"top-1 in percent on {CIFAR_SCORED:,} test JPEGs.",
+            dense=partial(load, "ResNet-56"),
+            loader=lambda seed: shuffled(cifar.training_images(CIFAR_IMAGES, 0), 50, seed),
+            loss=cifar.cross_entropy,
+            optimizer=OPTIMIZERS["SGD"],
+            scores=partial(cifar.hits, n=CIFAR_SCORED),
+            rates=(0.02, 0.005, 0.05),
+        ),
+        plan=lambda: saved_plan("resnet56", _resnet_plan, PLANS),
         surgeon=lambda plan: WidthPrune(plan=plan, merge="never"),
-        loss=cifar.cross_entropy,
-        optimizer=_sgd,
-        loader=lambda seed: _shuffled(TensorDataset(*cifar.training_images(CIFAR_IMAGES, 0)), 50, seed),
-        scores=partial(cifar.hits, n=CIFAR_SCORED),
-        rates=(0.02, 0.005, 0.05),
-        losses=("labels", "teacher", BASE),
-        measure="top-1",
-        scale=100,
         again=lambda plan: WidthPrune(plan=plan, merge="never", reconstruct=False, calibration=16),
     ),
-    "DeiT-Tiny": Subject(
-        dense=_deit,
-        plan=_plan("deit_tiny", _deit_without_units),
+    "DeiT-Tiny": Distilled(
+        Subject(
+            text=f"6 activations and 2 attentions out, {DEIT_IMAGES} images of tiny_imagenet's 200 classes an epoch, "
+            f"AdamW; top-1 in percent on {DEIT_SCORED:,} validation images. The teacher answers in 1,000 classes, "
+            "labels are of 200.",
+            dense=lambda: tiny_imagenet.unfused(deit_tiny()),
+            loader=lambda seed: shuffled(_deit_images(), 16, seed),
+            loss=tiny_imagenet.loss,
+            optimizer=partial(AdamW, weight_decay=0.05),
+            scores=lambda network: tiny_imagenet.hits(network, _deit_scored()),
+            rates=(1e-4, 2e-5, 5e-4),
+            settings=tiny_imagenet.PRECISION,
+        ),
+        plan=lambda: saved_plan("deit_tiny", _deit_plan, PLANS),
         surgeon=lambda plan: DepthPrune(plan=plan, merge="never"),
-        loss=tiny_imagenet.loss,
-        optimizer=partial(_adamw, decay=0.05),
-        loader=lambda seed: _shuffled(_deit_images(), 16, seed),
-        scores=lambda network: tiny_imagenet.hits(network, _deit_scored()),
-        rates=(1e-4, 2e-5, 5e-4),
-        losses=("labels", "teacher", BASE, f"{BASE} and features"),
-        measure="top-1",
-        scale=100,
-        precision=tiny_imagenet.PRECISION,
     ),
-    "SmolLM2-135M": Subject(
-        dense=lambda: copy.deepcopy(smollm2.network()),
-        plan=_plan("smollm2", _smollm2_without_blocks),
+    "SmolLM2-135M": Distilled(
+        Subject(
+            text=f"7 of 30 blocks out, {SEQUENCES} texts of 128 tokens an epoch, half of wikitext2 and half of "
+            f"tinystories, adapters of rank 16, AdamW; nats per token of {WINDOWS} held-out windows of each source, "
+            "lower better.",
+            dense=lambda: copy.deepcopy(smollm2.network()),
+            loader=lambda seed: shuffled((drawn_sequences(SEQUENCES),), 4, seed),
+            loss=_next_token,
+            optimizer=partial(AdamW, weight_decay=0.0),
+            scores=_text_losses,
+            rates=(3e-3, 1e-3, 1e-2),
+            scale=1,
+            digits=3,
+            settings=tiny_imagenet.PRECISION,
+        ),
+        plan=lambda: saved_plan("smollm2", _smollm2_plan, PLANS),
         surgeon=lambda plan: DepthPrune(plan=plan, merge="never"),
-        loss=_next_token,
-        optimizer=partial(_adamw, decay=0.0),
-        loader=lambda seed: _shuffled(TensorDataset(drawn_sequences(SEQUENCES)), 4, seed),
-        scores=_text_losses,
-        rates=(3e-3, 1e-3, 1e-2),
-        losses=("labels", "teacher", BASE, f"{BASE} and features"),
-        measure="loss",
-        scale=1,
-        beside=_adapters,
-        precision=tiny_imagenet.PRECISION,
+        beside=lambda: [LoRARecover(rank=16, modules_to_save=("norm",), seed=0)],
     ),
 }

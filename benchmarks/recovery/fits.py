@@ -1,9 +1,11 @@
-"""A classifier in a Trainer that says nothing, for the benchmarks of recovery."""
+"""Fits of the benchmarks of recovery: an ordinary module at a constant rate, in a Trainer that says nothing."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,79 +13,108 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.runner.rows import Scores
+from prunerecover.callbacks.ledger.ledger import Ledger
+
+QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "SGD": lambda parameters, rate: SGD(parameters, rate, momentum=0.9, weight_decay=5e-4),
-    "AdamW": lambda parameters, rate: AdamW(parameters, rate, weight_decay=0.01),
+    "SGD": partial(SGD, momentum=0.9, weight_decay=5e-4),
+    "AdamW": partial(AdamW, weight_decay=0.01),
 }
 
 
-class Classifier(pl.LightningModule):
-    """A network that learns classes at a constant rate.
+@dataclass(frozen=True)
+class Subject:
+    """A network that is pruned and trained on.
 
-    Args:
-        net: Images to logits.
-        optimizer: Name of one of `OPTIMIZERS`.
-        rate: Learning rate.
-        classes: Of the logits, those that labels count; None: all.
+    Attributes:
+        text: Words for what is pruned, trained and scored.
+        dense: Function that loads the network.
+        loader: Function of a seed that returns the training data in batches.
+        loss: Loss of a network on a batch.
+        optimizer: Optimizer of parameters at a rate.
+        scores: Function that scores a network on each image or text that nothing is trained on.
+        rates: Learning rates, the middle one first.
+        scale: Factor of the scores on the page; 100 for a share in percent.
+        digits: Digits of the scores on the page.
+        mirrored: Whether half of the batches of images are mirrored.
+        settings: Further arguments of the Trainer.
     """
 
-    def __init__(self, net: nn.Module, optimizer: str, rate: float, classes: Tensor | None = None) -> None:
+    text: str
+    dense: Callable[[], nn.Module]
+    loader: Callable[[int], Any]
+    loss: Callable[[nn.Module, Any], Tensor]
+    optimizer: Callable[[Any, float], Optimizer]
+    scores: Callable[[nn.Module], Scores]
+    rates: tuple[float, ...]
+    scale: float = 100
+    digits: int = 1
+    mirrored: bool = True
+    settings: Any = None
+
+
+class Learner(pl.LightningModule):
+    """An ordinary module around a subject's network, at a constant rate."""
+
+    def __init__(self, subject: Subject, rate: float) -> None:
         super().__init__()
-        self.net, self.optimizer, self.rate, self.classes = net.train(), optimizer, rate, classes
+        self.subject, self.rate = subject, rate
+        self.net = subject.dense().train()
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        """Return the loss, with half of the batches mirrored."""
-        images, labels = batch
-        logits = self.net(images.flip(3) if torch.rand(()) < 0.5 else images)
-        return F.cross_entropy(logits if self.classes is None else logits[:, self.classes], labels)
+        """Return the loss by the labels."""
+        first, *rest = batch
+        mirrored = self.subject.mirrored and first.ndim == 4 and bool(torch.rand(()) < 0.5)
+        return self.subject.loss(self.net, [first.flip(3) if mirrored else first, *rest])
 
     def configure_optimizers(self) -> Optimizer:
         """Return the optimizer."""
-        return OPTIMIZERS[self.optimizer](self.parameters(), self.rate)
+        return self.subject.optimizer(self.parameters(), self.rate)
 
 
 def fit(
-    module: Classifier,
-    data: tuple[Tensor, Tensor],
-    callbacks: Iterable[pl.Callback],
+    subject: Subject,
+    rate: float,
     epochs: int,
-    *,
-    batch: int,
     seed: int,
+    callbacks: Iterable[pl.Callback],
     resume: Path | None = None,
     save: Path | None = None,
-    **settings: Any,
 ) -> nn.Module:
-    """Train, and return the network.
+    """Train a subject's network on a core, and return it, with adapters merged.
 
     Args:
-        module: What trains.
-        data: Images and labels.
-        callbacks: Of the Trainer.
-        epochs: At which the fit ends.
-        batch: Images of a step.
-        seed: Of the order of the images, which differs from epoch to epoch.
-        resume: A checkpoint to go on from.
-        save: Where a checkpoint is written at the end.
-        settings: Further arguments of the Trainer.
+        subject: Network and its data.
+        rate: Learning rate.
+        epochs: Epoch at which the fit ends.
+        seed: Seed of everything random in the fit.
+        callbacks: Callbacks of the Trainer.
+        resume: Checkpoint to go on from.
+        save: Path of a checkpoint that is written at the end.
     """
-    quiet: dict[str, Any] = {**settings, "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     with tempfile.TemporaryDirectory() as folder, isolate_rng():
         pl.seed_everything(seed, verbose=False)
+        module = Learner(subject, rate)
         trainer = pl.Trainer(
             max_epochs=epochs,
             accelerator="cpu",
             callbacks=[*callbacks],
             enable_checkpointing=False,
             default_root_dir=folder,
-            **quiet,
+            **QUIET,
+            **(subject.settings or {}),
         )
-        loader = DataLoader(TensorDataset(*data), batch, shuffle=True)
-        trainer.fit(module, loader, ckpt_path=None if resume is None else str(resume))
+        trainer.fit(module, subject.loader(seed), ckpt_path=None if resume is None else str(resume))
         if save is not None:
             trainer.save_checkpoint(save)
-    return module.net.eval()
+    return Ledger.of(module).plain_copy(module, "net").eval()
+
+
+def shuffled(data: tuple[Tensor, ...], size: int, seed: int | None = None) -> DataLoader[Any]:
+    """Return data in batches, each epoch in another order, by its own seed if there is one."""
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    return DataLoader(TensorDataset(*data), size, shuffle=True, generator=generator)

@@ -10,37 +10,36 @@ epoch before the surgery, the plan and the reconstructed weights. Ten seconds a 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from benchmarks.data.cifar import hits, training_images
-from benchmarks.data.real import CHECKPOINTS, RESULTS, kept_plan, made_by, parser, write
-from benchmarks.depth.graph_depth_rows import add, difference, measured, rows_so_far, without_samples
-from benchmarks.recovery.fits import Classifier, fit
+from benchmarks.data.cifar import cross_entropy, hits, training_images
+from benchmarks.recovery.fits import OPTIMIZERS, Subject, fit, shuffled
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Column, Table, across, ahead, figure, mean, text
+from benchmarks.runner.plans import saved_plan
+from benchmarks.runner.rows import CHECKPOINTS, Figure
 from benchmarks.width.cifar_models import load
 from prunerecover import Budget, Plan, RecoverySchedule, WidthPrune, plan_width
 from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.surgery.reconstruction import Reconstruction
-from prunerecover.display.markdown import table
 
-NAME = "optimizer_state"
-ROWS, FOLDER = RESULTS / f"{NAME}.rows.jsonl", CHECKPOINTS / NAME
+FOLDER = CHECKPOINTS / "optimizer_state"
 IMAGES, CALIBRATION, BATCH, TESTED, MACS = 3000, 128, 50, 5000, 0.5
 BEFORE, EPOCHS = 1, 2  # epochs when the surgery comes, and of the whole fit
 RATES = {"SGD": (0.005, 0.02, 0.05), "AdamW": (1e-4, 5e-4, 2e-3)}
 SCHEDULES = {"constant": (), "`RecoverySchedule(lr=None)`": (partial(RecoverySchedule, lr=None),)}
 STATES = ("kept", "reset", "scaled")
 MOMENTA = ("momentum_buffer", "exp_avg")
-Row = dict[str, Any]
+KEPT: dict[str, Any] = {"method": "kept", "same": ("optimizer", "rate")}
 
 
 class Surgeon(WidthPrune):
@@ -119,109 +118,99 @@ def _states(optimizers: Iterable[Optimizer]) -> list[tuple[Parameter, dict[str, 
     return [item for optimizer in optimizers for item in optimizer.state.items()]
 
 
-def recovered(optimizer: str, rate: float, state: str, schedules: Iterable[Any], seed: int) -> tuple[nn.Module, float]:
-    """Return the network after the fit, and what momenta were multiplied with.
+@dataclass(frozen=True)
+class Shared:
+    """Epoch before the surgery, which fits of one seed, optimizer and rate share, with files beside its checkpoint."""
 
-    The epoch before the surgery is read, if an earlier fit had the same.
-    """
-    images, labels = training_images(IMAGES, seed)
-    begun = FOLDER / f"{optimizer}-{rate}-{seed}.ckpt"
-    how: dict[str, Any] = {"data": (images, labels), "batch": BATCH}
-    if not begun.is_file():
-        begun.parent.mkdir(parents=True, exist_ok=True)
-        fit(Classifier(load("ResNet-20"), optimizer, rate), callbacks=(), epochs=BEFORE, save=begun, seed=seed, **how)
+    seed: int
+    optimizer: str
+    rate: float
 
-    def plan() -> Plan:
-        network = load("ResNet-20")
-        weights = torch.load(begun, weights_only=True)["state_dict"]
+    @property
+    def subject(self) -> Subject:
+        """Network and data."""
+        return Subject(
+            text="",
+            dense=lambda: load("ResNet-20"),
+            loader=lambda seed: shuffled(training_images(IMAGES, self.seed), BATCH),
+            loss=cross_entropy,
+            optimizer=OPTIMIZERS[self.optimizer],
+            scores=lambda network: hits(network, n=TESTED),
+            rates=RATES[self.optimizer],
+        )
+
+    @property
+    def begun(self) -> Path:
+        """Checkpoint of the first epoch."""
+        path = FOLDER / f"{self.optimizer}-{self.rate}-{self.seed}.ckpt"
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fit(self.subject, self.rate, BEFORE, self.seed, (), save=path)
+        return path
+
+    def plan(self) -> Plan:
+        """Return what goes, planned after the first epoch."""
+        network, weights = load("ResNet-20"), torch.load(self.begun, weights_only=True)["state_dict"]
         network.load_state_dict({name.removeprefix("net."): value for name, value in weights.items()})
-        batches = list(zip(images[:CALIBRATION].split(64), labels[:CALIBRATION].split(64), strict=True))
-        return plan_width(network.eval(), Budget(macs=MACS), batches=batches, seed=seed)
+        images = (tensor[:CALIBRATION].split(64) for tensor in training_images(IMAGES, self.seed))
+        batches = list(zip(*images, strict=True))
+        return plan_width(network.eval(), Budget(macs=MACS), batches=batches, seed=self.seed)
 
+
+def measure(seed: int, optimizer: str, rate: float, schedule: str, method: str) -> dict[str, Any]:
+    """Prune and train on with one state of the optimizer, and score."""
+    shared = Shared(seed, optimizer, rate)
     surgeon = Surgeon(
-        state,
-        begun.with_suffix(".pt"),
-        plan=kept_plan(begun.with_suffix(".json"), plan),
+        method,
+        shared.begun.with_suffix(".pt"),
+        plan=saved_plan(shared.begun.stem, shared.plan, FOLDER),
         schedule=BEFORE,
         calibration=CALIBRATION,
         merge="never",
         seed=seed,
     )
-    callbacks = [surgeon, *(schedule() for schedule in schedules)]
-    module = Classifier(load("ResNet-20"), optimizer, rate)
-    network = fit(module, callbacks=callbacks, epochs=EPOCHS, resume=begun, seed=seed + 1000, **how)
-    return network, surgeon.scale
+    callbacks = [surgeon, *(make() for make in SCHEDULES[schedule])]
+    network = fit(shared.subject, rate, EPOCHS, seed + 1000, callbacks, resume=shared.begun)
+    return {"top1": Figure.of(shared.subject.scores(network)), "momentum": surgeon.scale}
 
 
-def main() -> None:
-    """Add rows that are missing, and write the page."""
-    options = parser(__doc__)
-    options.add_argument("--seeds", type=int, nargs="*", default=[])
-    options.add_argument("--rates", type=float, nargs="*", help="of SGD and AdamW; all if left out")
-    options.add_argument("--schedules", nargs="*", choices=list(SCHEDULES), default=list(SCHEDULES))
-    asked = options.parse_args()
-    torch.set_num_threads(1)
-    for seed, (optimizer, rates), schedule in product(asked.seeds, RATES.items(), asked.schedules):
-        for rate, state in product([rate for rate in rates if rate in (asked.rates or rates)], STATES):
-            what = {"optimizer": optimizer, "rate": rate, "state": state, "schedule": schedule}
-            if not rows_so_far(ROWS, seed=seed, **what):
-                network, scale = recovered(optimizer, rate, state, SCHEDULES[schedule], seed)
-                row = measured(hits(network, n=TESTED), seed, **what, momentum=scale)
-                print(without_samples(add(row, ROWS)), flush=True)
-                page()
-    page()
-
-
-def page() -> None:
-    """Write the page of the rows that are there."""
-    rows = rows_so_far(ROWS)
-    lines = ["# The optimizer's state across a surgery", "", *made_by(sorted({row["command"] for row in rows})), TEXT]
-    for schedule in SCHEDULES:
-        own = [row for row in rows if row["schedule"] == schedule]
-        cells = [_cells(own, optimizer, rate) for optimizer, rates in RATES.items() for rate in rates]
-        lines += ["", f"## After the surgery: {schedule}", "", table(HEAD, [cell for cell in cells if cell])]
-    write(NAME, {"rows": [without_samples(row) for row in rows]}, "\n".join(lines))
-
-
-HEAD = (
-    "optimizer",
-    "rate",
-    "seeds",
-    "kept",
-    "reset",
-    "scaled",
-    "reset ahead of kept by",
-    "scaled ahead of kept by",
-    "momentum times",
+BENCHMARK = Benchmark(
+    name="optimizer_state",
+    doc=__doc__,
+    title="The optimizer's state across a surgery",
+    text=f"""ResNet-20, {BEFORE} epoch of {IMAGES:,} JPEGs of CIFAR-10, then half of its MACs out in width and the
+    layers reconstructed, then {EPOCHS - BEFORE} epoch more, in batches of {BATCH}, half of them mirrored: SGD with
+    momentum 0.9 and weight decay 0.0005, AdamW with weight decay 0.01, at one rate before and after the surgery. Kept:
+    what stays keeps its momentum and moments, cut as the weights are. Reset: the state starts anew. Scaled: kept, and
+    momentum (Adam's first moment) times one minus the relative change of all weights by the surgery (Zimmer 2023, arXiv
+    2111.00843). Top-1 in percent on {TESTED:,} test JPEGs, the mean over the seeds; ahead: on the same images, with the
+    paired 95% interval over images, which says nothing of other seeds.""",
+    measure=measure,
+    axes={
+        "seed": Axis((0,), open=True),
+        "optimizer": Axis(tuple(RATES)),
+        "schedule": Axis(tuple(SCHEDULES)),
+        "rate": Axis(tuple(sorted(rate for rates in RATES.values() for rate in rates)), open=True),
+        "method": Axis(STATES, "--states"),
+    },
+    skipped=lambda seed, optimizer, schedule, rate, method: rate not in RATES[optimizer],
+    tables=(
+        Table(
+            [
+                text("optimizer"),
+                text("rate", "", "{:g}"),
+                Column("seeds", lambda line: str(len(line.only(method="kept").rows))),
+                *across("method", STATES, [figure("top1", "{}", 1, 100, ends=False)]),
+                *across("method", STATES[1:], [ahead("top1", "{} ahead of kept by", 1, 100, turned=True, **KEPT)]),
+                *across("method", STATES[2:], [mean("momentum", "momentum times", "{:.2f}")]),
+            ],
+            title="After the surgery: {schedule}",
+            by=("schedule",),
+            line=("optimizer", "rate"),
+        ),
+    ),
 )
-TEXT = (
-    f"ResNet-20, {BEFORE} epoch of {IMAGES:,} JPEGs of CIFAR-10, then half of its MACs out in width and the layers "
-    f"reconstructed, then {EPOCHS - BEFORE} epoch more, in batches of {BATCH}, half of them mirrored: SGD with "
-    "momentum 0.9 and weight decay 0.0005, AdamW with weight decay 0.01, at one rate before and after the surgery. "
-    "Kept: what stays keeps its momentum and moments, cut as the weights are. Reset: the state starts anew. Scaled: "
-    "kept, and momentum (Adam's first moment) times one minus the relative change of all weights by the surgery "
-    f"(Zimmer 2023, arXiv 2111.00843). Top-1 in percent on {TESTED:,} test JPEGs, the mean over the seeds; ahead: on "
-    "the same images, with the paired 95% interval over images, which says nothing of other seeds."
-)
-
-
-def _cells(rows: list[Row], optimizer: str, rate: float) -> tuple[str, ...]:
-    of = {
-        state: [r for r in rows if (r["optimizer"], r["rate"], r["state"]) == (optimizer, rate, state)]
-        for state in STATES
-    }
-    if not all(of.values()):
-        return ()
-    means = [_mean(found) for found in of.values()]
-    ahead = [difference(of[state], of["kept"], 100, 1) for state in STATES[1:]]
-    times = np.mean([row["momentum"] for row in of["scaled"]])
-    return (optimizer, f"{rate:g}", str(len(of["kept"])), *means, *ahead, f"{times:.2f}")
-
-
-def _mean(rows: list[Row]) -> str:
-    each = [100 * row["value"] for row in sorted(rows, key=lambda row: int(row["seed"]))]
-    return f"{np.mean(each):.1f}" + (f" ({', '.join(f'{value:.1f}' for value in each)})" if len(each) > 1 else "")
-
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -5,13 +5,13 @@
 ResNet-18 is pruned in the middle of its training, where BatchNorm statistics lag behind the weights; ResNet-20 is
 trained elsewhere, and its statistics are right. Starts: BatchNorm statistics estimated anew; layers fitted to the dense
 network with the statistics that it has; `reconstruct`, which looks at these first and keeps what is nearest. All three
-get the same plan, and train on the same batches. Resumable row by row; an hour on a core.
+get the same plan, and train on the same batches. An hour on a core.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,33 +23,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.data.cifar import hits, training_images
-from benchmarks.data.real import CHECKPOINTS, accuracy, made_by, parser, stored, unpacked, write
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Column, Line, Table, text, told
+from benchmarks.runner.rows import CHECKPOINTS, Figure
 from benchmarks.width.cifar_models import load
 from prunerecover import Budget, Plan, apply_plan, plan_width, recalibrate_batchnorm, reconstruct
 from prunerecover.cost.statistics import paired_difference
-from prunerecover.display.markdown import table
 from prunerecover.model.batches import ModelInputs
 from prunerecover.recovery.reconstruction import fit_layers
 
-NAME, TESTED, BATCH, EPOCHS = "reconstruction", 2000, 50, 2
-SEEDS = (0, 1, 2)
-Row = dict[str, Any]
+TESTED, BATCH, EPOCHS, SEEDS = 2000, 50, 2, (0, 1, 2)
 Batches = list[tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A network that is pruned.
-
-    Attributes:
-        share: Of the MACs that goes.
-        images: That it trains on.
-        load: Returns it, given a seed.
-    """
-
-    share: float
-    images: int
-    load: Callable[[int], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -57,7 +41,7 @@ class Training:
     """How a network trains on: SGD with momentum.
 
     Attributes:
-        rate: The learning rate at its highest.
+        rate: Learning rate at its highest.
         linear: Whether it falls to zero.
         warmup: Steps before it is at its highest.
     """
@@ -71,12 +55,14 @@ class Training:
         rising = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         return self.rate * rising * (1 - step / steps if self.linear else 1.0)
 
-    def __str__(self) -> str:
-        return f"{self.rate} {'to zero' if self.linear else 'constant'}" + (", warm-up" if self.warmup else "")
 
-
-TRAININGS = (Training(0.02, linear=False), Training(0.02), Training(0.05, warmup=60))
 UNTRAINED = "before"
+TRAININGS: dict[str, Training | None] = {
+    UNTRAINED: None,
+    "0.02 constant": Training(0.02, linear=False),
+    "0.02 to zero": Training(0.02),
+    "0.05 to zero, warm-up": Training(0.05, warmup=60),
+}
 
 
 def trained(network: nn.Module, n: int, seed: int, how: Training, epochs: int = EPOCHS) -> nn.Module:
@@ -104,25 +90,32 @@ def half_trained(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     network = torchvision.models.resnet18(num_classes=10)
     path = CHECKPOINTS / f"resnet18_half_trained_{seed}.pt"
-    if path.is_file():
-        network.load_state_dict(torch.load(path))
-        return network.eval()
-    network = trained(network, SUBJECTS["ResNet-18"].images, seed, TRAININGS[0], epochs=6)
-    path.parent.mkdir(exist_ok=True)
-    torch.save(network.state_dict(), path)
-    return network
+    if not path.is_file():
+        path.parent.mkdir(exist_ok=True)
+        torch.save(trained(network, IMAGES["ResNet-18"], seed, Training(0.02, linear=False), 6).state_dict(), path)
+    network.load_state_dict(torch.load(path))
+    return network.eval()
 
 
-SUBJECTS = {
-    "ResNet-18": Subject(0.3, 3000, half_trained),
-    "ResNet-20": Subject(0.5, 6000, lambda seed: load("ResNet-20")),
-}
+IMAGES, SHARES = {"ResNet-18": 3000, "ResNet-20": 6000}, {"ResNet-18": 0.3, "ResNet-20": 0.5}
 
 
-def calibration(subject: Subject, seed: int) -> Batches:
+@cache
+def dense_of(model: str, seed: int) -> nn.Module:
+    """Return the dense network."""
+    return half_trained(seed) if model == "ResNet-18" else load(model)
+
+
+def calibration(model: str, seed: int) -> Batches:
     """Return 256 of the training images, in batches of 64."""
-    images = (tensor[:256].split(64) for tensor in training_images(subject.images, seed))
-    return list(zip(*images, strict=True))
+    return list(zip(*(tensor[:256].split(64) for tensor in training_images(IMAGES[model], seed)), strict=True))
+
+
+@cache
+def plan_of(model: str, seed: int) -> Plan:
+    """Return the plan that all starts get."""
+    batches = calibration(model, seed)
+    return plan_width(dense_of(model, seed), Budget(macs=SHARES[model]), batches=batches, seed=seed)
 
 
 def _recalibrated(network: nn.Module, dense: nn.Module, plan: Plan, batches: Batches) -> str:
@@ -135,152 +128,87 @@ def _fitted(network: nn.Module, dense: nn.Module, plan: Plan, batches: Batches) 
     return ""
 
 
-def _reconstructed(network: nn.Module, dense: nn.Module, plan: Plan, batches: Batches) -> str:
-    return reconstruct(network, dense, plan, batches).way
-
-
-STARTS: Mapping[str, Callable[[nn.Module, nn.Module, Plan, Batches], str]] = {
-    "statistics anew": _recalibrated,
+ANEW = "statistics anew"
+STARTS: dict[str, Callable[[nn.Module, nn.Module, Plan, Batches], str]] = {
+    "dense": lambda *_: "",
+    f"dense, {ANEW}": _recalibrated,
+    ANEW: _recalibrated,
     "fitted to the dense network as it is": _fitted,
-    "reconstruct": _reconstructed,
+    "reconstruct": lambda network, dense, plan, batches: reconstruct(network, dense, plan, batches).way,
 }
-DENSE = ("dense", "dense, statistics anew")
 
 
 @cache
-def dense_of(name: str, seed: int) -> nn.Module:
-    """Return the dense network."""
-    return SUBJECTS[name].load(seed)
-
-
-@cache
-def plan_of(name: str, seed: int) -> Plan:
-    """Return the plan that all starts get."""
-    subject = SUBJECTS[name]
-    return plan_width(dense_of(name, seed), Budget(macs=subject.share), batches=calibration(subject, seed), seed=seed)
-
-
-@cache
-def start_of(name: str, seed: int, start: str) -> tuple[nn.Module, str]:
+def start_of(model: str, seed: int, method: str) -> tuple[nn.Module, str]:
     """Return a network before it trains on, and which way `reconstruct` has kept."""
-    dense, batches = dense_of(name, seed), calibration(SUBJECTS[name], seed)
-    network = copy.deepcopy(dense)
-    if start in DENSE:
-        if start != DENSE[0]:
-            recalibrate_batchnorm(network, batches)
-        return network, ""
-    apply_plan(network, plan_of(name, seed))
-    kept = STARTS[start](network, copy.deepcopy(dense), plan_of(name, seed), batches)
-    return network, kept
+    network, plan = copy.deepcopy(dense_of(model, seed)), Plan()
+    if not method.startswith("dense"):
+        plan = plan_of(model, seed)
+        apply_plan(network, plan)
+    return network, STARTS[method](network, copy.deepcopy(dense_of(model, seed)), plan, calibration(model, seed))
 
 
-def same_as(name: str, seed: int, start: str) -> str:
-    """Return another start that gave the same network, bit for bit; else itself."""
-    own = start_of(name, seed, start)[0].state_dict()
-    for other in STARTS:
-        if other == start:
-            break
-        theirs = start_of(name, seed, other)[0].state_dict()
-        if all(torch.equal(own[key], theirs[key]) for key in own):
-            return other
-    return start
-
-
-def measured(name: str, seed: int, start: str, column: str, rows: list[Row]) -> Row:
-    """Return one figure; of a network that another start gave, too, it is that of this one."""
-    network, kept = start_of(name, seed, start)
-    row = {"model": name, "seed": seed, "start": start, "training": column, "kept": kept}
-    if start in STARTS and (twin := same_as(name, seed, start)) != start:
-        known = next((r for r in rows if key_of(r) == (name, seed, twin, column)), None)
-        if known is not None:
-            return {**known, **row, "same_as": twin}
-    network = copy.deepcopy(network)
-    if column != UNTRAINED:
-        how = next(training for training in TRAININGS if str(training) == column)
-        network = trained(network, SUBJECTS[name].images, seed, how)
+def measure(seed: int, model: str, training: str, method: str) -> dict[str, Any]:
+    """Train on from a start, and score."""
+    start, kept = start_of(model, seed, method)
+    network, how = copy.deepcopy(start), TRAININGS[training]
+    network = network if how is None else trained(network, IMAGES[model], seed, how)
     weights = max(float(parameter.detach().abs().max()) for parameter in network.parameters())
-    return {**row, **accuracy(hits(network, n=TESTED)), "largest": weights}
+    return {"top1": Figure.of(hits(network, n=TESTED)), "kept": kept, "largest": weights}
 
 
-def key_of(row: Row) -> tuple[str, int, str, str]:
-    """Return what names a row."""
-    return row["model"], row["seed"], row["start"], row["training"]
-
-
-def wanted(seeds: int) -> list[tuple[str, int, str, str]]:
-    """Return the names of all rows, those of the first seed first."""
-    columns = (UNTRAINED, *map(str, TRAININGS))
-    pruned = [
-        (name, seed, start, c) for seed in SEEDS[:seeds] for name in SUBJECTS for c in columns for start in STARTS
-    ]
-    dense = [(name, seed, start, UNTRAINED) for seed in SEEDS[:seeds] for name in SUBJECTS for start in DENSE]
-    return dense + pruned
-
-
-def page(rows: list[Row]) -> str:
-    """Return the page."""
-    lines = ["# Reconstruction of ResNets", "", *made_by(["python -m benchmarks.recovery.resnets"]), TEXT, ""]
-    for name in SUBJECTS:
-        own = [row for row in rows if row["model"] == name]
-        lines += [f"## {name}", "", *_table(own), ""]
-    return "\n".join(lines)
-
-
-TEXT = (
-    f"Top-1 on {TESTED:,} test images of CIFAR-10 (JPEG), the mean over seeds; the networks train on for {EPOCHS} "
-    f"epochs of SGD, momentum 0.9, in batches of {BATCH}, 60 steps of warm-up where the column says so. In brackets: "
-    "the difference from the first row of the pruned network, on the same images, with its paired 95% interval. "
-    "ResNet-18: 6 epochs of 3,000 images at 0.02, then 30% of the MACs out, then these images again. ResNet-20: "
-    "trained elsewhere, half of the MACs out, then 6,000 images. 256 of the training images to plan and reconstruct on."
-)
-
-
-def _table(rows: list[Row]) -> list[str]:
-    columns = (UNTRAINED, *map(str, TRAININGS))
-    found = {key_of(row)[1:]: row for row in rows}
-    seeds = sorted({row["seed"] for row in rows})
-    lines = []
-    for start in (*DENSE, *STARTS):
-        cells = [_cell(found, seeds, start, column) for column in columns]
-        own = [row for row in rows if row["start"] == start]
-        kept = ", ".join(f"{row['seed']}: {row['kept']}" for row in own if row["training"] == UNTRAINED and row["kept"])
-        lines.append((start, *cells, kept))
-    return table(("start", *columns, "kept, by seed"), lines).splitlines() + [
-        "",
-        f"Seeds: {', '.join(map(str, seeds))}.",
-    ]
-
-
-def _cell(found: Mapping[Any, Row], seeds: list[int], start: str, column: str) -> str:
-    own = {seed: found[seed, start, column] for seed in seeds if (seed, start, column) in found}
-    if not own:
+def top1(line: Line, training: str) -> str:
+    """Return the mean over seeds, and how far it is ahead of statistics anew."""
+    own = line.only(training=training)
+    if not own.rows:
         return ""
-    text = f"{np.mean([row['top1'] for row in own.values()]):.1f}"
-    first = next(iter(STARTS))
-    both = [seed for seed in own if (seed, first, column) in found]
-    if start in DENSE or start == first or not both:
-        return text + ("" if len(own) == len(seeds) else f" (n={len(own)})")
-    ours, theirs = (
-        np.concatenate([unpacked(found[seed, one, column]["hits"], TESTED) for seed in both]) for one in (start, first)
+    value = f"{100 * np.mean([row.figures['top1'].value for row in own.rows]):.1f}"
+    base = {row["seed"]: row for row in line.there if row.is_of(training=training, method=ANEW)}
+    both = [row for row in own.rows if row["seed"] in base]
+    if not both or own.first.method == ANEW or own.first.method.startswith("dense"):
+        return value
+    theirs, ours = (
+        np.concatenate([row.figures["top1"].scores for row in rows])
+        for rows in ([base[row["seed"]] for row in both], both)
     )
-    gap = paired_difference(theirs, ours, seed=0)
-    return f"{text} ({100 * gap.value:+.1f}, {100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
+    return f"{value}; {told(paired_difference(theirs, ours, seed=0), 1, 100, '+')}"
 
 
-def main() -> None:
-    """Measure what is missing, and write the page after each row."""
-    options = parser(__doc__)
-    options.add_argument("--seeds", type=int, default=len(SEEDS))
-    options.add_argument("--only", choices=list(SUBJECTS))
-    asked = options.parse_args()
-    rows = stored(NAME)
-    for key in wanted(asked.seeds):
-        if key in map(key_of, rows) or asked.only not in (None, key[0]):
-            continue
-        rows.append(measured(*key, rows))
-        print(*key, f"{rows[-1]['top1']:.1f}", rows[-1]["kept"], rows[-1].get("same_as", ""), flush=True)
-        write(NAME, {"rows": rows}, page(rows))
+def kept(line: Line) -> str:
+    """Return the way that was kept, by seed."""
+    return ", ".join(f"{row['seed']}: {row['kept']}" for row in line.only(training=UNTRAINED).rows if row["kept"])
 
+
+BENCHMARK = Benchmark(
+    name="reconstruction",
+    doc=__doc__,
+    title="Reconstruction of ResNets",
+    text=f"""Top-1 on {TESTED:,} test images of CIFAR-10 (JPEG), the mean over seeds; the networks train on for {EPOCHS}
+    epochs of SGD, momentum 0.9, in batches of {BATCH}, 60 steps of warm-up where the column says so. Behind it: the
+    difference from new statistics alone, on the same images, with its paired 95% interval. ResNet-18: 6 epochs of 3,000
+    images at 0.02, then 30% of the MACs out, then these images again. ResNet-20: trained elsewhere, half of the MACs
+    out, then 6,000 images. 256 of the training images to plan and reconstruct on. Three seeds.""",
+    measure=measure,
+    axes={
+        "seed": Axis(SEEDS),
+        "model": Axis(tuple(SHARES), "--only"),
+        "training": Axis(tuple(TRAININGS)),
+        "method": Axis(tuple(STARTS), "--starts"),
+    },
+    skipped=lambda seed, model, training, method: method.startswith("dense") and training != UNTRAINED,
+    tables=(
+        Table(
+            [
+                text("method", "start"),
+                *(Column(training, lambda line, training=training: top1(line, training)) for training in TRAININGS),
+                Column("kept, by seed", kept),
+            ],
+            title="{model}",
+            by=("model",),
+        ),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -1,35 +1,31 @@
 """The learning rate after surgery: as the user has it, and with RecoverySchedule beside the pruning callback.
 
-    PRUNERECOVER_DATA=... python -m benchmarks.recovery.schedule --subject resnet20 --seeds 0 1 2
-    PRUNERECOVER_DATA=... python -m benchmarks.recovery.schedule --subject deit_33 deit_50 --seeds 0
-    PRUNERECOVER_DATA=... python -m benchmarks.recovery.schedule --choose --curve
+    PRUNERECOVER_DATA=... python -m benchmarks.recovery.schedule --subjects resnet20 --seeds 0 1 2
+    PRUNERECOVER_DATA=... python -m benchmarks.recovery.schedule --scored held-out curve
 
 ResNet-20 without half of its MACs and DeiT-Tiny without a third or half train on in the fit that prunes them, at three
-constant rates. `--choose` compares schedules on training images that were left out; the default is what it
-finds, and the page's other tables are of test images. `--curve` notes top-1 over the steps, for the picture.
-Resumable: rows that are there are not made again. A minute a fit on a core; a plan of DeiT-Tiny takes a quarter of an
-hour.
+constant rates. Rows are scored on test images, on training images that were left out (the default is what is best
+there, of all `--schedules`), or over the steps, for the picture. A minute a fit on a core; a plan of DeiT-Tiny takes a
+quarter of an hour.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
+from matplotlib.figure import Figure as Picture
 
-from benchmarks.data.real import RESULTS, parser, write
-from benchmarks.depth.graph_depth_rows import add, measured, rows_so_far, without_samples
-from benchmarks.recovery.schedule_deit import deit
-from benchmarks.recovery.schedule_page import CONSTANT, CURVES_AT, DEFAULT, markdown, plot_curves
-from benchmarks.recovery.schedule_resnet20 import RESNET20, Curve
-from benchmarks.recovery.schedule_subjects import NAME
+from benchmarks.recovery.fits import fit
+from benchmarks.recovery.schedule_subjects import SUBJECTS, Curve
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Column, Table, ahead, figure, seeds, text
+from benchmarks.runner.rows import Figure, Row
 from prunerecover import RecoverySchedule
-from prunerecover.display.style import save_figure
+from prunerecover.display.style import BLUE, ORANGE, VERMILION, add_legend, new_figure
 
-ROWS = RESULTS / f"{NAME}.rows.jsonl"
-SUBJECTS = {"resnet20": RESNET20, "deit_33": deit(0.33), "deit_50": deit(0.5)}
+CONSTANT, DEFAULT = "constant", "`RecoverySchedule()`"
 SCHEDULES: dict[str, Callable[[], list[pl.Callback]]] = {
     CONSTANT: list,
     DEFAULT: lambda: [RecoverySchedule()],
@@ -40,62 +36,88 @@ SCHEDULES: dict[str, Callable[[], list[pl.Callback]]] = {
     "warm-up of 25%, times linear to zero": lambda: [RecoverySchedule(0.25, decay=1.0, lr=None)],
     "warm-up of 50%, times linear to zero": lambda: [RecoverySchedule(0.5, decay=1.0, lr=None)],
 }
-CHOSEN_ON = 100  # the seed
+TEST, HELD_OUT, CURVE = "test", "held-out", "curve"
+CHOSEN_ON, CURVES_AT = 100, 0.05  # seed of what the default was chosen by; rate of the picture
+LINES = {CONSTANT: (VERMILION, 1.2), "linear to zero": (ORANGE, 1.2), DEFAULT: (BLUE, 2.2)}
 
 
-def main() -> None:
-    """Add rows that are missing, and write the page."""
-    options = parser(__doc__)
-    options.add_argument("--subject", nargs="*", default=["resnet20"], choices=list(SUBJECTS))
-    options.add_argument("--rates", type=float, nargs="*", help="default: all three")
-    options.add_argument("--schedules", nargs="*", default=[CONSTANT, DEFAULT], choices=list(SCHEDULES))
-    options.add_argument("--choose", action="store_true", help="compare schedules on training images")
-    options.add_argument("--curve", action="store_true", help="note top-1 of ResNet-20 over the steps")
-    options.add_argument("--seeds", type=int, nargs="*", default=[], help="of the comparison on test images")
-    given = options.parse_args()
-    torch.set_num_threads(1)
-    for name in given.subject:
-        runs = [(seed, "test") for seed in given.seeds] + [(CHOSEN_ON, "held-out")] * given.choose
-        for seed, scored in runs:
-            for rate in given.rates or SUBJECTS[name].rates:
-                for schedule in given.schedules:
-                    add_row(name, rate, schedule, seed, scored)
-    if given.curve:
-        for schedule in given.schedules:
-            add_curve(schedule)
-    rows = rows_so_far(ROWS)
-    commands = sorted({row["command"] for row in rows})
-    write(NAME, {"rows": [without_samples(row) for row in rows], "commands": commands}, markdown(rows, SUBJECTS))
-    if curves := [row for row in rows if row["scored"] == "curve"]:
-        save_figure(plot_curves(curves), RESULTS / f"{NAME}.png")
+def measure(scored: str, seed: int, subject: str, rate: float, method: str) -> dict[str, Any]:
+    """Prune and train in one fit, and score."""
+    one, callbacks, curve = SUBJECTS[subject], SCHEDULES[method](), Curve()
+    beside = [one.surgeon(seed), *callbacks, *([curve] if scored == CURVE else [])]
+    network = fit(one.subject, rate, one.epochs, seed, beside)
+    if scored == CURVE:
+        return {"points": curve.points}
+    hits = one.subject.scores(network) if scored == TEST else one.held_out(network, seed)
+    shares = [share for each in callbacks for share in each.state_dict().get("shares", {}).values()]
+    return {"top1": Figure.of(hits), "shares": shares}
 
 
-def add_row(name: str, rate: float, schedule: str, seed: int, scored: str) -> None:
-    """Add the row of a fit, unless it is there."""
-    what: dict[str, Any] = {"subject": name, "rate": rate, "schedule": schedule, "scored": scored}
-    if rows_so_far(ROWS, seed=seed, **what):
-        return
-    subject, callbacks = SUBJECTS[name], SCHEDULES[schedule]()
-    network = subject.recovered(seed, rate, callbacks)
-    hits = subject.tested(network) if scored == "test" else subject.held_out(network, seed)
-    shares = [share for one in callbacks for share in one.state_dict().get("shares", {}).values()]
-    print(without_samples(add(measured(hits, seed, **what, shares=shares), ROWS)), flush=True)
+def skipped(scored: str, seed: int, subject: str, rate: float, method: str) -> bool:
+    """Whether a row is of another rate, seed or network than what it is scored by."""
+    if rate not in SUBJECTS[subject].subject.rates or (scored == HELD_OUT) != (seed == CHOSEN_ON):
+        return True
+    return scored == CURVE and (subject, rate, seed) != ("resnet20", CURVES_AT, 0)
 
 
-def add_curve(schedule: str) -> None:
-    """Add the row of the curve of a schedule, unless it is there."""
-    what: dict[str, Any] = {
-        "subject": "resnet20",
-        "rate": CURVES_AT,
-        "schedule": schedule,
-        "scored": "curve",
-        "seed": 0,
-    }
-    if not rows_so_far(ROWS, **what):
-        curve = Curve()
-        RESNET20.recovered(0, CURVES_AT, [*SCHEDULES[schedule](), curve])
-        print(add({**what, "points": curve.points}, ROWS), flush=True)
+def picture(rows: Sequence[Row]) -> Picture:
+    """Draw top-1 in percent over the steps after the surgery, one line per schedule."""
+    drawn, axes = new_figure(7.0, 3.6)
+    for name, (color, width) in LINES.items():
+        for row in (row for row in rows if row["scored"] == CURVE and row.method == name):
+            steps, top1 = zip(*row["points"], strict=True)
+            axes.plot(steps, top1, color=color, linewidth=width, label=name.strip("`"))
+    axes.set_xlabel("steps after the surgery", fontsize=9)
+    axes.set_ylabel("top-1, %")
+    axes.set_xlim(left=0)
+    add_legend(drawn, *axes.get_legend_handles_labels(), "lower center")
+    return drawn
 
+
+SHOWN = [text("rate", "", "{:g}"), text("method", "schedule"), figure("top1", "top-1 (each seed)", 1, 100, ends=False)]
+BENCHMARK = Benchmark(
+    name="recovery_schedule",
+    doc=__doc__,
+    title="The learning rate after surgery",
+    text="""Constant: the rate as the optimizer has it, from the surgery to the end. The interval is the paired
+    bootstrap's over images, of means over the seeds that both have. Times the rate: what the test right after the
+    surgery chose, of 1, 1/2, 1/4, 1/8 and 1/16. The picture is of ResNet-20 at the highest rate. The default was chosen
+    by the last tables, of training images that were left out of plans and trainings.""",
+    measure=measure,
+    axes={
+        "scored": Axis((TEST, HELD_OUT, CURVE), "--scored", default=(TEST,)),
+        "seed": Axis((0, CHOSEN_ON), open=True),
+        "subject": Axis(tuple(SUBJECTS), default=("resnet20",)),
+        "rate": Axis(tuple(sorted({rate for one in SUBJECTS.values() for rate in one.subject.rates})), open=True),
+        "method": Axis(tuple(SCHEDULES), "--schedules", default=(CONSTANT, DEFAULT)),
+    },
+    skipped=skipped,
+    complete=False,
+    tables=(
+        Table(
+            [
+                *SHOWN,
+                ahead("top1", "ahead of constant by (95%)", 1, 100, same=("rate",), turned=True, method=CONSTANT),
+                Column("times the rate", lambda line: ", ".join(f"{s:g}" for row in line.rows for s in row["shares"])),
+                seeds(),
+            ],
+            title="{subject}",
+            by=("scored", "subject"),
+            line=("rate", "method"),
+            where=lambda row: row["scored"] == TEST,
+            text=lambda rows: SUBJECTS[rows[0]["subject"]].subject.text,
+        ),
+        Table(
+            SHOWN,
+            title="What the default was chosen by: {subject}",
+            by=("scored", "subject"),
+            line=("rate", "method"),
+            where=lambda row: row["scored"] == HELD_OUT,
+        ),
+    ),
+    pictures={"": picture},
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

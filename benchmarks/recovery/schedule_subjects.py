@@ -1,61 +1,152 @@
-"""What the benchmark of learning rates after surgery prunes and trains: a network, its data, and how it is scored."""
+"""Subjects of the benchmark of learning rates after surgery: ResNet-20 in width, DeiT-Tiny by its latency."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
-from lightning.pytorch.utilities.seed import isolate_rng
-from numpy.typing import NDArray
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
 
-from benchmarks.data.real import CHECKPOINTS
-from benchmarks.data.tiny_imagenet import QUIET
+from benchmarks.data import cifar, tiny_imagenet
+from benchmarks.data.real import autocast, deit_tiny, image_data
+from benchmarks.recovery.fits import OPTIMIZERS, Subject, shuffled
+from benchmarks.runner.plans import saved_plan
+from benchmarks.runner.rows import CHECKPOINTS, Scores
+from benchmarks.width.cifar_models import load
+from prunerecover import Budget, Plan, Prune, WidthPrune, plan_pruning, plan_width
 
-NAME = "recovery_schedule"
-PLANS = CHECKPOINTS / NAME
-CALIBRATION = 256
-Hits = NDArray[np.float64]
+PLANS, CALIBRATION = CHECKPOINTS / "recovery_schedule", 256
+TRAINED, HELD_OUT = {"resnet20": 6000, "deit": 1000}, {"resnet20": 2000, "deit": 1500}
+PLANNED_ON, TESTED = 64, 1500  # images of DeiT-Tiny
+NOTED, EVERY = 1000, 10  # test images that a curve is of, and steps from one of its points to the next
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A network that is pruned and trained in one fit.
+class Scheduled:
+    """A subject with its surgery.
 
     Attributes:
-        title: Heading of its table.
-        about: Sentences above it.
-        rates: Constant learning rates of the user's.
-        recovered: Returns the network that a fit leaves, given a seed, a rate and callbacks beside the one that prunes.
-        held_out: Says whether a network is right, per training image that it was neither planned nor trained on.
-        tested: The same of test images.
+        subject: Network and its data.
+        epochs: Epochs after the surgery.
+        surgeon: Callback that prunes, of a seed.
+        held_out: Scores on training images that nothing was planned or trained on, of a seed.
     """
 
-    title: str
-    about: str
-    rates: tuple[float, ...]
-    recovered: Callable[[int, float, Sequence[pl.Callback]], nn.Module]
-    held_out: Callable[[nn.Module, int], Hits]
-    tested: Callable[[nn.Module], Hits]
+    subject: Subject
+    epochs: int
+    surgeon: Callable[[int], pl.Callback]
+    held_out: Callable[[nn.Module, int], Scores]
 
 
-def fitted(
-    make: Callable[[], pl.LightningModule], data: Any, callbacks: list[pl.Callback], seed: int, **settings: Any
-) -> Any:
-    """Train a module on a core, seeded, and return it.
+class Curve(pl.Callback):
+    """Top-1 on the first test images, in percent, every few steps.
 
-    Args:
-        make: Makes the module.
-        data: Its training loader.
-        callbacks: Of the Trainer.
-        seed: Of everything random in the fit.
-        settings: Further arguments of the Trainer.
+    Attributes:
+        points: Steps done, and top-1.
     """
-    with isolate_rng():
-        pl.seed_everything(seed, verbose=False)
-        module = make()
-        pl.Trainer(accelerator="cpu", callbacks=callbacks, **QUIET, **settings).fit(module, data)
-    return module
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, float]] = []
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: list[Tensor], batch_idx: int) -> None:
+        """Note a point before a step."""
+        if trainer.global_step % EVERY == 0:
+            self.on_train_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Note a point, the last one here."""
+        images, labels = (tensor[:NOTED] for tensor in cifar.scored_images("cifar10"))
+        with torch.no_grad():
+            right = torch.cat([pl_module.net.eval()(batch).argmax(1) for batch in images.split(100)]).eq(labels)
+        pl_module.net.train()
+        self.points.append((trainer.global_step, round(100 * right.double().mean().item(), 2)))
+
+
+def _images(seed: int, part: slice) -> tuple[Tensor, Tensor]:
+    pixels, labels = cifar.training_images(TRAINED["resnet20"] + HELD_OUT["resnet20"], seed)
+    return pixels[part], labels[part]
+
+
+def _narrow(seed: int) -> pl.Callback:
+    batches = list(zip(*(tensor.split(64) for tensor in _images(seed, slice(CALIBRATION))), strict=True))
+    make = partial(plan_width, load("ResNet-20"), Budget(macs=0.5), batches=batches, seed=seed)
+    return WidthPrune(plan=saved_plan(str(seed), make, PLANS), calibration=CALIBRATION, merge="never", seed=seed)
+
+
+def _resnet_held_out(network: nn.Module, seed: int) -> Scores:
+    images, labels = _images(seed, slice(TRAINED["resnet20"], None))
+    with torch.inference_mode():
+        predicted = torch.cat([network(batch).argmax(1) for batch in images.split(100)])
+    return predicted.eq(labels).double().numpy()
+
+
+def _deit_plan(share: float) -> Plan:
+    batches = tiny_imagenet.calibration(PLANNED_ON)
+    with autocast():
+        return plan_pruning(_deit(), Budget(latency=share), batches=batches, loss=tiny_imagenet.loss)
+
+
+def _deit() -> nn.Module:
+    return tiny_imagenet.unfused(deit_tiny())
+
+
+def _prune(share: float, seed: int) -> pl.Callback:
+    plan = saved_plan(f"deit_{round(100 * share)}_of_latency", partial(_deit_plan, share), PLANS)
+    return Prune(plan=plan, calibration=CALIBRATION, merge="never", seed=seed)
+
+
+def _deit_loader(split: str, **how: Any) -> Any:
+    source = tiny_imagenet.data(TRAINED["deit"], num_workers=0, **how)
+    source.setup("fit")
+    return source.train_dataloader() if split == "train" else source.val_dataloader()
+
+
+def _deit_tested(network: nn.Module) -> Scores:
+    source = image_data("tiny_imagenet", batch_size=50, num_workers=0, limit_val=TESTED)
+    source.setup("validate")
+    return tiny_imagenet.hits(network, source.val_dataloader())
+
+
+def _deit_held_out(network: nn.Module, seed: int) -> Scores:
+    return tiny_imagenet.hits(network, _deit_loader("val", limit_held_out=HELD_OUT["deit"], batch_size=50))
+
+
+def _of_latency(share: float) -> Scheduled:
+    text = f"""DeiT-Tiny without {share:.0%} of its latency by `Prune`, planned on {PLANNED_ON} images, then one epoch
+    of {TRAINED["deit"]:,} images of tiny_imagenet: AdamW, weight decay 0.05, batches of 16, augmented. Top-1 in percent
+    on {TESTED:,} validation images."""
+    subject = Subject(
+        text=" ".join(text.split()),
+        dense=_deit,
+        loader=lambda seed: _deit_loader("train"),
+        loss=tiny_imagenet.loss,
+        optimizer=partial(AdamW, weight_decay=0.05),
+        scores=_deit_tested,
+        rates=(2e-5, 1e-4, 5e-4),
+        mirrored=False,
+        settings=tiny_imagenet.PRECISION,
+    )
+    return Scheduled(subject, 1, partial(_prune, share), _deit_held_out)
+
+
+RESNET20 = Subject(
+    text="ResNet-20 without half of its MACs in width, reconstructed, then 2 epochs of 6,000 JPEGs of CIFAR-10: SGD "
+    "with momentum 0.9 and weight decay 0.0005, batches of 50, half of them mirrored. Top-1 in percent on all 10,000 "
+    "test JPEGs (dense, without this training: 81.0).",
+    dense=lambda: load("ResNet-20"),
+    loader=lambda seed: shuffled(_images(seed, slice(TRAINED["resnet20"])), 50),
+    loss=cifar.cross_entropy,
+    optimizer=OPTIMIZERS["SGD"],
+    scores=cifar.hits,
+    rates=(0.005, 0.02, 0.05),
+)
+SUBJECTS = {
+    "resnet20": Scheduled(RESNET20, 2, _narrow, _resnet_held_out),
+    "deit_33": _of_latency(0.33),
+    "deit_50": _of_latency(0.5),
+}

@@ -5,26 +5,30 @@
 
 Sets are searched on questions of four training splits, the router learns from others of them and is chosen by a third
 part, and everything is reported on the test splits, and on four tasks that neither has seen. The language model
-computes in bfloat16. Resumable: each stage is kept in `checkpoints/pudding/`.
+computes in bfloat16. Each stage is kept in `checkpoints/pudding/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from statistics import fmean
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from benchmarks.data.questions import encoding, questions
-from benchmarks.data.real import CHECKPOINTS, DEVICE, parser, write
+from benchmarks.data.real import DEVICE
 from benchmarks.data.smollm2 import network, tokenizer
 from benchmarks.data.text import calibration
-from benchmarks.routing.pudding_page import markdown
-from benchmarks.routing.pudding_routers import Asked, Learnt, routed
-from prunerecover import Plan, PlanSet, plan_depth, plan_omission_sets
-from prunerecover.cost.statistics import mean_interval, paired_difference
+from benchmarks.routing.pudding_routers import EVERY, METRICS, Asked, Learnt, routed
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Column, Line, Table, figure, signed, text
+from benchmarks.runner.plans import saved_plan
+from benchmarks.runner.rows import CHECKPOINTS, Figure
+from prunerecover import PlanSet, plan_depth, plan_omission_sets
+from prunerecover.cost.statistics import paired_difference
 from prunerecover.language.likelihood import next_token_loss
 from prunerecover.language.questions import Question
 from prunerecover.recipes.tasks.route_picker import prompt_features
@@ -32,8 +36,7 @@ from prunerecover.routing.route_table import choice_tables, route_table
 from prunerecover.routing.router import PrefixRouter
 
 T = TypeVar("T")
-NAME = "pudding"
-KEPT = CHECKPOINTS / NAME
+KEPT = CHECKPOINTS / "pudding"
 TASKS = ("arc-easy", "arc-challenge", "openbookqa", "boolq")
 LEFT_OUT = ("piqa.test", "social_i_qa.test", "winogrande.test", "hellaswag.validation")
 BLOCKS, DEPTH, PREFIX = 5, 30, 2
@@ -85,34 +88,10 @@ def rivals() -> dict[str, frozenset[int]]:
     }
     found = {"dense": frozenset[int]()}
     for name, arguments in how.items():
-        path = KEPT / f"rival-{name.split()[0]}.json"
-        if path.is_file():
-            plan = Plan.load(path)
-        else:
-            plan = plan_depth(model(), remove={"block": BLOCKS}, batches=batches, **arguments)
-            plan.save(path)
+        make = partial(plan_depth, model(), remove={"block": BLOCKS}, batches=batches, **arguments)
+        plan = saved_plan(f"rival-{name.split()[0]}", make, KEPT)
         found[name] = frozenset(int(unit.rpartition(".")[2]) for unit in plan.removed["block"])
     return found
-
-
-def main() -> None:
-    """Make what is missing, and write the page."""
-    parser(__doc__).parse_args()
-    sets, others = omission_sets(), rivals()
-    names, every = (*sets.names, *others), (*sets.blocks, *others.values())
-    files = {"learnt": tuple(f"{task}.test" for task in TASKS), "left out": LEFT_OUT}
-    parts = [asked_of(tasks, own, every) for tasks, own in files.items()]
-    learnt = learnt_from(sets)
-    best = int(learnt.likelihoods.mean(0).argmax())
-    found = {
-        "blocks": BLOCKS,
-        "of": DEPTH,
-        "tasks": TASKS,
-        "left_out": LEFT_OUT,
-        "routed": routed(router_of, sets.names, learnt, parts, best),
-        "static": [static(name, i, best, part) for part in parts for i, name in enumerate(names)],
-    }
-    write(NAME, found, markdown(dict(zip(names, every, strict=True)), said(), found))
 
 
 def router_of(n_sets: int) -> PrefixRouter:
@@ -144,31 +123,110 @@ def asked_of(tasks: str, files: Sequence[str], every: Sequence[frozenset[int]]) 
     return Asked(tasks, features=kept(f"features-{tasks}", lambda: features_of(asked)), right=right, likely=likely)
 
 
-def static(name: str, number: int, best: int, part: Asked) -> dict[str, Any]:
-    """Return how one set does for every prompt, beside the best static one."""
-    found: dict[str, Any] = {"set": name, "best": number == best, "tasks": part.tasks, "n": len(part.right)}
-    for metric, scores in zip(("accuracy", "likelihood"), part.metrics().values(), strict=True):
-        own = mean_interval(scores[:, number].numpy())
-        ahead = paired_difference(scores[:, number].numpy(), scores[:, best].numpy())
-        found |= {metric: own.value, f"{metric}_low": own.low, f"{metric}_high": own.high}
-        found |= {f"ahead_{metric}": ahead.value, f"ahead_{metric}_low": ahead.low, f"ahead_{metric}_high": ahead.high}
-    return found
+@cache
+def everything() -> tuple[PlanSet, dict[str, frozenset[int]], Learnt, int]:
+    """Return the sets, the blocks of each by name, what routers learn from, and the best static set."""
+    sets = omission_sets()
+    learnt = learnt_from(sets)
+    blocks = dict(zip(sets.names, sets.blocks, strict=True)) | rivals()
+    return sets, blocks, learnt, int(learnt.likelihoods.mean(0).argmax())
 
 
-def said() -> str:
-    """Return how the figures were made."""
-    return (
-        f"{BLOCKS} of {DEPTH} blocks go, nothing is trained but the router. Sets are searched on {CALIBRATED} "
-        f"questions each of the training splits of {', '.join(TASKS)}; the router learns from {LEARNT} others each, a "
-        "fifth of them held out to choose its epoch; everything is reported on up to "
-        f"{ASKED} questions of each test split, and of {', '.join(LEFT_OUT)}. Prompts of more than {LONGEST} tokens "
-        "are left out. Accuracy in percent, by the likelihood of whole answers; intervals are 95%, paired where two "
-        "are compared. The router reads the output of the first two blocks, and is compared with the set that makes "
-        "right answers likeliest on the questions it learns from. *likelihood* and *contrastive*: it chooses among "
-        "the best static set and those that were searched by this loss. Shuffled: it learnt from labels of other "
-        "questions. The language model computes in bfloat16."
-    )
+FILES = {"learnt": tuple(f"{task}.test" for task in TASKS), "left out": LEFT_OUT}
 
+
+def measure(tasks: str) -> Iterator[dict[str, Any]]:
+    """Score every set for every prompt, then every router."""
+    sets, blocks, learnt, best = everything()
+    part = asked_of(tasks, FILES[tasks], tuple(blocks.values()))
+    for number, (name, gone) in enumerate(blocks.items()):
+        figures = {metric: Figure.of(scores[:, number]) for metric, scores in part.metrics().items()}
+        aheads = {
+            f"best ahead, {metric}": Figure.within(paired_difference(scores[:, number], scores[:, best]), len(scores))
+            for metric, scores in part.metrics().items()
+            if number != best
+        }
+        yield {"method": name, **figures, **aheads, "blocks": sorted(gone), "best": number == best}
+    yield from routed(router_of, sets.names, learnt, part, best)
+
+
+def spread(name: str, metric: str, head: str, form: str, scale: float = 1) -> Column:
+    """Return the column of the mean over seeds of a note by one metric, the least and the most in brackets."""
+
+    def cell(line: Line) -> str:
+        values = [scale * row[name] for row in line.only(metric=metric).rows]
+        return f"{form.format(fmean(values))} ({form.format(min(values))} to {form.format(max(values))})"
+
+    return Column(head, cell)
+
+
+RIGHT, LIKELY = METRICS
+BENCHMARK = Benchmark(
+    name="pudding",
+    doc=__doc__,
+    title="Prompt-routed depth on SmolLM2-135M",
+    text=f"""{BLOCKS} of {DEPTH} blocks go, nothing is trained but the router. Sets are searched on {CALIBRATED}
+    questions each of the training splits of {", ".join(TASKS)}; the router learns from {LEARNT} others each, a fifth of
+    them held out to choose its epoch; everything is reported on up to {ASKED} questions of each test split, and of
+    {", ".join(LEFT_OUT)}. Prompts of more than {LONGEST} tokens are left out. Accuracy by the likelihood of whole
+    answers; intervals are 95%, paired where two are compared. The router reads the output of the first two blocks, and
+    is compared with the set that makes right answers likeliest on the questions it learns from. *likelihood* and
+    *contrastive*: it chooses among the best static set and those that were searched by this loss. Shuffled: it learnt
+    from labels of other questions. The language model computes in bfloat16. Tables of routers: means over seeds, the
+    least and the most of them in brackets; then every router over all sets.""",
+    measure=measure,
+    axes={"tasks": Axis(tuple(FILES), "--tasks")},
+    also=("method", "sets", "seed", "metric"),
+    threads=0,
+    tables=(
+        Table(
+            [
+                Column("set", lambda line: line.first.method + (" (best static)" if line.first["best"] else "")),
+                Column("blocks gone", lambda line: " ".join(map(str, line.first["blocks"]))),
+                figure(RIGHT, "accuracy, %", 1, 100),
+                signed(f"best ahead, {RIGHT}", "best static ahead", 1, 100),
+                figure(LIKELY, LIKELY, 3),
+                signed(f"best ahead, {LIKELY}", "best static ahead", 3),
+            ],
+            title="One set for every prompt: tasks {tasks}",
+            by=("tasks",),
+            where=lambda row: "sets" not in row.about,
+        ),
+        Table(
+            [
+                text("sets"),
+                text("method", "router"),
+                spread("static", RIGHT, "accuracy, best static", "{:.1f}", 100),
+                spread("routed", RIGHT, "routed", "{:.1f}", 100),
+                spread("static", LIKELY, "log-likelihood, best static", "{:.3f}"),
+                spread("routed", LIKELY, "routed", "{:.3f}"),
+                spread("gap_closed", LIKELY, "gap closed", "{:.0%}"),
+            ],
+            title="Routers: tasks {tasks}",
+            by=("tasks",),
+            line=("sets", "method"),
+            where=lambda row: "sets" in row.about,
+        ),
+        Table(
+            [
+                text("method", "router"),
+                text("seed"),
+                text("metric"),
+                *(
+                    text(name, head, "{:.4f}")
+                    for name, head in (("static", "best static"), ("routed", ""), ("oracle", ""))
+                ),
+                signed("gain", "routed ahead", 4),
+                text("gap_closed", "gap closed", "{:.0%}"),
+            ],
+            title="Every router over all sets: tasks {tasks}",
+            by=("tasks",),
+            line=("seed", "method", "metric"),
+            where=lambda row: row.get("sets") == EVERY,
+        ),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.runner.rows import Figure, Scores
 from prunerecover.language.questions import Question
 from prunerecover.recipes.tasks.route_picker import held_out, train_router
-from prunerecover.routing.comparison import RouteComparison, compare_routes
+from prunerecover.routing.comparison import compare_routes
 from prunerecover.routing.router import PrefixRouter
 
 LOSSES = ("soft_cross_entropy", "cross_entropy", "mse")
 SEEDS = (0, 1, 2)
 EVERY = "all"
+METRICS = ("accuracy", "log-likelihood per token")
 
 
 @dataclass(frozen=True)
@@ -51,35 +53,36 @@ class Asked:
     right: Tensor
     likely: Tensor
 
-    def metrics(self) -> dict[str, Tensor]:
+    def metrics(self) -> dict[str, Scores]:
         """Return the scores by what they are called."""
-        return {"accuracy": self.right.double(), "log-likelihood per token": self.likely.double()}
+        return dict(zip(METRICS, (self.right.double().numpy(), self.likely.double().numpy()), strict=True))
 
 
 def routed(
-    router_of: Callable[[int], PrefixRouter], names: Sequence[str], learnt: Learnt, parts: Sequence[Asked], best: int
-) -> list[dict[str, Any]]:
-    """Train routers, and return how they do on what is asked.
+    router_of: Callable[[int], PrefixRouter], names: Sequence[str], learnt: Learnt, part: Asked, best: int
+) -> Iterator[dict[str, Any]]:
+    """Train routers, and yield how they do on what is asked.
 
     Args:
         router_of: Makes a router that has learnt nothing, for a number of sets.
-        names: Of the sets: the task and the loss that each was searched with.
+        names: Names of the sets: the task and the loss that each was searched with.
         learnt: What routers learn from.
-        parts: Questions that are reported on.
+        part: Questions that are reported on.
         best: Number of the best static set.
     """
-    found = []
     for choice, loss, seed, shuffled in _each_router(names):
         columns = chosen_sets(names, choice, best)
         router = _trained(router_of, learnt, columns, columns.index(best), loss, seed, shuffled)
-        for part in parts:
-            with torch.no_grad():
-                picked = [columns[i] for i in router(part.features).argmax(1).tolist()]
-            about = {"sets": choice, "loss": loss, "seed": seed, "shuffled": shuffled, "tasks": part.tasks}
-            for metric, scores in part.metrics().items():
-                compared = compare_routes(scores[:, : len(names)], picked, names, static=best, metric=metric)
-                found.append({**about, "n": len(picked), **_described(compared)})
-    return found
+        with torch.no_grad():
+            picked = [columns[i] for i in router(part.features).argmax(1).tolist()]
+        method = loss + (", shuffled" if shuffled else "")
+        for metric, scores in part.metrics().items():
+            every = torch.from_numpy(scores[:, : len(names)])
+            found = compare_routes(every, picked, names, static=best, metric=metric)
+            values = {name: getattr(found, name).value for name in ("static", "routed", "oracle")}
+            gain = Figure.within(found.gain, len(picked))
+            about = {"method": method, "sets": choice, "seed": seed, "metric": metric, "gain": gain, **values}
+            yield {**about, "gap_closed": found.gap_closed, "picked": found.picked}
 
 
 def chosen_sets(names: Sequence[str], choice: str, best: int) -> list[int]:
@@ -114,10 +117,3 @@ def _trained(
     how: dict[str, Any] = {"loss": loss, "seed": seed, "static": static, "enable_progress_bar": False}
     train_router(router, learnt.features, labels, held_out(learnt.questions, seed=seed), **how)
     return router
-
-
-def _described(found: RouteComparison) -> dict[str, Any]:
-    """Return a comparison as JSON primitives."""
-    values = {name: getattr(found, name).value for name in ("static", "routed", "oracle")}
-    gain = {"gain": found.gain.value, "gain_low": found.gain.low, "gain_high": found.gain.high}
-    return {"metric": found.metric, **values, **gain, "gap_closed": found.gap_closed, "picked": found.picked}

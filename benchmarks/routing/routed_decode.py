@@ -11,128 +11,85 @@ weights that a step reads: all but the embedding table. About 6 minutes on a cor
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Iterator
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from rich.progress import track
-from torch import nn
 
-from benchmarks.data.real import command, made_by, parser, write
 from benchmarks.depth.graph_depth_decode import decoder, weight_bytes
-from prunerecover import PlanSet, RoutedCausalLM, apply_plan
-from prunerecover.cost.latency import stopwatch_for
-from prunerecover.cost.statistics import median_interval
-from prunerecover.display.markdown import table
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Table, figure, text
+from benchmarks.runner.plans import pruned
+from benchmarks.runner.rows import Figure
+from benchmarks.runner.turns import in_turns
+from prunerecover import PlanSet, RoutedCausalLM
 from prunerecover.routing.router import PrefixRouter
-from prunerecover.surgery.merging import block_removals, merge
+from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.provenance import plan_for
 
-NAME = "routed_decode"
 HIDDEN, ROUNDS, WARMUP, SEED = 1024, 10, 1, 0
 PHASES = {"generation": (64, 128), "prefill": (256, 1)}  # tokens of the prompt, and behind it
 SETS = ((3, 5), (4, 6))
-AT_MOST = 1.06  # share of the time, over that of the bytes
-ROUTING = 0.01  # share of a generation that routing may take
+PAIRS = (("pruned", "dense"), ("routed", "dense"), ("routed", "pruned"))
 
 
-def main() -> None:
-    """Measure and write the page."""
-    parser(__doc__).parse_args()
-    torch.set_num_threads(1)
-    dense = decoder(HIDDEN)
-    plans = [plan_for(dense, block_removals(dense, blocks), method="by hand") for blocks in SETS]
-    pruned = copy.deepcopy(dense)
-    apply_plan(pruned, plans[0])
-    merge(pruned)
-    routed = _routed(dense, PlanSet(names=("a", "b"), plans=tuple(plans)))
-    models = {"dense": dense, "pruned": pruned, "routed": routed}
-    times = {phase: _times(models, *sizes) for phase, sizes in PHASES.items()}
-    bytes_share = weight_bytes(pruned) / weight_bytes(dense)
-    rows = [
-        _row(phase, one, other, own[one] / own[other], bytes_share if other == "dense" else 1.0)
-        for phase, own in times.items()
-        for one, other in (("pruned", "dense"), ("routed", "dense"), ("routed", "pruned"))
-    ]
-    medians = {p: {name: 1e3 * float(np.median(took)) for name, took in own.items()} for p, own in times.items()}
-    write(NAME, {"rows": rows, "ms": medians}, _page(rows, medians, bytes_share))
-
-
-def _routed(dense: nn.Module, sets: PlanSet) -> RoutedCausalLM:
+@cache
+def models() -> dict[str, Any]:
+    """Return the dense, the pruned and the routed model."""
+    dense: Any = decoder(HIDDEN)
+    plans = tuple(plan_for(dense, block_removals(dense, blocks), method="by hand") for blocks in SETS)
     torch.manual_seed(SEED)
-    return RoutedCausalLM(dense, sets, PrefixRouter(HIDDEN, len(SETS)).eval())
+    router = PrefixRouter(HIDDEN, len(SETS)).eval()
+    routed = RoutedCausalLM(dense, PlanSet(names=("a", "b"), plans=plans), router)
+    return {"dense": dense, "pruned": pruned(dense, plans[0]), "routed": routed}
 
 
-def _times(models: Mapping[str, Any], prompt: int, new: int) -> dict[str, NDArray[np.float64]]:
-    """Return processor seconds by model, one per round; every round has another order."""
+def measure(phase: str) -> Iterator[dict[str, Any]]:
+    """Time all models in turns."""
+    (prompt, new), every = PHASES[phase], models()
     ids = torch.randint(1000, (1, prompt), generator=torch.Generator().manual_seed(SEED))
     how = {"attention_mask": torch.ones_like(ids), "do_sample": False, "min_new_tokens": new, "max_new_tokens": new}
+    runs = {name: partial(model.generate, ids, **how) for name, model in every.items()}
     with torch.inference_mode():
-        runs = {name: partial(model.generate, ids, **how) for name, model in models.items()}
-        return in_turns(runs, ROUNDS, WARMUP, ids.device)
+        times = in_turns(runs, ROUNDS, WARMUP, ids.device)
+    left = weight_bytes(every["pruned"]) / weight_bytes(every["dense"])
+    for one, other in PAIRS:
+        yield {
+            "method": f"{one} / {other}",
+            "time": Figure.median(times[one] / times[other], SEED),
+            "bytes_share": left if other == "dense" else 1.0,
+            "ms": 1e3 * float(np.median(times[one])),
+        }
 
 
-def in_turns(
-    runs: Mapping[str, Callable[[], object]], rounds: int, warmup: int, device: torch.device
-) -> dict[str, NDArray[np.float64]]:
-    """Return seconds by what is run, one per round behind the first ones; every round has another order."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    seconds, names = stopwatch_for(device), list(runs)
-    for number in track(range(warmup + rounds), "rounds"):
-        for name in (*names[number % len(names) :], *names[: number % len(names)]):
-            found[name].append(seconds(runs[name]))
-    return {name: np.array(own[warmup:]) for name, own in found.items()}
-
-
-def _row(phase: str, one: str, other: str, ratios: NDArray[np.float64], bytes_share: float) -> dict[str, Any]:
-    found = median_interval(ratios, seed=SEED)
-    return {
-        "model": f"Llama, 8 layers, hidden {HIDDEN}",
-        "phase": phase,
-        "method": f"{one} / {other}",
-        "metric": "time_share",
-        "value": found.value,
-        "ci_low": found.low,
-        "ci_high": found.high,
-        "n": len(ratios),
-        "bytes_share": bytes_share,
-        "threads": 1,
-    }
-
-
-def _page(rows: list[dict[str, Any]], medians: Mapping[str, Mapping[str, float]], bytes_share: float) -> str:
-    (prompt, new), (long, _) = PHASES.values()
-    cells = [
-        (row["phase"], row["method"], *(f"{100 * row[key]:.1f}%" for key in ("value", "ci_low", "ci_high")))
-        for row in rows
-    ]
-    value = {(row["phase"], row["method"]): row["value"] for row in rows}
-    over, routing = (value["generation", pair] for pair in ("pruned / dense", "routed / pruned"))
-    took = [f"{phase}: {', '.join(f'{name} {ms:,.0f}' for name, ms in own.items())}" for phase, own in medians.items()]
-    return "\n".join(
-        [
-            "# What a routed language model costs",
-            "",
-            *made_by([command()]),
-            f"A Llama of 8 blocks with random weights (hidden {HIDDEN}, fp32) writes {new} tokens after a prompt of "
-            f"{prompt} (generation), and the first token after one of {long} (prefill): whole, without {len(SETS[0])} "
-            f"of its blocks, and routed by its first two blocks to one of {len(SETS)} sets without as many. Shares of "
-            f"processor seconds of one thread within each of {ROUNDS} rounds, in which all take turns: medians with "
-            f"95% intervals. The pruned model reads {100 * bytes_share:.1f}% of the dense one's bytes per token.",
-            "",
-            table(("", "time of", "share", "from", "to"), cells),
-            "",
-            f"Median milliseconds of a {'; of a '.join(took)}.",
-            "",
-            f"In a generation the pruned model takes {over / bytes_share:.2f} times its share of the bytes ({AT_MOST} "
-            f"was asked for at most), and routing adds {100 * (routing - 1):.2f}% ({100 * ROUTING:g}% at most).",
-        ]
-    )
-
+BENCHMARK = Benchmark(
+    name="routed_decode",
+    doc=__doc__,
+    title="What a routed language model costs",
+    text=f"""A Llama of 8 blocks with random weights (hidden {HIDDEN}, fp32) writes 128 tokens after a prompt of 64
+    (generation), and the first token after one of 256 (prefill): whole, without {len(SETS[0])} of its blocks, and
+    routed by its first two blocks to one of {len(SETS)} sets without as many. Shares of processor seconds of one thread
+    within each of {ROUNDS} rounds, in which all take turns: medians with 95% intervals. In a generation the pruned
+    model was asked for at most 1.06 times its share of the bytes, and routing for at most 1%.""",
+    measure=measure,
+    axes={"phase": Axis(tuple(PHASES))},
+    also=("method",),
+    tables=(
+        Table(
+            [
+                text("phase"),
+                text("method", "time of"),
+                figure("time", "share", 1, 100, "%"),
+                text("bytes_share", "bytes read per token", "{:.1%}"),
+                text("ms", "median ms of the first", "{:,.0f}"),
+            ],
+            line=("phase", "method"),
+        ),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -10,9 +10,7 @@ from itertools import combinations
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,6 +18,7 @@ from benchmarks.data import smollm2
 from benchmarks.data.real import BF16, data_root
 from benchmarks.data.text import TEXTS, calibration
 from benchmarks.language.llm_depth_lora import BATCH, LENGTH, SOURCES, NextToken, drawn_sequences
+from benchmarks.runner.rows import Scores
 from prunerecover import Plan, PlanSet, plan_depth
 from prunerecover.recipes.data.language.text_data import TextData
 from prunerecover.recipes.networks.model_names import from_pretrained
@@ -36,6 +35,9 @@ CALIBRATED = 8  # texts that each of SmolLM2's sets is planned on
 SHARED, OWN, LONG, ALONE = "shared", "own", "own, as many steps as shared", "shared, no teacher"
 
 
+ARMS = {STORIES: {1: (SHARED, OWN, ALONE, LONG), 2: (SHARED, OWN)}, LLM: {5: (SHARED, OWN)}}  # by blocks that go
+
+
 @dataclass(frozen=True)
 class Subject:
     """A language model, its data, and how it is recovered.
@@ -50,7 +52,6 @@ class Subject:
         training: Returns the sequences that train.
         held_out: Returns the texts that are scored, `(N, LENGTH)`.
         sets: Returns the sets of so many blocks.
-        arms: What is compared, by how many blocks go.
         about: For the page: how sets were chosen, and the learning rate.
         trainer: Further arguments of the Trainer.
     """
@@ -64,13 +65,12 @@ class Subject:
     training: Callable[[], Any]
     held_out: Callable[[], Tensor]
     sets: Callable[[int], PlanSet]
-    arms: Mapping[int, tuple[str, ...]]
     about: str
     trainer: Mapping[str, Any]
 
 
 @torch.inference_mode()
-def losses(network: Any, ids: Tensor) -> NDArray[np.float64]:
+def losses(network: Any, ids: Tensor) -> Scores:
     """Return the mean loss per token of each text, `(N,)`."""
     found = []
     for some in ids.split(32):
@@ -172,7 +172,6 @@ SUBJECTS = {
         training=_packed_stories,
         held_out=_held_out_stories,
         sets=_least_missed,
-        arms={1: (SHARED, OWN, ALONE, LONG), 2: (SHARED, OWN)},
         about="Without the blocks that it misses least. The learning rate was picked among 0.003, 0.01 and 0.02 on "
         "training stories with pairs of blocks out, in fits of 75 steps of 8 stories, mostly of shared adapters.",
         trainer={},
@@ -187,7 +186,6 @@ SUBJECTS = {
         training=partial(drawn_sequences, SETS * 24 * BATCH),
         held_out=_held_out_texts,
         sets=_by_divergence,
-        arms={5: (SHARED, OWN)},
         about="Without the blocks that change the output least, on eight texts of wikitext2's validation or of "
         "tinystories' training split, two draws of each. Half of the training sequences are of either split. The "
         "learning rate is that of the benchmark of blocks out of this model.",

@@ -74,8 +74,9 @@ class Benchmark:
         also: Entries that measured rows are named by besides.
         tables: Tables of the page.
         closing: Lines of the page behind the tables.
-        picture: Picture of the page's name, drawn from the rows.
+        pictures: Pictures drawn from the rows, by the end of their names.
         options: Adds further options to the command line.
+        complete: Whether all rows are wanted: the page names those that are missing.
         threads: Threads of PyTorch; 0: as many as it takes by itself.
         minutes: Minutes in which a run ends; None: it has no end.
         longest: Part of these minutes that one row may take.
@@ -93,8 +94,9 @@ class Benchmark:
     also: tuple[str, ...] = ()
     tables: Sequence[Table] = ()
     closing: Callable[[Sequence[Row]], Sequence[str]] = lambda rows: ()
-    picture: Callable[[Sequence[Row]], Picture] | None = None
+    pictures: Mapping[str, Callable[[Sequence[Row]], Picture]] = field(default_factory=dict)
     options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+    complete: bool = True
     threads: int = 1
     minutes: float | None = None
     longest: float = 1.0
@@ -184,17 +186,18 @@ class Benchmark:
         print(f"{told(row.names)}: {', '.join(f'{k} {v.value:.4g}' for k, v in row.figures.items())}", flush=True)
 
     def write(self, results: Results) -> None:
-        """Write the page, and its picture."""
+        """Write the page, and its pictures."""
         write_text(results.path.with_suffix(".md"), self.markdown(results.rows, results.runs))
-        if self.picture is not None and results.rows:
-            self.picture(results.rows).savefig(results.path.with_suffix(".png"), dpi=130, bbox_inches="tight")
+        for end, draw in self.pictures.items() if results.rows else ():
+            place = results.path.with_name(f"{self.name}{end}.png")
+            draw(results.rows).savefig(place, dpi=130, bbox_inches="tight")
 
     def markdown(self, rows: Sequence[Row], runs: Sequence[Mapping[str, Any]]) -> str:
         """Render the page."""
         order = {name: axis.values for name, axis in self.axes.items()}
         lines = [f"# {self.title}", "", cleandoc(self.text), ""]
-        if self.picture is not None:
-            lines += [f"![{self.title}]({self.name}.png)", ""]
+        for end in self.pictures:
+            lines += [f"![{self.title}{end.replace('_', ', ')}]({self.name}{end}.png)", ""]
         for table in self.tables:
             lines += table.markdown(rows, order)
         for part in (*self.closing(rows), *self.not_measured(rows)):
@@ -203,7 +206,7 @@ class Benchmark:
 
     def not_measured(self, rows: Sequence[Row]) -> list[str]:
         """Return a line on the rows that are not there yet."""
-        wanted = self.wanted()
+        wanted = self.wanted() if self.complete else []
         left = [names for names in wanted if not any(row.is_of(**names) for row in rows)]
         if not left:
             return []

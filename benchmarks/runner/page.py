@@ -32,8 +32,8 @@ class Line:
         return self.rows[0]
 
     def only(self, **names: Any) -> Line:
-        """Return the line with rows of these names alone."""
-        return Line(*([row for row in rows if row.is_of(**names)] for rows in (self.rows, self.there)))
+        """Return the line with its rows of these names alone, beside the same rows."""
+        return Line([row for row in self.rows if row.is_of(**names)], self.there)
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,16 @@ def figure(name: str, head: str, digits: int = 1, scale: float = 1, unit: str = 
         values = [scale * one.value for one in found]
         each = ", ".join(f"{value:.{digits}f}" for value in values)
         return f"{np.mean(values):.{digits}f}{unit} ({each})"
+
+    return Column(head, cell)
+
+
+def signed(name: str, head: str, digits: int = 1, scale: float = 1) -> Column:
+    """Return the column of a figure that is a difference, of the first row."""
+
+    def cell(line: Line) -> str:
+        found = line.first.figures.get(name)
+        return "" if found is None else told(found, digits, scale, "+")
 
     return Column(head, cell)
 

@@ -5,12 +5,12 @@
 One thread, interleaved pairs, processor time: each plan against the dense network, and the rounded network against the
 one that is not. ResNet-56 and DeiT-Tiny have trained weights and are planned on training images; the networks of
 torchvision have random weights and random images, which choose other units, but a latency depends on widths alone.
-Resumable; 5 minutes on a core.
+5 minutes on a core.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,31 +19,23 @@ from torch import Tensor, nn
 from torchvision import models
 
 from benchmarks.data import cifar, tiny_imagenet
-from benchmarks.data.real import deit_tiny, made_by, parser, stored, write
+from benchmarks.data.real import deit_tiny
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Table, figure, text
+from benchmarks.runner.plans import pruned
+from benchmarks.runner.rows import Figure
 from benchmarks.width.cifar_models import load
-from prunerecover import Budget, Plan, apply_plan
+from prunerecover import Budget, Plan
 from prunerecover.cost.latency import LatencyRatio, latency_ratio
 from prunerecover.cost.macs import count_macs
-from prunerecover.display.markdown import table
 from prunerecover.model.copies import deep_copy
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.session.session import Session
 from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.planner import WidthPlanner
 
-NAME, PAIRS, WARMUP, SEED = "rounding", 30, 3, 0
+PAIRS, WARMUP, SEED = 30, 3, 0
 MULTIPLE, SHARES = 8, (0.3, 0.5)
-HEAD = (
-    "model",
-    "batch",
-    "asked",
-    "round_to",
-    f"widths in multiples of {MULTIPLE}",
-    "MACs gone",
-    "time",
-    "rounded / not",
-)
-Row = dict[str, Any]
 Images = tuple[Tensor, Tensor]
 
 
@@ -75,41 +67,30 @@ MODELS: dict[str, Model] = {  # how it is made, what it is planned on and with w
 }
 
 
-def measured(name: str) -> list[Row]:
+def measure(model: str) -> Iterator[dict[str, Any]]:
     """Plan a network with both settings at all shares, and time what is left."""
-    build, batches, loss, samples = MODELS[name]
+    build, batches, loss, samples = MODELS[model]
     dense, given = build(), batches()
     images = given[0][0][:samples]
     planner = WidthPlanner(Session(deep_copy(dense), given, loss=loss, seed=SEED), WidthConfig(loss=loss, seed=SEED))
-    rows = []
     for share in SHARES:
-        plans = {
-            multiple: planner.plan(Budget(macs=share), WidthRule(round_to=multiple, replace="zero"))
-            for multiple in (1, MULTIPLE)
-        }
-        networks = {multiple: pruned(dense, plan) for multiple, plan in plans.items()}
+        rules = {multiple: WidthRule(round_to=multiple, replace="zero") for multiple in (1, MULTIPLE)}
+        plans = {multiple: planner.plan(Budget(macs=share), rule) for multiple, rule in rules.items()}
+        networks = {multiple: pruned(dense, plan, merged=False) for multiple, plan in plans.items()}
         against = timed(networks[1], networks[MULTIPLE], images)
         for multiple, plan in plans.items():
             own, of = in_multiples(plan)
-            row = {
-                "model": name,
+            found = timed(dense, networks[multiple], images)
+            yield {
+                "budget": share,
+                "method": f"round_to={multiple}",
+                "time": Figure.within(found.ratio, found.pairs),
+                **({"against": Figure.within(against.ratio, against.pairs)} if multiple > 1 else {}),
                 "batch": len(images),
-                "asked": share,
-                "round_to": multiple,
-                "multiples": own,
-                "of": of,
+                "multiples": f"{own} of {of}",
+                "removed": 1 - count_macs(networks[multiple], images) / count_macs(dense, images),
+                "ms": found.pruned_ms,
             }
-            row["removed"] = 1 - count_macs(networks[multiple], images) / count_macs(dense, images)
-            row |= seconds("", timed(dense, networks[multiple], images))
-            rows.append(row | (seconds("against_unrounded_", against) if multiple > 1 else {}))
-    return rows
-
-
-def pruned(dense: nn.Module, plan: Plan) -> nn.Module:
-    """Return a pruned copy."""
-    network = deep_copy(dense)
-    apply_plan(network, plan)
-    return network.eval()
 
 
 def timed(one: nn.Module, other: nn.Module, images: Tensor) -> LatencyRatio:
@@ -123,50 +104,34 @@ def in_multiples(plan: Plan) -> tuple[int, int]:
     return sum(group.kept % MULTIPLE == 0 for group in groups), len(groups)
 
 
-def seconds(prefix: str, found: LatencyRatio) -> Row:
-    """Return what a row says of a time."""
-    ratio = {"ratio": found.ratio.value, "ci_low": found.ratio.low, "ci_high": found.ratio.high}
-    return {prefix + key: value for key, value in {**ratio, "ms": found.pruned_ms, "pairs": found.pairs}.items()}
-
-
-def interval(row: Row, prefix: str = "") -> str:
-    """Return a time in percent with its interval; empty if the row has none."""
-    if prefix + "ratio" not in row:
-        return ""
-    value, low, high = (100 * row[prefix + key] for key in ("ratio", "ci_low", "ci_high"))
-    return f"{value:.1f}% ({low:.1f} to {high:.1f})"
-
-
-def cells(row: Row) -> tuple[object, ...]:
-    """Return the cells of a row."""
-    return (
-        *(row["model"], row["batch"], f"{row['asked']:.0%}", row["round_to"], f"{row['multiples']} of {row['of']}"),
-        *(f"{row['removed']:.1%}", interval(row), interval(row, "against_unrounded_")),
-    )
-
-
-def markdown(rows: list[Row]) -> str:
-    """Render the rows."""
-    about = (
-        "Planned in width with default arguments but `round_to`, and without the fit of what is left. Widths: of "
-        "groups of channels and neurons; heads are not rounded. Time: of a pass on one thread, as a share of the dense "
-        f"network's, the median of {PAIRS} interleaved pairs with its 95% interval, in processor time; rounded / not: "
-        "the same of the two pruned networks (below 100%: rounding is faster). ResNet-18 and MobileNetV2 have random "
-        "weights."
-    )
-    made = made_by([f"python -m benchmarks.width.{NAME}"])
-    return "\n".join(["# Widths in multiples of 8", "", *made, about, "", table(HEAD, map(cells, rows), "lrrrrrrr")])
-
-
-def main() -> None:
-    """Measure the networks that have no rows yet."""
-    parser(__doc__).parse_args()
-    for name in MODELS:
-        rows = stored(NAME)
-        if all(row["model"] != name for row in rows):
-            rows += measured(name)
-        write(NAME, {"seed": SEED, "threads": 1, "rows": rows}, markdown(rows))
-
+BENCHMARK = Benchmark(
+    name="rounding",
+    doc=__doc__,
+    title="Widths in multiples of 8",
+    text=f"""Planned in width with default arguments but `round_to`, and without the fit of what is left. Widths: of
+    groups of channels and neurons; heads are not rounded. Time: of a pass on one thread, as a share of the dense
+    network's, the median of {PAIRS} interleaved pairs with its 95% interval, in processor time; rounded / not: the same
+    of the two pruned networks (below 100%: rounding is faster). ResNet-18 and MobileNetV2 have random weights.""",
+    measure=measure,
+    axes={"model": Axis(tuple(MODELS))},
+    also=("budget", "method"),
+    tables=(
+        Table(
+            [
+                text("model"),
+                text("batch"),
+                text("budget", "asked", "{:.0%}"),
+                text("method", "widths"),
+                text("multiples", f"in multiples of {MULTIPLE}"),
+                text("removed", "MACs gone", "{:.1%}"),
+                figure("time", "time", 1, 100, "%"),
+                figure("against", "rounded / not", 1, 100, "%"),
+            ],
+            line=("model", "budget", "method"),
+        ),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -9,66 +9,58 @@ from 256 training images; top-1 is that of all 10,000 test JPEGs after BatchNorm
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from rich.progress import track
-
 from benchmarks.data.cifar import batches, hits
-from benchmarks.data.real import command, parser, write
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Table, across, figure, text
+from benchmarks.runner.rows import Figure
 from benchmarks.width.cifar_models import MODELS, load
 from benchmarks.width.width_peers import SCORED, planner, removed
-from prunerecover import Budget, Plan, apply_plan, recalibrate_batchnorm
-from prunerecover.display.markdown import table
+from prunerecover import Budget, apply_plan, recalibrate_batchnorm
 from prunerecover.width.arguments import WidthRule
 
-NAME, SEED = "tolerance", 0
-TOLERANCES, TUNED = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5), 0.3
-Row = dict[str, Any]
+SEED, TUNED = 0, "tuned to 30% of the MACs"
+TOLERANCES = {f"{tolerance:g}": tolerance for tolerance in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)}
 
 
-def row_of(model: str, plan: Plan, tolerance: float | None) -> Row:
-    """Narrow a network by a plan and score it."""
-    network = load(model)
+def measure(model: str, method: str) -> dict[str, Any]:
+    """Narrow a network by a tolerance and score it."""
+    network, plans = load(model), planner(model, SEED)
+    if method == "dense":
+        return {"top1": Figure.of(hits(network))}
+    how: dict[str, Any] = {"allocation": "tolerance", "replace": "zero"}
+    if method == TUNED:
+        plan = plans.plan(Budget(macs=0.3), WidthRule(**how))
+    else:
+        plan = plans.plan(rule=WidthRule(**how, tolerance=TOLERANCES[method]))
     apply_plan(network, plan)
     recalibrate_batchnorm(network, [images for images, _ in batches(4 * SCORED, SEED + 1)])
-    return {
-        "model": model,
-        "tolerance": tolerance,
-        "macs_removed": removed(network, model, "macs"),
-        "top1": 100 * float(hits(network).mean()),
-        "seed": SEED,
-    }
+    return {"top1": Figure.of(hits(network)), "macs_removed": removed(network, model, "macs")}
 
 
-def rows_of(model: str) -> list[Row]:
-    """Return the rows of one network: each tolerance, and the tuned one, which has none."""
-    rule = WidthRule(allocation="tolerance", replace="zero")
-    plans = {tolerance: planner(model, SEED).plan(rule=replace(rule, tolerance=tolerance)) for tolerance in TOLERANCES}
-    tuned = planner(model, SEED).plan(Budget(macs=TUNED), rule)
-    return [*(row_of(model, plan, tolerance) for tolerance, plan in plans.items()), row_of(model, tuned, None)]
-
-
-def main() -> None:
-    """Measure and write."""
-    parser(__doc__).parse_args()
-    rows = [row for model in track(MODELS, "networks") for row in rows_of(model)]
-    dense = {model: 100 * float(hits(load(model)).mean()) for model in MODELS}
-    write(NAME, {"rows": rows, "dense": dense}, markdown(rows, dense))
-
-
-def markdown(rows: list[Row], dense: dict[str, float]) -> str:
-    """Render a table of networks by tolerance."""
-    lines = ["# One tolerance for all networks, and one tuned for each", "", f"`{command()}`", ""]
-    cells = []
-    for tolerance in (*TOLERANCES, None):
-        name = f"tuned to {TUNED:.0%} of the MACs" if tolerance is None else f"{tolerance:g}"
-        found = {row["model"]: row for row in rows if row["tolerance"] == tolerance}
-        left = (f"-{found[model]['macs_removed']:.0%} MACs, {found[model]['top1']:.1f}" for model in MODELS)
-        cells.append((name, *left))
-    lines += [table(("tolerance", *(f"{model} (dense {dense[model]:.1f})" for model in MODELS)), cells)]
-    return "\n".join([*lines, "", "Share of the MACs removed, and top-1 in percent, 10,000 test JPEGs."])
-
+BENCHMARK = Benchmark(
+    name="tolerance",
+    doc=__doc__,
+    title="One tolerance for all networks, and one tuned for each",
+    text="""Share of the MACs removed, and top-1 in percent, 10,000 test JPEGs.""",
+    measure=measure,
+    axes={"model": Axis(MODELS), "method": Axis(("dense", *TOLERANCES, TUNED), "--tolerances")},
+    threads=0,
+    tables=(
+        Table(
+            [
+                text("method", "tolerance"),
+                *across(
+                    "model",
+                    MODELS,
+                    [text("macs_removed", "{}, MACs", "-{:.0%}"), figure("top1", "top-1", 1, 100, ends=False)],
+                ),
+            ]
+        ),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -7,85 +7,56 @@
 Every method removes 20, 30 and 50% of the MACs or of the parameters and is scored as it is, after BatchNorm
 recalibration on 1,024 other training images (the ConvNeXt has no BatchNorm, and stays as it is), and, if asked for,
 after one epoch on 5,000 training images. The 400 test images that are stored without loss are scored beside. Units and
-statistics are chosen on training images only. Resumable: rows that are in the results are not made again. The published
-package's scores take minutes per network and seed; all else about a minute per row on two cores. `cifar_models.py`
-trains the ConvNeXt.
+statistics are chosen on training images only. The published package's scores take minutes per network and seed; all
+else about a minute per row on two cores. `cifar_models.py` trains the ConvNeXt.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections import defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from rich.progress import track
+from matplotlib.figure import Figure as Picture
 from torch import nn
 
 from benchmarks.data.cifar import LEARNING_RATE, batches, hits, train_one_epoch
-from benchmarks.data.real import RESULTS, accuracy, ahead_by, commands_so_far, made_by, parser, stored, unpacked, write
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.curves import draw_curves
+from benchmarks.runner.page import Column, Line, Table, across, ahead, figure, grouped, text
+from benchmarks.runner.rows import Figure, Row
 from benchmarks.width.cifar_models import MODELS, load
-from benchmarks.width.width_figure import plot_curves
 from benchmarks.width.width_peers import METHODS, NOT_FOR_CONVNEXT, OURS, SCORED, removed, settle
 from prunerecover import recalibrate_batchnorm
 from prunerecover.cost.memory import peak_memory
-from prunerecover.display.markdown import table
+from prunerecover.display.style import BLUE, GREEN, ORANGE, PURPLE, VERMILION, add_legend, empty_figure, styled
 
-NAME = "width"
 SHARES, SEEDS = (0.2, 0.3, 0.5), (0, 1, 2)
 STAGES = ("prune_only", "bn_recalibrated", "one_epoch")
 RECALIBRATION, EPOCH, OTHER = 1024, 5000, 1000  # images, images, what is added to the seed for other images
-Row = dict[str, Any]
+BEST = "torch-pruning, the best of six"
+STYLES = {
+    OURS: (OURS, BLUE, "o"),
+    "prunerecover, uniform": ("prunerecover, uniform", GREEN, "D"),
+    BEST: (BEST, ORANGE, "s"),
+    "network-pruner": ("FAIR-Pruner's package", VERMILION, "^"),
+    "prunerecover, ToD by the book": ("Tolerance of Difference", PURPLE, "v"),
+}
 
 
-def main() -> None:
-    """Make the rows that are missing."""
-    command_line = parser(__doc__)
-    command_line.add_argument("--models", nargs="*", default=MODELS)
-    command_line.add_argument("--match", nargs="*", default=("macs", "params"))
-    command_line.add_argument("--methods", nargs="*", default=list(METHODS))
-    command_line.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
-    command_line.add_argument("--shares", nargs="*", type=float, default=SHARES)
-    command_line.add_argument("--stages", nargs="*", default=STAGES[:2], choices=STAGES)
-    options = command_line.parse_args()
-    rows = stored(NAME)
-    for model in options.models:
-        if not any(row["method"] == "dense" and row["model"] == model for row in rows):
-            rows.append(row_of(model, "dense", "", 0.0, "prune_only", 0, load(model), 0.0))
-    wanted = [
-        (model, match, share, method, seed)
-        for model in options.models
-        for match in options.match
-        for seed in options.seeds
-        for share in options.shares
-        for method in options.methods
-        if model != "ConvNeXt" or method not in NOT_FOR_CONVNEXT
-    ]
-    for combination in track(wanted, "narrowing"):
-        missing = [stage for stage in options.stages if not done(rows, stage, *combination)]
-        if missing:
-            rows += measured(missing, *combination)
-            save(rows)
-    save(rows)
-    draw(rows)
-
-
-def measured(stages: list[str], model: str, match: str, share: float, method: str, seed: int) -> list[Row]:
-    """Narrow by one method and score what is missing."""
+@lru_cache(maxsize=1)
+def narrowed(model: str, match: str, seed: int, budget: float, method: str) -> tuple[nn.Module, float]:
+    """Return what a method leaves, and its seconds; scores are kept: only the first budget of a seed pays for them."""
     started = time.perf_counter()
-    network = METHODS[method](model, seed, match, share)
-    seconds = time.perf_counter() - started  # scores are kept: only the first budget of a seed pays for them
-    versions = {"prune_only": network}
-    if stages != ["prune_only"]:
-        versions["bn_recalibrated"] = recalibrated(network, model, match, share, method, seed)
-    if "one_epoch" in stages:
-        versions["one_epoch"] = train_one_epoch(copy.deepcopy(versions["bn_recalibrated"]), EPOCH, seed + OTHER)
-    return [row_of(model, method, match, share, stage, seed, versions[stage], seconds) for stage in stages]
+    network = load(model) if method == "dense" else METHODS[method](model, seed, match, budget)
+    return network, time.perf_counter() - started
 
 
+@lru_cache(maxsize=1)
 def recalibrated(network: nn.Module, model: str, match: str, share: float, method: str, seed: int) -> nn.Module:
     """Return a copy after what the method does without training, and after BatchNorm recalibration."""
     network = copy.deepcopy(network)
@@ -94,113 +65,116 @@ def recalibrated(network: nn.Module, model: str, match: str, share: float, metho
     return network
 
 
-def row_of(
-    model: str, method: str, match: str, share: float, stage: str, seed: int, network: nn.Module, seconds: float
-) -> Row:
-    """Score a network on all test images."""
+def measure(model: str, match: str, seed: int, budget: float, method: str, stage: str) -> dict[str, Any]:
+    """Narrow by one method and score on all test images."""
+    network, seconds = narrowed(model, match, seed, budget, method)
+    if stage != STAGES[0]:
+        network = recalibrated(network, model, match, budget, method, seed)
+    if stage == STAGES[2]:
+        network = train_one_epoch(copy.deepcopy(network), EPOCH, seed + OTHER)
     return {
-        "model": model,
-        "method": method,
-        "match": match,
-        "budget": share,
-        "stage": stage,
-        "seed": seed,
+        "top1": Figure.of(hits(network)),
+        "top1_lossless": Figure(float(hits(network, "cifar10_lossless").mean()), n=400),
         "macs_share": 1 - removed(network, model, "macs"),
         "params_share": 1 - removed(network, model, "params"),
         "seconds": seconds,
         "peak_memory": peak_memory(torch.device("cpu")),
-        "top1_lossless": 100 * float(hits(network, "cifar10_lossless").mean()),
-        **accuracy(hits(network)),
     }
 
 
-def save(rows: list[Row]) -> None:
-    """Write JSON and Markdown, with all commands that made rows."""
-    commands = commands_so_far(NAME)
-    write(NAME, {"commands": commands, "rows": rows}, markdown(rows, commands))
-
-
-def draw(rows: list[Row]) -> None:
-    """Write the curves."""
-    shown = tuple(model for model in MODELS if any(row["model"] == model for row in rows))
-    plot_curves(rows, shown).savefig(RESULTS / f"{NAME}.png", dpi=130, bbox_inches="tight")
-
-
-def done(rows: list[Row], stage: str, model: str, match: str, share: float, method: str, seed: int) -> bool:
-    """Whether a row is there."""
-    key = (model, match, share, method, seed, stage)
-    names = ("model", "match", "budget", "method", "seed", "stage")
-    return any(tuple(row[name] for name in names) == key for row in rows)
-
-
-def hits_of(rows: list[Row]) -> NDArray[np.float64]:
-    """Return hits per image, the mean over seeds."""
-    return np.mean([unpacked(row["hits"], row["n"]) for row in rows], axis=0)
-
-
-def ahead(ours: list[Row], theirs: list[Row]) -> str:
-    """Return by how much ours is ahead on the same images and seeds, with the paired 95% interval over images."""
-    seeds = {row["seed"] for row in ours} & {row["seed"] for row in theirs}
-    first, second = ([row for row in rows if row["seed"] in seeds] for rows in (theirs, ours))
-    if not seeds:
-        return ""
-    return ahead_by(hits_of(second), hits_of(first))
-
-
-COLUMNS = ("method", *(name for share in SHARES for name in (f"{share:.0%}", "default ahead by")))
-
-
-def markdown(rows: list[Row], commands: list[str]) -> str:
-    """Render one table per network, cost and stage: the mean over seeds, and how far the default is ahead."""
-    lines = [
-        "# Width pruning against its peers: CIFAR-10, 10,000 test JPEGs",
-        "",
-        *made_by(commands),
-    ]
-    lines += [f"![Top-1 over MACs removed, without training]({NAME}.png)", ""]
-    lines += [
-        f"Dense {row['model']}: {row['top1']:.2f}, {row['top1_lossless']:.2f} on the lossless images."
-        for row in rows
-        if row["method"] == "dense"
-    ]
-    tables: dict[tuple[str, str, str], dict[str, dict[float, list[Row]]]] = defaultdict(
-        lambda: defaultdict(lambda: defaultdict(list))
+def top1(line: Line) -> str:
+    """Return the accuracies on JPEGs and on lossless images, the number of seeds, and the MACs where they differ."""
+    jpeg, lossless = (
+        np.mean([100 * row.figures[name].value for row in line.rows]) for name in ("top1", "top1_lossless")
     )
-    for row in rows:
-        if row["method"] != "dense":
-            tables[row["model"], row["match"], row["stage"]][row["method"]][row["budget"]].append(row)
-    for (model, match, stage), found in sorted(tables.items()):
-        what = {"macs": "MACs", "params": "parameters"}[match]
-        lines += ["", f"## {model}, share of {what} removed, {stage.replace('_', ' ')}", ""]
-        cells = (
-            (method, *(cell for share in SHARES for cell in _cells(found, method, share, match)))
-            for method in METHODS
-            if method in found
-        )
-        lines += [table(COLUMNS, cells)]
-    lines += [
-        "",
-        "Top-1 on the 10,000 JPEGs, on the 400 lossless images, mean over seeds (number of seeds; MACs removed where "
-        "parameters are matched); ahead by: on the JPEGs, paired 95% interval. The default reconstructs its layers on "
-        "the scored training images before BatchNorm is recalibrated, and enters the "
-        f"training epoch, of {EPOCH:,} images, so. Units are "
-        f"chosen on {SCORED} training images, BatchNorm recalibrated on {RECALIBRATION:,} others; scores are in bf16 "
-        "where the processor multiplies in it. The ConvNeXt has no BatchNorm: nothing is reconstructed. network-pruner "
-        f"leaves it unable to run. The epoch is at one learning rate for all methods, {LEARNING_RATE:g}: "
-        "[best rates](best_rates.md) says what was run at the best of three for each.",
-    ]
-    return "\n".join(lines)
+    gone = 1 - np.mean([row["macs_share"] for row in line.rows])
+    macs = f"; {gone:.0%} MACs" if line.first["match"] == "params" else ""
+    return f"{jpeg:.1f}, {lossless:.1f} ({len(line.rows)}{macs})"
 
 
-def _cells(found: dict[str, dict[float, list[Row]]], method: str, share: float, match: str) -> tuple[str, str]:
-    rows = found[method][share]
-    if not rows:
-        return "", ""
-    macs = f"; {1 - np.mean([row['macs_share'] for row in rows]):.0%} MACs" if match == "params" else ""
-    jpeg, lossless = (np.mean([row[name] for row in rows]) for name in ("top1", "top1_lossless"))
-    top1 = f"{jpeg:.1f}, {lossless:.1f} ({len(rows)}{macs})"
-    return top1, "" if method == OURS else ahead(found[OURS][share], rows)
+def picture(rows: Sequence[Row]) -> Picture:
+    """Draw top-1 over the MACs that go, one panel per network; the best of torch-pruning's ways at each point."""
+    drawn = empty_figure(9.0, 3.4)
+    panels = drawn.subplots(1, len(MODELS), sharey=True, squeeze=False)[0]
+    for axes, model in zip(map(styled, panels), MODELS, strict=True):
+        own = [row for row in rows if row["model"] == model]
+        (dense,) = (row.figures["top1"].value for row in own if row.method == "dense")
+        shown = [row for row in own if row.is_of(match="macs", stage=STAGES[1])]
+        draw_curves(axes, [*shown, *best(shown)], lambda row: 100 * float(row.budget), STYLES, OURS, dense)
+        axes.set_title(model, fontsize=10)
+        axes.set_xlabel("MACs removed, %", fontsize=9)
+        axes.set_xticks([20, 30, 50])
+    add_legend(drawn, *panels[0].get_legend_handles_labels(), "lower center")
+    return drawn
 
+
+def best(rows: Sequence[Row]) -> list[Row]:
+    """Return for each budget the mean over seeds of the best of torch-pruning's ways."""
+    found: dict[float, float] = {}
+    for own in grouped([row for row in rows if row.method.startswith("torch-pruning")], ("budget", "method")):
+        mean = float(np.mean([row.figures["top1"].value for row in own]))
+        found[own[0].budget] = max(found.get(own[0].budget, 0.0), mean)
+    return [Row(BEST, budget, figures={"top1": Figure(value)}) for budget, value in found.items()]
+
+
+BENCHMARK = Benchmark(
+    name="width",
+    doc=__doc__,
+    title="Width pruning against its peers: CIFAR-10, 10,000 test JPEGs",
+    text=f"""Top-1 on the 10,000 JPEGs, on the 400 lossless images, mean over seeds (number of seeds; MACs removed where
+    parameters are matched); ahead by: on the JPEGs, paired 95% interval. The default reconstructs its layers on the
+    scored training images before BatchNorm is recalibrated, and enters the training epoch, of {EPOCH:,} images, so.
+    Units are chosen on {SCORED} training images, BatchNorm recalibrated on {RECALIBRATION:,} others; scores are in bf16
+    where the processor multiplies in it. The ConvNeXt has no BatchNorm: nothing is reconstructed. network-pruner leaves
+    it unable to run. The epoch is at one learning rate for all methods, {LEARNING_RATE:g}: [best rates](best_rates.md)
+    says what was run at the best of three for each.""",
+    measure=measure,
+    axes={
+        "model": Axis(MODELS),
+        "match": Axis(("macs", "params"), "--match"),
+        "seed": Axis(SEEDS, open=True),
+        "budget": Axis(SHARES, "--shares", open=True),
+        "method": Axis(tuple(METHODS)),
+        "stage": Axis(STAGES, default=STAGES[:2]),
+    },
+    references=[
+        {"model": model, "match": "", "seed": 0, "budget": 0.0, "method": "dense", "stage": STAGES[0]}
+        for model in MODELS
+    ],
+    skipped=lambda model, method, **names: model == "ConvNeXt" and method in NOT_FOR_CONVNEXT,
+    complete=False,
+    threads=0,
+    tables=(
+        Table(
+            [
+                text("model", "dense"),
+                figure("top1", "top-1", 2, 100),
+                figure("top1_lossless", "on the lossless images", 2, 100),
+            ],
+            line=("model",),
+            where=lambda row: row.method == "dense",
+        ),
+        Table(
+            [
+                text("method"),
+                *across(
+                    "budget",
+                    SHARES,
+                    [
+                        Column("{}", top1),
+                        ahead("top1", "default ahead by", 1, 100, same=("budget",), method=OURS),
+                    ],
+                    "{:.0%}",
+                ),
+            ],
+            title="{model}, share of {match} removed, {stage}",
+            by=("model", "match", "stage"),
+            where=lambda row: row.method != "dense",
+        ),
+    ),
+    pictures={"": picture},
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -6,23 +6,26 @@ Ours, Tolerance of Difference and uniform shares narrow heads and neurons. The d
 beside a neuron; a row shows what gate gradients alone say. torch-pruning's isomorphic pruning narrows what it chooses
 (embedding, head dimensions and neurons, with heads kept whole in number). All score the same 192 training images, lose
 20 and 40% of the MACs, and are scored on every second validation image, 2,500, before and after one epoch on 1,000
-training images with distillation. Resumable; 3 to 8 minutes per method and budget on a core.
+training images with distillation. 3 to 8 minutes per method and budget on a core.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
 
-from rich.progress import track
 from torch import nn
 
 from benchmarks.boundary.boundary_methods import IMAGES, isomorphic
-from benchmarks.data.real import accuracy, ahead_by, command, deit_tiny, parser, stored, unpacked, write
+from benchmarks.boundary.peers import least_ratio
+from benchmarks.data.real import deit_tiny
 from benchmarks.data.tiny_imagenet import calibration, hits, loss, recover, validation
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Table, across, ahead, figure, text
+from benchmarks.runner.rows import Figure
 from prunerecover import Budget, apply_plan
 from prunerecover.cost.macs import count_macs
-from prunerecover.display.markdown import table
 from prunerecover.model.batches import ModelInputs
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
@@ -32,9 +35,7 @@ from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.planner import WidthPlanner
 
-NAME = "width_deit"
 SHARES, IMAGES_TO_RECOVER, SEED, STEPS = (0.2, 0.4), 1000, 1, 10
-Row = dict[str, Any]
 
 
 @cache
@@ -64,11 +65,7 @@ def as_scored(share: float) -> nn.Module:
 
 def by_isomorphism(share: float) -> nn.Module:
     """Narrow by torch-pruning to the least ratio that removes the share."""
-    low, high = 0.0, 0.9
-    for _ in range(STEPS):
-        ratio = (low + high) / 2
-        low, high = (low, ratio) if macs_share(isomorphic(ratio)) <= 1 - share else (ratio, high)
-    return isomorphic(high)
+    return isomorphic(least_ratio(lambda ratio: 1 - macs_share(isomorphic(ratio)), share, STEPS))
 
 
 OURS = "prunerecover, per cost (default)"
@@ -87,73 +84,53 @@ def macs_share(network: nn.Module) -> float:
     return count_macs(network, IMAGES[:1]) / count_macs(deit_tiny(), IMAGES[:1])
 
 
-def measured(method: str, share: float) -> list[Row]:
-    """Narrow, score, recover and score again."""
-    network = METHODS[method](share)
-    about = {
-        "model": "DeiT-Tiny",
-        "method": method,
-        "match": "macs",
-        "budget": share,
-        "macs_share": macs_share(network),
-    }
-    rows = [{**about, **scored("prune_only", network)}]
-    recover(network, IMAGES_TO_RECOVER, SEED)
-    return [*rows, {**about, **scored("recovered", network)}]
-
-
-def scored(stage: str, network: nn.Module) -> Row:
+def scored(network: nn.Module) -> Figure:
     """Score a network on every second validation image."""
-    scored = hits(network, ((images[::2], labels[::2]) for images, labels in validation()))
-    return {"stage": stage, "seed": SEED, **accuracy(scored)}
+    return Figure.of(hits(network, ((images[::2], labels[::2]) for images, labels in validation())))
 
 
-def main() -> None:
-    """Make the rows that are missing."""
-    parser(__doc__).parse_args()
-    rows = stored(NAME)
-    if not any(row["method"] == "dense" for row in rows):
-        about = {"model": "DeiT-Tiny", "method": "dense", "match": "", "budget": 0.0, "macs_share": 1.0}
-        rows.append({**about, **scored("prune_only", deit_tiny())})
-        write(NAME, {"rows": rows}, markdown(rows))
-    wanted = [(method, share) for share in SHARES for method in METHODS]
-    known = {(row["method"], row["budget"]) for row in rows}
-    for method, share in track([key for key in wanted if key not in known], "narrowing"):
-        rows += measured(method, share)
-        write(NAME, {"rows": rows}, markdown(rows))
+def measure(budget: float, method: str) -> Iterator[dict[str, Any]]:
+    """Narrow, score, recover and score again."""
+    network = deit_tiny() if method == "dense" else METHODS[method](budget)
+    share = macs_share(network)
+    yield {"stage": "prune_only", "top1": scored(network), "macs_share": share}
+    if method != "dense":
+        recover(network, IMAGES_TO_RECOVER, SEED)
+        yield {"stage": "recovered", "top1": scored(network), "macs_share": share}
 
 
-COLUMNS = ("method", *(name for share in SHARES for name in (f"{share:.0%}", "default ahead by")))
-
-
-def markdown(rows: list[Row]) -> str:
-    """Render one table per stage."""
-    lines = ["# Heads and neurons of DeiT-Tiny at matched MACs, tiny_imagenet, 200 classes", "", f"`{command()}`"]
-    lines += ["", *(f"Dense: {row['top1']:.1f}." for row in rows if row["method"] == "dense")]
-    for stage in ("prune_only", "recovered"):
-        lines += ["", f"## {stage.replace('_', ' ')}", ""]
-        of = {(row["method"], row["budget"]): row for row in rows if row["stage"] == stage}
-        cells = (
-            (method, *(cell for share in SHARES for cell in _cells(of, method, share)))
-            for method in METHODS
-            if any(name == method for name, _ in of)
-        )
-        lines += [table(COLUMNS, cells)]
-    note = (
-        "Top-1 in percent, 2,500 validation images; paired 95% intervals. Recovered: one epoch of "
-        f"{IMAGES_TO_RECOVER:,} training images with distillation, the same for all."
-    )
-    return "\n".join([*lines, "", note])
-
-
-def _cells(of: dict[tuple[str, float], Row], method: str, share: float) -> tuple[str, str]:
-    row, best = of.get((method, share)), of.get((OURS, share))
-    if row is None:
-        return "", ""
-    if row is best or best is None:
-        return f"{row['top1']:.1f}", ""
-    return f"{row['top1']:.1f}", ahead_by(*(unpacked(r["hits"], r["n"]) for r in (best, row)))
-
+BENCHMARK = Benchmark(
+    name="width_deit",
+    doc=__doc__,
+    title="Heads and neurons of DeiT-Tiny at matched MACs, tiny_imagenet, 200 classes",
+    text=f"""Top-1 in percent, 2,500 validation images; paired 95% intervals. Recovered: one epoch of
+    {IMAGES_TO_RECOVER:,} training images with distillation, the same for all.""",
+    measure=measure,
+    axes={"budget": Axis(SHARES, open=True), "method": Axis(tuple(METHODS))},
+    references=[{"budget": 0.0, "method": "dense"}],
+    also=("stage",),
+    tables=(
+        Table([text("method"), figure("top1", "top-1", 1, 100)], where=lambda row: row.method == "dense"),
+        Table(
+            [
+                text("method"),
+                *across(
+                    "budget",
+                    SHARES,
+                    [
+                        figure("top1", "{}", 1, 100, ends=False),
+                        ahead("top1", "default ahead by", 1, 100, same=("budget",), method=OURS),
+                    ],
+                    "{:.0%}",
+                ),
+            ],
+            title="{stage}",
+            by=("stage",),
+            where=lambda row: row.method != "dense",
+        ),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,16 +23,17 @@ from typing import Any
 import torch
 
 from benchmarks.data.cifar import batches, cross_entropy
-from benchmarks.data.real import ROOT, command, parser, write
+from benchmarks.runner.benchmark import Benchmark
+from benchmarks.runner.page import Table, figure, text
+from benchmarks.runner.rows import ROOT, Figure, Row
 from benchmarks.width.cifar_models import load
 from benchmarks.width.width_peers import SCORED, published_scores
-from prunerecover.display.markdown import table
 from prunerecover.session.session import Session
 from prunerecover.width.allocation.tolerance import curves, depths
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.planner import WidthPlanner
 
-NAME, REPEATS, SEED = "width_speed", 5, 0
+REPEATS, SEED = 5, 0
 SIGNALS = ("u_score", "r_score")
 
 
@@ -78,9 +79,18 @@ def another_tolerance(planner: WidthPlanner) -> float:
 
 def memory_of(what: str) -> float:
     """Return the MiB that scoring ResNet-20 needs beyond what is loaded, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.width.width_speed", what]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    program = f"from benchmarks.width.width_speed import needed; print(needed({what!r}))"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     return float(ran.stdout.split()[-1])
+
+
+def needed(what: str) -> float:
+    """Return the MiB that one thing needs in this process."""
+    batches(SCORED, SEED)
+    Path("/proc/self/clear_refs").write_text("5")  # anew: reading the images took more than scoring
+    before = peak_mib()
+    MEASURED_ALONE[what]()
+    return peak_mib() - before
 
 
 def peak_mib() -> float:
@@ -89,7 +99,7 @@ def peak_mib() -> float:
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
 
 
-def measured() -> dict[str, Any]:
+def measure() -> Iterator[dict[str, Any]]:
     """Measure everything, each thing side by side with what it is compared to."""
     batches(SCORED, SEED)
     score("ResNet-20")  # imports and caches
@@ -98,21 +108,20 @@ def measured() -> dict[str, Any]:
     runs += [scoring("ResNet-20") for _ in range(REPEATS)]
     finding, ours = ([run[i] for run in runs] for i in (0, 1))
     pairs = [(scoring("ResNet-56")[1], seconds_of(lambda: one_pass("ResNet-56"))) for _ in range(REPEATS)]
-    return {
-        "resnet20_finding_seconds": median(finding),
-        "resnet20_seconds": median(ours),
-        "resnet20_seconds_all": ours,
-        "network_pruner_seconds": theirs,
-        "times_faster": theirs / median(ours),
-        "resnet56_seconds": median(first for first, _ in pairs),
-        "resnet56_pass_seconds": median(second for _, second in pairs),
-        "resnet56_passes": median(first / second for first, second in pairs),
-        "another_tolerance_ms": 1000 * another_tolerance(score("ResNet-56")),
-        "memory_mib": {what: memory_of(what) for what in MEASURED_ALONE},
-        "threads": torch.get_num_threads(),
-        "n": SCORED,
-        "seed": SEED,
+    passes = median(first / second for first, second in pairs)
+    seconds = {
+        "ResNet-20, prunerecover": median(ours),
+        "ResNet-20, prunerecover, finding the groups before": median(finding),
+        "ResNet-20, network-pruner 2.16": theirs,
+        "ResNet-56, prunerecover": median(first for first, _ in pairs),
+        "ResNet-56, one forward and backward pass": median(second for _, second in pairs),
+        "ResNet-56, another tolerance": another_tolerance(score("ResNet-56")),
     }
+    notes = {"threads": torch.get_num_threads(), "times_faster": theirs / median(ours), "passes": passes}
+    for method, value in seconds.items():
+        yield {"method": method, "seconds": Figure(value), **notes}
+    for what in MEASURED_ALONE:
+        yield {"method": f"peak memory, {what}", "mib": Figure(memory_of(what))}
 
 
 MEASURED_ALONE: dict[str, Callable[[], Any]] = {
@@ -122,50 +131,30 @@ MEASURED_ALONE: dict[str, Callable[[], Any]] = {
 }
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """Render the figures."""
-    memory = ", ".join(f"{name} {value:.0f} MiB" for name, value in found["memory_mib"].items())
-    seconds = [
-        ("ResNet-20, prunerecover", f"{found['resnet20_seconds']:.2f}"),
-        ("ResNet-20, prunerecover, finding the groups before", f"{found['resnet20_finding_seconds']:.2f}"),
-        ("ResNet-20, network-pruner 2.16", f"{found['network_pruner_seconds']:.1f}"),
-        ("ResNet-56, prunerecover", f"{found['resnet56_seconds']:.2f}"),
-        ("ResNet-56, one forward and backward pass", f"{found['resnet56_pass_seconds']:.2f}"),
-        ("ResNet-56, another tolerance", f"{found['another_tolerance_ms'] / 1000:.5f}"),
+def closing(rows: Sequence[Row]) -> list[str]:
+    """Return lines on how many times faster, and how many passes."""
+    row = rows[0]
+    return [
+        f"ResNet-20: {row['times_faster']:.0f} times faster than network-pruner. ResNet-56: the time of "
+        f"{row['passes']:.1f} passes. {row['threads']} threads."
     ]
-    return "\n".join(
-        [
-            "# Seconds of the scores behind Tolerance of Difference",
-            "",
-            f"`{command()}`",
-            "",
-            f"{SCORED} CIFAR-10 images, U-Score and R-Score, {found['threads']} threads.",
-            "",
-            table(("what", "seconds"), seconds),
-            "",
-            f"ResNet-20: {found['times_faster']:.0f} times faster than network-pruner. ResNet-56: the time of "
-            f"{found['resnet56_passes']:.1f} passes.",
-            "",
-            f"Peak memory beyond the loaded network and images, ResNet-20: {memory}.",
-        ]
-    )
 
 
-def main() -> None:
-    """Measure and write; with the name of one thing, print the memory that it takes."""
-    command_line = parser(__doc__)
-    command_line.add_argument("alone", nargs="?", choices=tuple(MEASURED_ALONE), help="print the memory of one thing")
-    alone = command_line.parse_args().alone
-    if alone:
-        batches(SCORED, SEED)
-        Path("/proc/self/clear_refs").write_text("5")  # anew: reading the images took more than scoring
-        before = peak_mib()
-        MEASURED_ALONE[alone]()
-        print(peak_mib() - before)
-        return
-    found = measured()
-    write(NAME, found, markdown(found))
-
+BENCHMARK = Benchmark(
+    name="width_speed",
+    doc=__doc__,
+    title="Seconds of the scores behind Tolerance of Difference",
+    text=f"""{SCORED} CIFAR-10 images, U-Score and R-Score. Peak memory is that beyond the loaded network and images, of
+    ResNet-20.""",
+    measure=measure,
+    references=[{}],
+    also=("method",),
+    complete=False,
+    threads=0,
+    tables=(Table([text("method", "what"), figure("seconds", "seconds", 5), figure("mib", "MiB", 0)]),),
+    closing=closing,
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from cases.paths import ROOT
 from cases.trainers import REMOVE, assert_same, fit, prune
 
 from benchmarks.end_to_end.kill_and_resume import newest
+from benchmarks.runner.rows import Results
 from prunerecover import Budget, Prune
 from prunerecover.checkpoint.ledger_record import KEY
 
@@ -26,12 +26,12 @@ from prunerecover.checkpoint.ledger_record import KEY
 def killed(tmp_path, *arguments):
     """Return the result of a run that is killed and resumed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    places = ["--folder", str(tmp_path), "--result", str(tmp_path / "result.json")]
-    script = ["-m", "benchmarks.end_to_end.kill_and_resume", *arguments, *places]
+    script = ["-m", "benchmarks.end_to_end.kill_and_resume", *arguments, "--out", str(tmp_path)]
     command = [sys.executable, *script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-6000:]
-    return json.loads((tmp_path / "result.json").read_text())
+    (row,) = Results.read("kill_and_resume", tmp_path).rows
+    return row
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_steps_until_a_metric_falls_killed_and_resumed_equal_those_left_alone(tm
     assert result["bitwise_equal"]
     assert result["same_surgeries"]
     assert [step["kept"] for step in result["steps"]][-1] is False
-    assert {kill["moment"] for kill in result["kills"]} & {"surgery", "back"}
+    assert {kill["moment"] for kill in result["kills_one_by_one"]} & {"surgery", "back"}
 
 
 @pytest.mark.slow
@@ -51,10 +51,10 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, seed):
     assert result["bitwise_equal"]
     assert result["same_surgeries"]
     assert len(result["events"]) == 5
-    assert len(result["kills"]) == 5
-    for kill in result["kills"]:  # nothing is lost but the step whose checkpoint was not written
+    assert len(result["kills_one_by_one"]) == 5
+    for kill in result["kills_one_by_one"]:  # nothing is lost but the step whose checkpoint was not written
         assert kill["lost"] == (kill["moment"] in ("batch", "saving"))
-    while_planning = [kill["found"] for kill in result["kills"] if kill["moment"] == "planning"]
+    while_planning = [kill["found"] for kill in result["kills_one_by_one"] if kill["moment"] == "planning"]
     assert while_planning  # what they had found by then is kept
     assert all(while_planning)
 

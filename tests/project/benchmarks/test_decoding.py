@@ -7,8 +7,7 @@ import torch
 
 from benchmarks.depth import graph_depth_decode as decode
 from benchmarks.depth.graph_depth_decoding import PROMPT, WRITTEN, CompiledDecoding, Decoding
-
-CASE = decode.Case("compiled", "layer", {"layer": 12})
+from benchmarks.runner.rows import Figure, Row
 
 
 @pytest.fixture
@@ -44,16 +43,21 @@ def test_decoding_that_differs_from_eager_mode_is_refused() -> None:
         decode.check_mode(decoding, prompt)
 
 
-def test_words_name_modes_sizes_and_removals() -> None:
-    assert decode.asked(1024, CASE, ())
-    assert decode.asked(1024, CASE, ("compiled", "1024", "12 layers", "6 layers"))
-    for other in ("eager", "2048", "6 layers"):
-        assert not decode.asked(1024, CASE, (other,))
+def test_attentions_alone_are_not_compiled() -> None:
+    compiled = [names for names in decode.NAMES if names["mode"] == "compiled"]
+    assert {names["hidden"] for names in compiled} == {512, 1024, 2048}
+    assert not [names for names in compiled if decode.COUNTS[names["method"]].keys() == {"attention"}]
+    assert len(decode.NAMES) == 4 * len(decode.COUNTS) + len(compiled)
 
 
 def test_tables_are_per_mode() -> None:
-    row = {"model": decode.MODEL.format(1024), "method": "12 layers", "unit": "layer", "params_share": 0.5}
-    figures = dict.fromkeys(("bytes_share", "value", "ci_low", "ci_high", "dense_ms", "pruned_ms"), 1.0)
-    lines = decode.section([{**row, **figures, "mode": mode} for mode in decode.MODES])
-    assert [line for line in lines if line.startswith("#")] == ["### Eager", "### Compiled"]
+    names = {"subject": "decode", "hidden": 1024, "method": "12 layers"}
+    notes = dict.fromkeys(("params_share", "bytes_share", "dense_ms", "pruned_ms"), 0.5)
+    rows = [Row.of({**names, "mode": mode}, {"time": Figure(0.6, 0.5, 0.7), **notes}) for mode in decode.MODES]
+    lines = decode.TABLES[0].markdown(rows, {})
+    assert [line for line in lines if line.startswith("#")] == [
+        "## Time follows: decoding, eager",
+        "## Time follows: decoding, compiled",
+    ]
     assert sum("12 layers" in line for line in lines) == 2
+    assert sum("| 60.0% (50.0 to 70.0) | 1.20 (1.00 to 1.40) |" in line for line in lines) == 2

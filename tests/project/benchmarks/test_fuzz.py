@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.end_to_end import fuzz, subjects
+from benchmarks.runner.rows import Row
 
 SAMPLE = range(0, 1000, 17)
 
@@ -20,7 +21,8 @@ def test_a_sample_of_broken_files_ends_well() -> None:
     assert len(found) == len(SAMPLE)
     assert not [each for each in found if each.outcome not in fuzz.GOOD]
     assert {each.outcome for each in found} >= {"the same", "a clear error"}
-    page = fuzz.markdown(found, 0, {"torch": torch.__version__})
+    rows = [Row.of({"n": len(SAMPLE), "seed": 0, "method": row["method"]}, row) for row in fuzz.rows_of(found)]
+    page = fuzz.BENCHMARK.markdown(rows, [])
     assert f"{len(SAMPLE)} of {len(SAMPLE)} end well" in page
 
 

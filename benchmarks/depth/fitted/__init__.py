@@ -1,1 +1,0 @@
-"""Depth with something fitted in the place of units, on the graph."""
