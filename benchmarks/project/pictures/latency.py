@@ -25,12 +25,10 @@ Point = tuple[float, float]  # share of the dense latency, top-1 in percent
 def rows(page: str) -> list[dict[str, Any]]:
     """Return the rows of DeiT-Tiny on a page of results: names, notes, and top-1 with the answers it is of."""
     found = [_flat(row) for row in json.loads((RESULTS / f"{page}.json").read_text())["rows"]]
-    return [row for row in found if row.get("model", "DeiT-Tiny") == "DeiT-Tiny"]
+    return [row for row in found if row.get("subject", "deit_tiny") == "deit_tiny"]
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    if "figures" not in row:  # a page of earlier rows, in percent
-        return dict(row)
     top1 = row["figures"]["top1"]
     return {**row, **row["about"], **row["notes"], "top1": 100 * top1["value"], "hits": top1["samples"]}
 
