@@ -6,9 +6,9 @@ column makes one cell of a line. Columns may be repeated for each value of a nam
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -168,7 +168,7 @@ def figure(name: str, head: str, digits: int = 1, scale: float = 1, unit: str = 
             return "".join(told(one, digits, scale, unit=unit) for one in shown)
         values = [scale * one.value for one in found]
         each = ", ".join(f"{value:.{digits}f}" for value in values)
-        return f"{fmean(values):.{digits}f}{unit} ({each})"
+        return f"{statistics.mean(values):.{digits}f}{unit} ({each})"
 
     return Column(head, cell)
 
