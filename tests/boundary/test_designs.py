@@ -33,18 +33,6 @@ def test_feasible_splits_equal_enumeration(layers: tuple[int, int], share: float
     assert list(feasible_splits(layers, n_keep=sum(layers) - n)) == expected
 
 
-@pytest.mark.parametrize("arguments", [{}, {"n_remove": 3, "n_keep": 5}])
-def test_exactly_one_budget_is_taken(arguments: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="Expected exactly one of n_remove and n_keep, but got"):
-        feasible_splits(4, **arguments)
-
-
-@pytest.mark.parametrize("arguments", [{"n_remove": 9}, {"n_remove": -1}, {"n_keep": 9}])
-def test_infeasible_budgets_are_refused(arguments: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="Expected a budget between 0 and the 8 units of the model"):
-        feasible_splits(4, **arguments)
-
-
 def test_models_without_units_are_refused() -> None:
     with pytest.raises(ValueError, match=r"at least one attention and one activation unit, but got layers=\(12, 0\)"):
         feasible_splits((12, 0), n_remove=1)

@@ -110,17 +110,6 @@ def test_dense_is_taken_from_the_runs_or_the_argument() -> None:
     assert fit_map(TABLE[1:], 12, dense=81.8).dense == 81.8
 
 
-def rising(m: int, n: int) -> float:
-    """Falls with the first units and would rise with more: what a quadratic makes of runs close to dense."""
-    return 70 - 3 * (m + n) + (m + n) ** 2
-
-
-def test_predictions_above_dense_are_refused() -> None:
-    runs = [MapPoint(m, n, rising(m, n)) for m in range(3) for n in range(3)]
-    with pytest.raises(ValueError, match=r"no split above the dense model's 70.00%, but got 110.00% predicted"):
-        fit_map(runs, 12).best(n_remove=8)
-
-
 def test_runs_may_be_better_than_dense() -> None:
     """A short recovery also adapts, which the dense model has not done."""
     runs = noisy(spread(LINE, 4))

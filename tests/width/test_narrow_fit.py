@@ -29,7 +29,6 @@ from prunerecover.model.replacements import Replacement
 from prunerecover.surgery.provenance import plan_for
 
 Vit = partial(Plain, depth=3, num_heads=4)
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 
 
 def fit(folder, make=Cnn, edits=CNN, callbacks=(), resume=None, epochs=4, **trainer):
@@ -100,7 +99,7 @@ def test_best_may_be_less_pruned_than_the_live_module(tmp_path):
         width = {0: 8, 1: 5, 2: 4, 3: 4}[epoch]
         assert module.net.conv1.weight.shape[0] == module.net.bn1.num_features == width
         other = again.test(fresh, loader(shuffle=False), ckpt_path=path, verbose=False)
-        new = pl.Trainer(callbacks=[NarrowAt({})], **QUIET)
+        new = trainers.trainer_of(tmp_path, NarrowAt({}))
         assert live == other == new.test(Cnn(), loader(shuffle=False), ckpt_path=path, verbose=False)
 
 
@@ -191,10 +190,8 @@ def test_plan_for_another_network_changes_nothing(tmp_path):
             with pytest.raises(ValueError, match="this model's tensors have other names or sizes"):
                 apply_in_trainer(trainer, pl_module, "net", plan)
 
-    pl.seed_everything(7, verbose=False)
     module = Cnn()
-    runner = pl.Trainer(max_epochs=1, callbacks=[Wrong({})], default_root_dir=tmp_path, **QUIET)
-    runner.fit(module, loader())
+    runner = trainers.fit(tmp_path, module, Wrong({}), epochs=1)
     assert module.net.conv1.out_channels == 8
     assert set(runner.optimizers[0].state) == set(module.parameters())
 

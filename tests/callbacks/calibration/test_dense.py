@@ -65,9 +65,8 @@ class Watch(pl.Callback):
 
 def one_step(module: pl.LightningModule, *callbacks: pl.Callback) -> None:
     """Train for one step, after a surgery at its start."""
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(max_epochs=1, limit_train_batches=1, accelerator="cpu", callbacks=list(callbacks), **quiet)
-    trainer.fit(module, DataLoader(TensorDataset(*told()), batch_size=16))
+    data = DataLoader(TensorDataset(*told()), batch_size=16)
+    fit(None, module, *callbacks, data=data, epochs=1, limit_train_batches=1, enable_checkpointing=False)
 
 
 def test_teacher_and_reference_have_statistics_of_the_weights() -> None:
