@@ -20,6 +20,7 @@ from prunerecover.model.evaluation import device_of
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.plan import Plan
+from prunerecover.runtimes.clocks import TORCH
 from prunerecover.surgery.apply_edits import apply_edits, edited
 from prunerecover.surgery.merging import merge_edits
 
@@ -115,9 +116,10 @@ class DenseCost:
         return latency_ratio(self._timed, self._twin, self.example, pairs=pairs, seed=self.seed, clock=clock, **how)
 
     @cached_property
-    def _timed(self) -> Timed:
-        """The dense network, made ready to be timed."""
-        return Timed(self._merged, self.example, self.serving.clock)
+    def _timed(self) -> nn.Module | Timed:
+        """The dense network, made ready to be timed where its runtime is not PyTorch."""
+        clock = self.serving.clock
+        return self._merged if clock == TORCH else Timed(self._merged, self.example, clock)
 
     @cached_property
     def _twin(self) -> nn.Module:
