@@ -101,6 +101,16 @@ class Moments:
         maps, among = maps.to(origin), covariance(means)[: maps.shape[1], : maps.shape[1]]
         return maps @ (means["x"] + origin)[: maps.shape[1]], ((maps @ among) * maps).sum(1).clamp(min=0)
 
+    def inverse(self) -> Tensor:
+        """Return the inverse of the covariance of all entries, with the penalty of `predict`, `(entries, entries)`."""
+        among = covariance(self._sums.means()[0])
+        if not among.isfinite().all():  # squares are beyond single precision
+            among = torch.zeros_like(among)
+        strength = RIDGE[0] + RIDGE[1] * len(among) / self._sums.values["w"]
+        ridge = (strength * among.diagonal().mean()).clamp(min=VANISHING)
+        found: Tensor = torch.linalg.inv(among + ridge * torch.eye(len(among)).to(among))
+        return found
+
     def predict(self, gone: Tensor, kept: Tensor, *, constant: bool = True) -> Tensor:
         """Return `(gone, kept + 1)`: coefficients of the kept entries, and the constant.
 

@@ -76,7 +76,8 @@ def plan_width(
             Tolerance of Difference. "uniform": the same share of every group. "global": the least importance first. Or
             a rule that `register_allocation` has named, or a callable `(groups, scores, costs, budget) -> {group name:
             numbers of the units that go}`.
-        importance: What ranks units, high stays; None: "gate_taylor". For "tolerance" two: the one whose low values
+        importance: What ranks units, high stays; None: "gate_taylor", with channels of networks with BatchNorm in an
+            order of their own (see `channel_order`). For "tolerance" two: the one whose low values
             propose what goes, and the one whose high values stay; None: ("u_score", "r_score"). By name: "gate_taylor",
             "u_score", "r_score", "taylor", "squared_taylor", "magnitude", "l2_norm" and "random", for experts
             "routing" and "reap", and of torch-pruning "group_taylor", "group_magnitude" and "lamp".

@@ -109,7 +109,7 @@ class Planner:
             ValueError: If labels are missing.
         """
         if self._width is not None:
-            self._width.scores(*self._width.config.importances)
+            self._width.ranking()
 
     @property
     def has_library(self) -> bool:
@@ -138,7 +138,7 @@ class Planner:
     def library(self) -> Library:
         """The library, scored."""
         width = self._width
-        scores = {} if width is None else width.scores(*width.config.importances)[0]
+        scores = {} if width is None else width.ranking()
         groups = () if width is None else rounded(width.groups, self.config.round_to)
         sizes = self._head_sizes() if any(group.kind == "head" for group in groups) else ()
         network = None if width is None else width.network

@@ -7,7 +7,7 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -44,19 +44,37 @@ def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) 
         inputs: Batch on the device of the network, for one forward pass. A batch of a single sample will do only if all
             batches have a single sample: with one sample, broadcast operands have the shape of full operands.
     """
-    graph = trace_graph(network, inputs)
+    return {
+        path: norm
+        for path, norm, made, reader in _readers(network, trace_graph(network, inputs), layers)
+        if reader is not None and _is_sum(reader) and reader.shape == made.shape
+    }
+
+
+def norms_behind(network: nn.Module, graph: ComputationGraph, layers: Iterable[str]) -> dict[str, str]:
+    """Return the path of the plain BatchNorm behind each layer, its only reader, or `NO_NORM`.
+
+    Args:
+        network: Network in evaluation mode.
+        graph: Graph of the network.
+        layers: Paths of the layers to consider.
+    """
+    return {path: norm for path, norm, _, _ in _readers(network, graph, layers)}
+
+
+def _readers(
+    network: nn.Module, graph: ComputationGraph, layers: Iterable[str]
+) -> Iterator[tuple[str, str, Node, Node | None]]:
+    """Yield each layer with one call in a pass, the BatchNorm behind the layer, the output, and the only reader."""
     norms = {path for path, norm in batchnorms(network).items() if norm.affine and _is_plain(norm)}
     norms &= {path for path in norms if graph.times[path] == 1}
-    found: dict[str, str] = {}
     for path in layers:
         for made in graph.by_module.get(path, ()) if graph.times[path] == 1 else ():
             norm, reader = NO_NORM, _only_reader(graph, made)
             over_outputs = isinstance(get_module(network, path), nn.Conv2d) or len(made.shape) == 2
             if reader is not None and reader.kind == "norm" and reader.module in norms and over_outputs:
                 norm, reader = reader.module, _only_reader(graph, reader)
-            if reader is not None and _is_sum(reader) and reader.shape == made.shape:
-                found[path] = norm
-    return found
+            yield path, norm, made, reader
 
 
 def at_end(passes: FrontToBack, path: str, norm: str, inputs: ModelInputs) -> list[tuple[Tensor, Tensor]]:

@@ -103,6 +103,11 @@ class WidthRule:
         return self.allocated_by.rule is None
 
     @property
+    def by_default(self) -> bool:
+        """Whether the choice of units is left to the planner, and other units compensate for removed units."""
+        return self.importance is None and not self.by_tolerance and self.replace == "calibrated"
+
+    @property
     def importances(self) -> tuple[str | Importance, ...]:
         """Importances, with defaults for None; for two, the importance that protects high values comes last."""
         if self.importance is None:
@@ -155,8 +160,8 @@ class WidthConfig(WidthRule):
         allocation: Rule for the sizes of groups: "per_cost", "tolerance", "uniform", "global", or a callable; None: the
             integer program over the library of variants where possible, else "per_cost".
         importance: Importance of units, by name or as a callable; two for the allocation by tolerance: the first
-            proposes units of low values for removal, the second protects units of high values. None: "gate_taylor", or
-            ("u_score", "r_score").
+            proposes units of low values for removal, the second protects units of high values. None: "gate_taylor",
+            with channels of networks with BatchNorm in the order of `channel_order`, or ("u_score", "r_score").
         tolerance: Number in [0, 1] for all groups, with `allocation="tolerance"`, instead of a budget: the largest
             share of removed units protected by the second importance.
         loss: Function `loss(network, batch) -> scalar`. In a fit, `batch` holds the inputs of a call,

@@ -23,6 +23,7 @@ from prunerecover.model.checks import check_differentiable
 from prunerecover.model.copies import share_copy
 from prunerecover.plan.edits import Edit, Narrow, Rewrite
 from prunerecover.plan.groups import Group
+from prunerecover.recovery.reconstruction import made_for
 from prunerecover.refusal import Refusal
 from prunerecover.session.pruned_output import fitted_to
 from prunerecover.session.session import Session
@@ -32,6 +33,7 @@ from prunerecover.width.allocation.equal_layers import alike
 from prunerecover.width.allocation.greedy_fill import Removed
 from prunerecover.width.allocation.measured_share import SavedOn, Shares
 from prunerecover.width.arguments import WidthConfig, WidthReplace, WidthRule
+from prunerecover.width.channel_order import channel_orders
 from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
 from prunerecover.width.groups.counted import warn_of_counted
 from prunerecover.width.groups.discovery import find_groups
@@ -187,4 +189,15 @@ class NarrowableNetwork:
     @cached_property
     def _moments(self) -> dict[Reader, Moments]:
         """Moments for all readers of groups, in memory as long as this object: the square of each group's entries."""
-        return moments_of(self.model, readers_of(self.groups), fitted_to(self.session.samples, self.session.output))
+        return moments_of(self.model, readers_of(self.groups), self._samples)
+
+    @cached_property
+    def channel_orders(self) -> dict[str, Tensor]:
+        """Orders of removal of channels by group, for a network with reconstruction; see `channel_order`."""
+        groups = [group for group in self.groups_as_they_are if group.kind == "channel"]
+        return channel_orders(self.session, groups, self._samples) if groups and made_for(self.model) else {}
+
+    @property
+    def _samples(self) -> Sequence[ModelInputs]:
+        """Samples for fits of weights."""
+        return fitted_to(self.session.samples, self.session.output)

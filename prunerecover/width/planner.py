@@ -1,8 +1,9 @@
 """Planner of several budgets in width for one model: groups, costs and scores are found once.
 
 The default removes by gate-Taylor per cost, the best rule in our measurements; relative weights of the kinds of units
-are tried (`kind_weights`). `allocation="tolerance"` is FAIR-Pruner (arXiv 2508.02291) by the book, on scores taken in
-evaluation mode and on whole dependency groups.
+are tried (`kind_weights`), and channels of networks with BatchNorm go in the order of `channel_order`.
+`allocation="tolerance"` is FAIR-Pruner (arXiv 2508.02291) by the book, on scores taken in evaluation mode and on whole
+dependency groups.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from prunerecover.width.allocation.measured_share import Shares, meet_measured, 
 from prunerecover.width.allocation.removal_order import removal_positions
 from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
 from prunerecover.width.arguments import WidthConfig, WidthRule
+from prunerecover.width.channel_order import dealt_anew
 from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.narrowable import NarrowableNetwork
 
@@ -115,6 +117,16 @@ class WidthPlanner:
             self._scores |= dict(zip(missing, zip(missing.values(), found, strict=True), strict=True))
         return tuple(self._scores[key][1] for key in map(_key, importances))
 
+    def ranking(self, rule: WidthRule | None = None) -> Scores:
+        """Return the scores of a rule's last importance, of channels by default in the order of `channel_order`.
+
+        Args:
+            rule: Rule for the choice of units; None: the `config` of the planner.
+        """
+        rule = rule or self.config
+        *_, scores = self.scores(*rule.importances)
+        return dealt_anew(scores, self.network.channel_orders) if rule.by_default else scores
+
     def _saved(self, importance: str) -> Scores:
         assert isinstance(self.config.scores, SavedScores)
         names = [group.name for group in self.groups]
@@ -167,6 +179,7 @@ class WidthPlanner:
             arguments={
                 "budget": None if budget is None else budget.to_dict(),
                 "importance": ranked_by if rule.by_tolerance else ranked_by[0],
+                **({"channel_order": "made good"} if rule.by_default and self.network.channel_orders else {}),
                 "tolerance": rule.tolerance,
                 "replace": rule.replace,
                 **({"equal_layers": True} if rule.equal_layers else {}),
@@ -205,7 +218,7 @@ class WidthPlanner:
         groups = rounded(self.groups, rule.round_to)
         if not rule.by_tolerance:
             assert budget is not None, "only tolerances go without"
-            (scores,) = self.scores(*rule.importances)
+            scores = self.ranking(rule)
             if not weighing.rates:
                 removed = rule.allocated_by(groups, scores, self.costs, budget)
                 return self._equalised(groups, removed, scores, budget, rule), {}
@@ -266,7 +279,7 @@ class WidthPlanner:
         self, latency: float, rule: WidthRule, weighing: KindWeights, clock: DenseCost
     ) -> tuple[WidthRule, Budget]:
         """Return the budget of MACs for a share of the latency, and the rule with or without rounding of widths."""
-        *_, scores = self.scores(*rule.importances)  # before errors mean that structure forbids a budget
+        scores = self.ranking(rule)  # before errors mean that structure forbids a budget
         scores = weighted(self.groups, scores, weighing.rates)
         choices = Choices[WidthRule](
             removed=lambda way, budget: self._removed(budget, way, weighing)[0],

@@ -85,5 +85,5 @@ def narrowed(make: Any, share: float = 0.3) -> tuple[nn.Module, tuple[Edit, ...]
     torch.manual_seed(0)
     model = spread(make().eval())
     planner = WidthPlanner(Session(model, [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]))
-    plan = planner.decided(Budget(params=share), WidthRule(allocation="uniform"))
+    plan = planner.decided(Budget(params=share), WidthRule(allocation="uniform", importance="gate_taylor"))
     return model, plan.edits, dict(plan.tensors), split_batches(list(IMAGES.split(8)), CPU)

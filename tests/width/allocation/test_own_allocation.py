@@ -37,7 +37,7 @@ def test_a_callable_decides_what_goes() -> None:
     model = cnn()
     planner = WidthPlanner(Session(model, labelled_batches()))
     (scores,) = planner.scores("gate_taylor")
-    plan = planner.plan(Budget(macs=0.1), WidthRule(allocation=least_of_each))
+    plan = planner.plan(Budget(macs=0.1), WidthRule(allocation=least_of_each, importance="gate_taylor"))
     narrowed = {edit.unit: list(edit.gone) for edit in plan.edits if edit.op == "narrow"}
     assert narrowed == {group.name: [int(scores[group.name].argmin())] for group in planner.groups}
     assert plan.made_by.method == "width/least_of_each"
