@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
-import torch
 from torch import nn
 
 from benchmarks.boundary import peers
-from benchmarks.data.real import DEVICE, accuracy
+from benchmarks.data.real import DEVICE
 from benchmarks.data.tiny_imagenet import loss
-from benchmarks.gpu.long_recovery_page import markdown
 from benchmarks.gpu.long_recovery_training import RATE, REHEARSAL, Recovery, Scale, hits
-from benchmarks.gpu.rows import Row, Work, command_line, folders, make_rows, save
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Table, ahead, counts, figure, text
+from benchmarks.runner.plans import removed
+from benchmarks.runner.rows import CHECKPOINTS, Figure
 from prunerecover import Budget, Plan, merge, plan_boundary, plan_depth, plan_pruning
 from prunerecover.boundary.plan_boundary import PUBLISHED
 from prunerecover.cost.environment import device_name
@@ -32,7 +34,6 @@ from prunerecover.cost.latency import latency_ratio
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.copies import deep_copy
 
-NAME = "long_recovery_gpu"
 BUDGETS, MINUTES, SEED = (0.50, 0.33), 8.0, 0
 PAIRS, SLACK = 20, 0.02  # behind a measured latency; by how much widths may miss it
 BF16_BATCH = 4  # times the images, so that a GPU has something to do in bf16, too
@@ -82,6 +83,7 @@ METHODS = (  # most telling first
     "whole blocks",
 )
 DENSE, CONTINUED = "dense", "dense, trained on"
+SHARES = {"latency_share": "latency share", "latency_share_bf16": "in bf16", "macs_share": "MACs share"}
 
 
 def isomorphic(recovery: Recovery, budget: float) -> nn.Module:
@@ -106,14 +108,21 @@ def latency_in_bf16(recovery: Recovery, network: nn.Module) -> float:
     return latency_ratio(*networks, images, pairs=PAIRS, warmup=5).ratio.value
 
 
-def row(recovery: Recovery, method: str, budget: float) -> Row:
+@cache
+def recovery_of(rehearse: bool) -> Recovery:
+    """Return what trains and scores, with everything that rows share, so that none of them is timed with it."""
+    made = Recovery(REHEARSAL if rehearse else Scale(), CHECKPOINTS / "long_recovery_gpu")
+    made.prepare()
+    return made
+
+
+def measure(budget: float, method: str, rehearse: bool) -> dict[str, Any]:
     """Prune by a method, recover and score."""
-    recovery.prepare()
-    started = time.perf_counter()
+    recovery, started = recovery_of(rehearse), time.perf_counter()
     plan = PLANS[method](recovery, budget) if method in PLANS else Plan()
     network = isomorphic(recovery, budget) if method == WIDTH else recovery.pruned(plan)
     planning = time.perf_counter() - started
-    untrained = accuracy(hits(network, recovery.test))["top1"]
+    untrained = Figure.of(hits(network, recovery.test))
     started = time.perf_counter()
     if method != DENSE:
         recovery.train(network, SEED)
@@ -121,40 +130,54 @@ def row(recovery: Recovery, method: str, budget: float) -> Row:
     merge(network)
     image = recovery.calibration[0][0][:1]
     return {
-        "removed": {kind: list(names) for kind, names in plan.removed.items()},
+        "untrained": untrained,
+        "top1": Figure.of(hits(network, recovery.test)),
+        "removed": removed(plan),
         "latency_share": latency(recovery, network),
         "latency_share_bf16": latency_in_bf16(recovery, network),
         "macs_share": count_macs(network, image) / count_macs(recovery.dense(), image),
-        "untrained": untrained,
-        **accuracy(hits(network, recovery.test)),
         "planning_seconds": planning,
         "training_seconds": training,
         "device": device_name(DEVICE),
-        "torch": torch.__version__,
     }
 
 
-def work(recovery: Recovery, budgets: tuple[float, ...]) -> list[Work]:
-    """Return all rows, most telling first."""
-    wanted = [(DENSE, 0.0), *((method, budget) for budget in budgets for method in METHODS), (CONTINUED, 0.0)]
-    about = {"epochs": recovery.scale.epochs, "rate": RATE}
-    return [
-        ({"method": method, "budget": budget, **about}, partial(row, recovery, method, budget))
-        for method, budget in wanted
-    ]
-
-
-def main() -> None:
-    """Make the rows for which there is time, and write the page."""
-    options = command_line(__doc__, MINUTES)
-    options.add_argument("--budgets", nargs="*", type=float, default=BUDGETS)
-    given = options.parse_args()
-    scale = REHEARSAL if given.rehearse else Scale()
-    budgets = given.budgets[:1] if given.rehearse else given.budgets
-    recovery = Recovery(scale, folders(given)[0])
-    rows = make_rows(NAME, given, work(recovery, tuple(budgets)))
-    save(NAME, given, rows, markdown(rows, scale, [about for about, _ in work(recovery, BUDGETS)]))
-
+OURS = "DepthPrune default"
+BENCHMARK = Benchmark(
+    name="long_recovery_gpu",
+    doc=__doc__,
+    title="Long recovery on a GPU: DeiT-Tiny on tiny_imagenet",
+    text=f"""DeiT-Tiny on the 200 classes, {Scale.test:,} validation images. Each method removes a share of the latency
+    of {Scale.calibration} images at a time in single precision, then trains {Scale.epochs} epochs of
+    {Scale.images - Scale.held_out:,} images in bf16, by labels and the dense network's answers for {Scale.views} views
+    of each: AdamW at {RATE:g} under `recovery_schedule`, the same for all. One seed, one rate, which nothing chose.
+    Removed: attentions, activations, MLPs, blocks. Ahead by: points on the same images, paired, with their 95%
+    interval.""",
+    measure=measure,
+    axes={"budget": Axis(BUDGETS, open=True), "method": Axis(METHODS)},
+    references=[{"budget": 0.0, "method": DENSE}, {"budget": 0.0, "method": CONTINUED}],
+    minutes=MINUTES,
+    rehearsal=True,
+    threads=0,
+    tables=(
+        Table(
+            [
+                text("method"),
+                counts("removed", "removed", ("attention", "activation", "mlp", "block")),
+                *(text(name, head, "{:.3f}") for name, head in SHARES.items()),
+                figure("untrained", "untrained", 2, 100, ends=False),
+                figure("top1", "top-1 (95%)", 2, 100),
+                ahead("top1", "default ahead by", 1, 100, method=OURS),
+                text("planning_seconds", "planning, s", "{:.0f}"),
+                text("training_seconds", "training, s", "{:.0f}"),
+                text("device"),
+            ],
+            title="{budget:.0%} of the latency out",
+            by=("budget",),
+        ),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

@@ -21,9 +21,10 @@ import torch
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
-from benchmarks.data.real import DEVICE, made_by
-from benchmarks.gpu.rows import Row, Work, command_line, make_rows, save
+from benchmarks.data.real import DEVICE
 from benchmarks.language.llm_on_gpu import llama
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Column, Line, Table, across, text
 from prunerecover import (
     Budget,
     find_groups,
@@ -35,10 +36,9 @@ from prunerecover import (
     sensitivity,
 )
 from prunerecover.cost.environment import device_name
-from prunerecover.display.markdown import table
 from prunerecover.language.likelihood import next_token_loss
 
-NAME, MINUTES, SHARE, SEED = "planning_gpu", 2.0, 0.33, 0
+MINUTES, SHARE, SEED = 2.0, 0.33, 0
 IMAGES, TEXTS, TOKENS = 64, 8, 256  # samples of a planning
 
 
@@ -125,13 +125,13 @@ def planned(name: str, rehearsal: bool) -> Planned:
     return NETWORKS[name](rehearsal)
 
 
-def row(name: str, call: str, rehearsal: bool) -> Row:
+def measure(network: str, method: str, rehearse: bool) -> dict[str, Any]:
     """Time one call, the first of its kind in a process, as a user's is."""
-    on = planned(name, rehearsal)
+    on = planned(network, rehearse)
     _synchronise()
     started = time.perf_counter()
     try:
-        CALLS[call](on)
+        CALLS[method](on)
     except Exception as error:  # one that fails, for lack of memory say, must not cost the rows behind it
         return {"failed": f"{type(error).__name__}: {str(error).splitlines()[0]}", "device": device_name(DEVICE)}
     _synchronise()
@@ -143,45 +143,35 @@ def _synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def work(rehearsal: bool) -> list[Work]:
-    """Return all rows, call by call for each network, the largest network last."""
-    return [
-        ({"network": name, "call": call}, partial(row, name, call, rehearsal))
-        for name in NETWORKS
-        for call in CALLS
-        if (name, call) not in WITHOUT
-    ]
-
-
-def main() -> None:
-    """Make the rows for which there is time, and write the page."""
-    given = command_line(__doc__, MINUTES).parse_args()
-    rows = make_rows(NAME, given, work(given.rehearse), most=60 * given.minutes / 4)
-    save(NAME, given, rows, markdown(rows))
-
-
-def markdown(rows: list[Row]) -> str:
-    """Render a line per call, a column per network."""
-    found = {(row["network"], row["call"]): row for row in rows}
-    lines = ["# Seconds of planning on a GPU", "", *made_by(sorted({row["command"] for row in rows}))]
-    lines += [
-        f"{', '.join(sorted({row.get('device', '') for row in rows} - {''}))}. Shapes with random weights; a third of "
-        f"the MACs goes. {IMAGES} images of 224 pixels in single precision, or {TEXTS} texts of {TOKENS} tokens in "
-        "bf16; time grows with their number. Each call once, with nothing kept from the calls before it; "
-        "`plan_boundary` without its short runs. Empty: not measured yet; -: nothing to plan.",
-        "",
-    ]
-    cells = [(f"`{call}`", *(_cell(found.get((name, call)), (name, call)) for name in NETWORKS)) for call in CALLS]
-    return "\n".join([*lines, table(("call", *NETWORKS), cells)])
-
-
-def _cell(row: Row | None, key: tuple[str, str]) -> str:
-    if row is None:
-        return "-" if key in WITHOUT else ""
-    if "over" in row:
+def shown(line: Line) -> str:
+    """Return the seconds of a call, or why there are none."""
+    row = line.first
+    if "over" in row.notes:
         return f"over {row['over']:.0f}"
     return row.get("failed") or f"{row['seconds']:.2f}"
 
+
+BENCHMARK = Benchmark(
+    name="planning_gpu",
+    doc=__doc__,
+    title="Seconds of planning on a GPU",
+    text=f"""Shapes with random weights; a third of the MACs goes. {IMAGES} images of 224 pixels in single precision, or
+    {TEXTS} texts of {TOKENS} tokens in bf16; time grows with their number. Each call once, with nothing kept from the
+    calls before it; `plan_boundary` without its short runs.""",
+    measure=measure,
+    axes={"network": Axis(tuple(NETWORKS)), "method": Axis(tuple(CALLS), "--calls")},
+    skipped=lambda network, method: (network, method) in WITHOUT,
+    minutes=MINUTES,
+    longest=0.25,
+    rehearsal=True,
+    threads=0,
+    tables=(
+        Table(
+            [text("method", "call", "`{}`"), *across("network", tuple(NETWORKS), [Column("{}", shown)]), text("device")]
+        ),
+    ),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

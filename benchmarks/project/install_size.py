@@ -8,12 +8,16 @@ its own extras.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
-from benchmarks.data.real import ROOT, parser, write
+from benchmarks.runner.benchmark import Benchmark
+from benchmarks.runner.page import Table
+from benchmarks.runner.rows import ROOT, Row
 from prunerecover.display.markdown import table
 
 PACKAGE = "prunerecover"
@@ -21,22 +25,11 @@ OWN = ("prunerecover", "callbacks", "recipes", "configs")
 LISTED = 8
 
 
-def main() -> None:
-    """Measure and write docs/results/install_size."""
-    parser(__doc__).parse_args()
+def measure() -> Iterator[dict[str, Any]]:
+    """Yield the size of each distribution, the largest first."""
     sizes = {name: installed_bytes(name) for name in sorted(needed(PACKAGE))} | {PACKAGE: own_bytes()}
-    total = sum(sizes.values())
-    largest = sorted(sizes.items(), key=lambda entry: -entry[1])[:LISTED]
-    lines = [
-        "# The size of an installation",
-        "",
-        "`python -m benchmarks.project.install_size`",
-        "",
-        f"{total / 1e9:.1f} GB in {len(sizes)} packages, {sizes[PACKAGE] / 1e6:.1f} MB of it {PACKAGE}. The largest:",
-        "",
-        table(("package", "MB"), [(name, f"{size / 1e6:,.1f}") for name, size in largest]),
-    ]
-    write("install_size", {"bytes": sizes, "total": total}, "\n".join(lines))
+    for name, size in sorted(sizes.items(), key=lambda entry: -entry[1]):
+        yield {"method": name, "bytes": size}
 
 
 def needed(name: str) -> set[str]:
@@ -64,6 +57,28 @@ def own_bytes() -> int:
     """Return what the package's own files take; in an editable installation they lie in the source tree."""
     return sum(path.stat().st_size for folder in OWN for path in (ROOT / folder).glob("**/*.py"))
 
+
+def largest(rows: Sequence[Row]) -> str:
+    """Render the sum, and the largest distributions."""
+    sizes = {row.method: row["bytes"] for row in rows}
+    lines = [(name, f"{size / 1e6:,.1f}") for name, size in sorted(sizes.items(), key=lambda entry: -entry[1])[:LISTED]]
+    total = (
+        f"{sum(sizes.values()) / 1e9:.1f} GB in {len(sizes)} packages, {sizes[PACKAGE] / 1e6:.1f} MB of it {PACKAGE}."
+    )
+    return f"{total} The largest:\n\n{table(('package', 'MB'), lines)}"
+
+
+BENCHMARK = Benchmark(
+    name="install_size",
+    doc=__doc__,
+    title="The size of an installation",
+    text="Files of the package, of its dependencies and of theirs, without extras.",
+    measure=measure,
+    references=[{}],
+    also=("method",),
+    tables=(Table((), text=largest),),
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     main()

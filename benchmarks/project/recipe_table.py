@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.data.real import ROOT, parser
+from benchmarks.runner.benchmark import command_line
+from benchmarks.runner.rows import ROOT
 from prunerecover.display.markdown import table
 
 PAGE = ROOT / "docs" / "recipes.md"
@@ -129,7 +130,7 @@ def markdown(folder: Path) -> str:
 
 def main() -> None:
     """Write the page."""
-    parser(__doc__).parse_args()
+    command_line(__doc__).parse_args()
     PAGE.write_text(markdown(ROOT / "configs"))
     print(f"Wrote {PAGE.relative_to(ROOT)}")
 

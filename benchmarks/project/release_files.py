@@ -25,8 +25,9 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.data.cifar import batches, scored_images
-from benchmarks.data.real import data_root, parser
+from benchmarks.data.real import data_root
 from benchmarks.data.text import calibration
+from benchmarks.runner.benchmark import command_line
 from benchmarks.width.cifar_models import load
 from prunerecover import (
     Budget,
@@ -143,7 +144,7 @@ def write_release(name: str, folder: Path, samples: int, license: str | None) ->
 
 def main() -> None:
     """Write the folders."""
-    options = parser(__doc__)
+    options = command_line(__doc__)
     options.add_argument("--output", type=Path, default=Path("release"), help="where the folders go")
     options.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS, help="which (default: all)")
     options.add_argument("--samples", type=int, default=10_000, help="of the test split, at most (default: all)")

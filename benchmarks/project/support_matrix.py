@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 from rich.progress import track
 
-from benchmarks.data.real import ROOT, parser
+from benchmarks.runner.benchmark import command_line
+from benchmarks.runner.rows import ROOT
 from prunerecover.cost.environment import versions
 
 PAGE = ROOT / "docs" / "support.md"
@@ -26,7 +27,7 @@ FURTHER = ("torchvision", "onnx", "onnxruntime")
 
 def main() -> None:
     """Run all cells, and write the page if each is as the table says."""
-    parser(__doc__).parse_args()
+    command_line(__doc__).parse_args()
     sys.path.insert(0, str(ROOT / "tests"))
     from cases.support.page import markdown
 

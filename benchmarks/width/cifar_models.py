@@ -19,7 +19,9 @@ from torch.nn import functional as F
 from torchvision.models import MobileNetV2
 
 from benchmarks.data.cifar import BATCH, augmented, hits, training_images
-from benchmarks.data.real import CHECKPOINTS, autocast, data_root, parser
+from benchmarks.data.real import autocast, data_root
+from benchmarks.runner.benchmark import command_line
+from benchmarks.runner.rows import CHECKPOINTS
 
 MODELS = ("ResNet-20", "ResNet-56", "ConvNeXt")
 IMAGES, LEARNING_RATE = 50_000, 2e-3
@@ -75,7 +77,7 @@ def train(model: str) -> nn.Module:
 
 def main() -> None:
     """Train networks whose weights are not there, and score them."""
-    arguments = parser(__doc__)
+    arguments = command_line(__doc__)
     arguments.add_argument("--models", nargs="+", choices=EPOCHS, default=["ConvNeXt"])
     for model in arguments.parse_args().models:
         if not _weights(model).is_file():

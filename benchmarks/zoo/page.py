@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
+from benchmarks.runner.rows import RESULTS, command
 from benchmarks.zoo.trial import FIXED, FREE, LATE, REFUSED, SLOW, Row
-from prunerecover.cost.environment import versions
+from prunerecover.cost.environment import cpu_name, versions
 from prunerecover.cost.statistics import wilson_interval
+from prunerecover.files.atomic import write_text
 
 FURTHER = ("torchvision", "ultralytics")
 OUTCOMES = ("ok", "nothing", "refused", "failed", "dead", "over", "slow")
 NOT_OK = OUTCOMES[2:]
 LONGEST = 800  # characters of a reason
+
+
+def stored(name: str, key: str = "rows") -> list[Row]:
+    """Return the rows that earlier runs left in the results of a name."""
+    path = RESULTS / f"{name}.json"
+    return list(json.loads(path.read_text()).get(key, [])) if path.is_file() else []
+
+
+def write(name: str, result: Mapping[str, Any], page: str) -> None:
+    """Write the rows as JSON and the page, each at once: a run that is killed leaves those of before."""
+    record = {"command": command(), "cpu": cpu_name(), "versions": versions(), **result}
+    write_text(RESULTS / f"{name}.json", json.dumps(record, indent=2) + "\n")
+    write_text(RESULTS / f"{name}.md", page.rstrip() + "\n")
 
 
 def counted(rows: Sequence[Row]) -> dict[str, int]:

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.data.real import ROOT
+from benchmarks.runner.rows import ROOT
 from benchmarks.zoo.trial import Row
 
 sys.path.append(str(ROOT / "tests"))

@@ -28,9 +28,10 @@ from typing import Any
 
 from rich.progress import track
 
-from benchmarks.data.real import parser, stored, write
+from benchmarks.runner.benchmark import command_line
 from benchmarks.zoo import depth_page, depth_trial, large, sequences, width_page, width_trial
 from benchmarks.zoo.networks.suites import SUITES, available
+from benchmarks.zoo.page import stored, write
 from benchmarks.zoo.trial import LATE, SEED, Row, exported, prepare, reloaded
 from benchmarks.zoo.worker import Late, Lost, Worker
 
@@ -78,20 +79,20 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """Return the options of the command line."""
-    command_line = parser(__doc__)
-    command_line.add_argument("--kind", choices=DIMENSIONS, required=True, help="the dimension in which units go")
-    command_line.add_argument("--suite", nargs="+", choices=SUITES, default=SUITES, help="these suites alone")
-    command_line.add_argument("--only", nargs="+", metavar="NAME", default=["*"], help="these alone, as shell patterns")
-    command_line.add_argument("--again-failed", action="store_true", help="measure anew what is not ok")
-    command_line.add_argument("--no-onnx", action="store_true", help="leave exports out, which take longest")
-    command_line.add_argument("--timeout", type=float, default=120, help="seconds that a network may take")
-    command_line.add_argument("--sequences", type=int, metavar="N", help="random sequences of each small architecture")
-    command_line.add_argument("--large", action="store_true", help="find the groups of large networks instead")
-    options = command_line.parse_args()
+    parser = command_line(__doc__)
+    parser.add_argument("--kind", choices=DIMENSIONS, required=True, help="the dimension in which units go")
+    parser.add_argument("--suite", nargs="+", choices=SUITES, default=SUITES, help="these suites alone")
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=["*"], help="these alone, as shell patterns")
+    parser.add_argument("--again-failed", action="store_true", help="measure anew what is not ok")
+    parser.add_argument("--no-onnx", action="store_true", help="leave exports out, which take longest")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds that a network may take")
+    parser.add_argument("--sequences", type=int, metavar="N", help="random sequences of each small architecture")
+    parser.add_argument("--large", action="store_true", help="find the groups of large networks instead")
+    options = parser.parse_args()
     if options.large and options.kind != "width":
-        command_line.error("--large is of --kind width")
+        parser.error("--large is of --kind width")
     if options.sequences and options.kind != "depth":
-        command_line.error("--sequences are of --kind depth")
+        parser.error("--sequences are of --kind depth")
     return options
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from cases.paths import ROOT
 
-from benchmarks.data import real
-from benchmarks.zoo import zoo
+from benchmarks.zoo import page, zoo
 
 Run = Callable[..., dict[str, Any]]
 
@@ -37,14 +36,14 @@ class InThisProcess:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run the benchmark with options, and return what it leaves."""
-    monkeypatch.setattr(real, "RESULTS", tmp_path)
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
 
     def call(*options: str, kind: str = "width") -> dict[str, Any]:
         program = str(ROOT / "benchmarks" / "zoo" / "zoo.py")
         monkeypatch.setattr("sys.argv", [program, "--kind", kind, *options])
         zoo.main()
-        page = tmp_path / ("zoo.md" if kind == "width" else "zoo_depth.md")
-        return {**json.loads(page.with_suffix(".json").read_text()), "page": page.read_text()}
+        path = tmp_path / ("zoo.md" if kind == "width" else "zoo_depth.md")
+        return {**json.loads(path.with_suffix(".json").read_text()), "page": path.read_text()}
 
     return call
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -17,10 +15,11 @@ import torch
 from cases.paths import ROOT
 from torch import nn
 
-from benchmarks.gpu import rows
 from benchmarks.gpu.images import Images, views
-from benchmarks.gpu.rows import OutOfTime, TimeBox, make_rows
 from benchmarks.recovery.best_rates import best_of_rates
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.rows import Results, Row
+from benchmarks.runner.time_box import OutOfTime, TimeBox
 
 
 def endless() -> Any:
@@ -41,52 +40,48 @@ def test_work_is_not_begun_with_less_time_than_the_longest_took() -> None:
         pytest.fail("begun")
 
 
-def options(tmp_path: Path, minutes: float) -> argparse.Namespace:
-    return argparse.Namespace(out=tmp_path, minutes=minutes, rehearse=True)
+def made(folder: Path, measure: Any, *arguments: str, longest: float = 1.0) -> list[Row]:
+    """Run a benchmark of two rows with options, and return its rows."""
+    axes = {"method": Axis(("a", "b"))}
+    benchmark = Benchmark("some", "", "Some", "", measure, axes, complete=False, minutes=1, longest=longest)
+    benchmark.run(benchmark.command_line().parse_args(["--out", str(folder), *arguments]))
+    return Results.read("some", folder).rows
 
 
-@pytest.fixture
-def unsigned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a test are made by no command."""
-    monkeypatch.setattr("benchmarks.depth.graph_depth_rows.command", lambda: "a test")
-
-
-@pytest.mark.usefixtures("unsigned")
 def test_rows_without_time_are_left_and_made_by_the_next_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow = [({"row": "a"}, lambda: {"value": 1}), ({"row": "b"}, endless)]
-    assert [row["row"] for row in make_rows("some", options(tmp_path, 0.001), slow)] == ["a"]
+    rows = made(tmp_path, lambda method: {"value": 1} if method == "a" else endless(), "--minutes", "0.005")
+    assert [row.method for row in rows] == ["a"]
     assert "1 rows are left: b." in capsys.readouterr().out
-    again = [({"row": "a"}, lambda: pytest.fail("made twice")), ({"row": "b"}, lambda: {"value": 2})]
-    made = make_rows("some", options(tmp_path, 1), again)
-    assert [(row["row"], row["value"]) for row in made] == [("a", 1), ("b", 2)]
+    rows = made(tmp_path, lambda method: pytest.fail("made twice") if method == "a" else {"value": 2})
+    assert [(row.method, row["value"]) for row in rows] == [("a", 1), ("b", 2)]
 
 
 def broken() -> Any:
     raise ValueError("Expected something else.")
 
 
-@pytest.mark.usefixtures("unsigned")
 def test_a_row_that_fails_is_left_and_the_next_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = make_rows("some", options(tmp_path, 1), [({"row": "a"}, broken), ({"row": "b"}, lambda: {})])
-    assert [row["row"] for row in made] == ["b"]
+    assert [row.method for row in made(tmp_path, lambda method: broken() if method == "a" else {})] == ["b"]
     said = capsys.readouterr()
     assert "1 rows are left: a (failed)." in said.out
     assert "ValueError: Expected something else." in said.err
 
 
-@pytest.mark.usefixtures("unsigned")
 def test_a_row_that_takes_too_long_says_so_and_the_next_is_made(tmp_path: Path) -> None:
-    made = make_rows("some", options(tmp_path, 1), [({"row": "a"}, endless), ({"row": "b"}, lambda: {})], most=0.05)
-    assert [(row["row"], row.get("over")) for row in made] == [("a", 0.05), ("b", None)]
+    rows = made(tmp_path, lambda method: endless() if method == "a" else {}, longest=0.05 / 60)
+    assert [(row.method, row.get("over")) for row in rows] == [("a", pytest.approx(0.05)), ("b", None)]
 
 
-def test_rows_of_a_machine_that_was_lent_are_read_beside_the_committed_ones(tmp_path: Path) -> None:
-    given = argparse.Namespace(out=tmp_path, rehearse=False)
-    assert rows.folders(given) == (tmp_path, rows.RESULTS)
-    assert rows.folders(argparse.Namespace(out=None, rehearse=False)) == (rows.RESULTS,)
-    assert rows.RESULTS not in rows.folders(argparse.Namespace(out=None, rehearse=True))
+def test_rows_of_a_machine_that_was_lent_are_read_beside_the_committed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed, lent = tmp_path / "results", tmp_path / "lent"
+    monkeypatch.setattr("benchmarks.runner.rows.RESULTS", committed)
+    made(committed, lambda method: {"value": 1}, "--methods", "a")
+    rows = made(lent, lambda method: {"value": 2})
+    assert [(row.method, row["value"]) for row in rows] == [("b", 2)]
 
 
 def drawn(n: int, side: int) -> Images:
@@ -139,22 +134,22 @@ def test_the_best_of_the_rates_is_that_of_the_held_out_images(accuracies: dict[f
     assert torch.equal(start.weight, before)
 
 
-def rehearsed(name: str, out: Path) -> tuple[list[dict[str, Any]], str]:
+def rehearsed(name: str, out: Path) -> tuple[list[Row], str]:
     """Rehearse a benchmark in a process of its own, and return its rows and page."""
     arguments = [sys.executable, "-m", f"benchmarks.gpu.{name}", "--rehearse", "--minutes", "20", "--out", str(out)]
+    arguments += ["--budgets", "0.5"] if name == "long_recovery" else []
     done = subprocess.run(
         arguments, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr
-    (path,) = out.glob("*_gpu.rows.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()], next(out.glob("*_gpu.md")).read_text()
+    return Results.read(f"{name}_gpu", out).rows, (out / f"{name}_gpu.md").read_text()
 
 
 @pytest.mark.slow
 def test_planning_is_rehearsed(tmp_path: Path) -> None:
-    made, page = rehearsed("planning", tmp_path)
-    assert len(made) == 4 * 8 - 2
-    assert [row for row in made if "failed" in row or "over" in row] == []
+    rows, page = rehearsed("planning", tmp_path)
+    assert len(rows) == 4 * 8 - 2
+    assert [row for row in rows if row.get("failed") or row.get("over")] == []
     assert page.count("| `plan_") == 5
 
 
@@ -162,9 +157,9 @@ def test_planning_is_rehearsed(tmp_path: Path) -> None:
 @pytest.mark.data
 @pytest.mark.usefixtures("data_root")
 def test_long_recovery_is_rehearsed_and_not_made_twice(tmp_path: Path) -> None:
-    made, page = rehearsed("long_recovery", tmp_path)
-    assert len({row["method"] for row in made}) == len(made) == 8
-    assert all(row["n"] == 50 and row["latency_share"] > 0 for row in made)
+    rows, page = rehearsed("long_recovery", tmp_path)
+    assert len({row.method for row in rows}) == len(rows) == 8
+    assert all(row.figures["top1"].n == 50 and row["latency_share"] > 0 for row in rows)
     assert "| Prune |" in page
-    assert "Not measured yet: DepthPrune default at 33%" in page
-    assert rehearsed("long_recovery", tmp_path)[0] == made
+    assert "Not measured, 6 of 14" in page
+    assert rehearsed("long_recovery", tmp_path)[0] == rows
