@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from cases.models import tiny
+from cases.width.narrow_models import Padded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -39,17 +40,6 @@ def images(size: int, batch: int = 2) -> Tensor:
     return torch.randn(batch, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-class Pad(nn.Module):
-    """Option A: every second position, and zeros before and after the channels."""
-
-    def __init__(self, extra: int) -> None:
-        super().__init__()
-        self.extra = extra
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.extra // 2, self.extra // 2))
-
-
 class CifarBlock(nn.Module):
     def __init__(self, c_in: int, c_out: int, stride: int) -> None:
         super().__init__()
@@ -57,7 +47,8 @@ class CifarBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(c_out)
         self.conv2 = nn.Conv2d(c_out, c_out, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(c_out)
-        self.shortcut = Pad(c_out - c_in) if stride > 1 else nn.Sequential()
+        extra = (c_out - c_in) // 2
+        self.shortcut = Padded(stride, extra, extra) if stride > 1 else nn.Sequential()
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
