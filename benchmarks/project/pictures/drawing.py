@@ -38,7 +38,7 @@ class Drawing:
     Attributes:
         width: Width.
         height: Height.
-        title: What is seen, for readers who cannot see it.
+        title: Description for readers without the picture.
     """
 
     width: int
@@ -73,12 +73,12 @@ class Drawing:
         """Write a line.
 
         Args:
-            x: Where it starts, is centred or ends.
-            y: Its base line.
+            x: Position of the start, the centre or the end.
+            y: Base line.
             text: Text.
             size: Font size.
             where: "start", "middle" or "end".
-            soft: Whether it is less important.
+            soft: Whether the line is less important.
         """
         kind = "soft" if soft else "ink"
         place = f'x="{x:.0f}" y="{y:.0f}" font-size="{size:g}" text-anchor="{where}"'
