@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any
 
-from benchmarks.project.imports import ROOT
 from benchmarks.project.pictures.drawing import Drawing
+from benchmarks.runner.rows import Results, Row
 
-RESULTS = ROOT / "docs/results"
 # Label: page of results, method on it, and colour.
 METHODS: Mapping[str, tuple[str, str, str]] = {
     "prunerecover, depth and width: Prune": ("natural_call", "Prune (joint)", "stroke-blue"),
@@ -22,15 +19,10 @@ LEAST, MOST = 0.4, 1.04  # latency
 Point = tuple[float, float]  # share of the dense latency, top-1 in percent
 
 
-def rows(page: str) -> list[dict[str, Any]]:
-    """Return the rows of DeiT-Tiny on a page of results: names, notes, and top-1 with the answers it is of."""
-    found = [_flat(row) for row in json.loads((RESULTS / f"{page}.json").read_text())["rows"]]
+def rows(page: str, method: str) -> list[Row]:
+    """Return the rows of a method on DeiT-Tiny on a page of results."""
+    found = Results.read(page).find(method=method)
     return [row for row in found if row.get("subject", "deit_tiny") == "deit_tiny"]
-
-
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    top1 = row["figures"]["top1"]
-    return {**row, **row["about"], **row["notes"], "top1": 100 * top1["value"], "hits": top1["samples"]}
 
 
 def dense() -> Point:
@@ -39,10 +31,10 @@ def dense() -> Point:
     Raises:
         ValueError: If the pages have other answers of it, image by image.
     """
-    found = [row for page in ("natural_call", "boundary_dpt") for row in rows(page) if row["method"] == "dense"]
-    if len({row["hits"] for row in found}) != 1:
+    found = [row.figures["top1"] for page in ("natural_call", "boundary_dpt") for row in rows(page, "dense")]
+    if len({top1.samples for top1 in found}) != 1:
         raise ValueError("Expected the pages to be of the same images, but their dense networks answer differently.")
-    return 1.0, found[0]["top1"]
+    return 1.0, 100 * found[0].value
 
 
 def points(page: str, method: str) -> list[Point]:
@@ -51,11 +43,11 @@ def points(page: str, method: str) -> list[Point]:
     Raises:
         ValueError: If the page has none.
     """
-    found = [row for row in rows(page) if row["method"] == method and row["stage"] == "recovered"]
+    found = [row for row in rows(page, method) if row["stage"] == "recovered"]
     timed = [row for row in found if row.get("cost", "latency") == "latency"]
     if not timed:
         raise ValueError(f"Expected rows of {method!r} in {page}.json, but there are none. Name it as the page does.")
-    return sorted((row["latency_share"], row["top1"]) for row in timed)
+    return sorted((row["latency_share"], 100 * row.figures["top1"].value) for row in timed)
 
 
 def draw_latency() -> Drawing:

@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 import pytest
 from cases.docs.blocks import pages, read
 
-from benchmarks.project.pictures import FOLDER, PICTURES, house
+from benchmarks.project.pictures import FOLDER, PICTURES, house, latency
+from benchmarks.runner.rows import Figure, Row
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -35,3 +36,17 @@ def test_a_new_folder_stands_as_high_as_what_it_imports() -> None:
     planted = {"attic": {"plan", "planning"}, "planning": {"plan"}, "plan": set[str](), "cellar": set[str]()}
     floors = house.floors_of(planted)
     assert floors["attic"] == floors["planning"] > floors["plan"] > floors["cellar"] == 0
+
+
+def test_rows_of_other_images_are_not_drawn_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {"natural_call": Figure.of([1, 0]), "boundary_dpt": Figure.of([0, 1])}
+    monkeypatch.setattr(latency, "rows", lambda page, _: [Row("dense", figures={"top1": others[page]})])
+    with pytest.raises(ValueError, match="Expected the pages to be of the same images, but their dense networks"):
+        latency.dense()
+
+
+def test_a_method_without_rows_is_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"Expected rows of 'nobody' in boundary_dpt.json, but there are none. Name it"
+    ):
+        latency.points("boundary_dpt", "nobody")
