@@ -128,7 +128,7 @@ class Benchmark:
     def wanted(self, chosen: Mapping[str, Sequence[Any]] | None = None) -> list[Names]:
         """Return the names of all rows, or of those with chosen values."""
         values = {name: (chosen or {}).get(name, axis.values) for name, axis in self.axes.items()}
-        every = [dict(zip(values, each, strict=True)) for each in product(*values.values())]
+        every = [dict(zip(values, each, strict=True)) for each in product(*values.values()) if values]
         first = [names for names in self.references if all(map(partial(_is_chosen, self.axes, values), names.items()))]
         return [*first, *(names for names in every if not self.skipped(**names))]
 
