@@ -21,10 +21,10 @@ from prunerecover.library.variants import DENSE
 from prunerecover.solvers.program import Chosen, Option, Program
 from prunerecover.solvers.scores import Scores
 
-ROUNDS = 3
+ROUNDS = 6
 CHANGES = (10, 6, 4, 2)  # sites that may change at once: the first better choice is taken
 NEAR = 4  # sizes beside the chosen one that may be taken, with replacements
-SLACKS = (0.7, 0.4)  # of the guessed divergence of an option, for its true divergence at the best: tried in turn
+SLACKS = (0.7, 0.4, 0.1)  # of the guessed divergence of an option, for its true divergence at the best: tried in turn
 BETTER = 1e-4  # of the divergence
 TRIES = 6  # at a choice that really saves enough, of options that are all measured
 LOOKS = 24  # at nearby choices: each measures the guessed options of the one before

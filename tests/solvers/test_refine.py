@@ -69,7 +69,7 @@ def test_the_set_that_is_best_together_is_found(together: float, best: set[str])
 def test_alternatives_that_cannot_be_better_are_not_scored_again() -> None:
     library: Any = Interacting(0.0)
     far = {site: list(own) for site, own in program().options.items()}
-    far["c"][1] = Option("gone", 50.0, {"macs": 0.2}, gone=True)
+    far["c"][1] = Option("gone", 500.0, {"macs": 0.2}, gone=True)
     asked: list[str] = []
     library.store.results = lambda what, names, measure, *_, **__: [
         (asked.append(names[n][-2]) if what == "alternative" else None, measure(n))[1] for n in range(len(names))
