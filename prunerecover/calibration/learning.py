@@ -7,6 +7,7 @@ samples, for all values together, as distillation without labels. Of all epochs 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -101,6 +102,7 @@ def best_epoch(
     divergence: Callable[[], float],
     *,
     worse: float = 1.0,
+    first: float = math.inf,
     what: str = "what removed units leave",
 ) -> tuple[float, list[Tensor]]:
     """Return the least divergence and the values of that epoch; none if no epoch is better than the start.
@@ -112,14 +114,15 @@ def best_epoch(
         gradients: Of the sources on the batch of a number; none ends it there.
         divergence: Of the output with the values in place, on other samples.
         worse: Times the divergence at the start that the best epoch may have: the start was chosen by it.
+        first: Times the divergence at the start that the first epoch may have; with more, learning ends there.
         what: The values, for the progress line.
     """
     optimizer = torch.optim.Adam([{"params": [one.value], "lr": one.rate} for one in learnt])
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * batches)
-    found, kept = divergence(), list[Tensor]()
-    limit = worse * found
+    start, kept = divergence(), list[Tensor]()
+    found, limit = start, worse * start
     with progress(f"tuning {what}", epochs) as advance:
-        for _ in range(epochs):
+        for epoch in range(epochs):
             for number in range(batches):
                 own = gradients(number)
                 if not own:
@@ -131,6 +134,8 @@ def best_epoch(
                 for one in learnt:
                     one.put_in_place()
             reached = divergence()
+            if epoch == 0 and reached > first * start:
+                break
             if reached < limit:
                 found = limit = reached
                 kept = [one.value.detach().clone() for one in learnt]

@@ -21,26 +21,20 @@ from prunerecover.surgery.apply_edits import apply_edits
 
 EPOCHS, SAMPLES = 4, 16  # the latter per step at most
 FEWEST = 32  # samples; with fewer, outputs on new samples may diverge more than by least squares alone
-RATE = 4e-4  # first change of a weight in a step, relative to its size
+RATES = (2e-2, 3e-3, 4e-4)  # first change of a weight in a step, relative to its size: the largest that helps is taken
 BIAS = 4e-4  # likewise, of a bias
 Key = tuple[str, str, str]  # site, path of the module ("" for the replacement), name of the parameter
 
 
 @ordinary_arithmetic()
 def tuned(
-    model: nn.Module,
-    maker: EditMaker,
-    chosen: Chosen,
-    batches: Sequence[ModelInputs],
-    scorer: Scorer,
-    *,
-    epochs: int = EPOCHS,
-    rate: float = RATE,
+    model: nn.Module, maker: EditMaker, chosen: Chosen, batches: Sequence[ModelInputs], scorer: Scorer
 ) -> tuple[Chosen, float]:
     """Return a choice with its fitted values tuned on the output, and its divergence on held-out samples.
 
-    The choice stays unchanged if there are too few samples, the output cannot be compared, the network takes no
-    gradients, or no epoch is better than the start.
+    Networks bear steps of very different size: of each rate, from large to small, an epoch is tried, and the first rate
+    that helps goes on. The choice stays unchanged if there are too few samples, the output cannot be compared, the
+    network takes no gradients, or no epoch is better than the start.
 
     Args:
         model: Dense network.
@@ -48,17 +42,33 @@ def tuned(
         chosen: Choice, fitted.
         batches: Samples for learning.
         scorer: Scorer that judges the epochs.
-        epochs: Number of epochs.
-        rate: First change of a weight in a step, relative to its size.
     """
-    before, values = scorer.divergence(chosen), _values(chosen)
-    if not values or sum(batch.n_samples for batch in batches) < FEWEST or not is_differentiable(model):
+    before = scorer.divergence(chosen)
+    if not _values(chosen) or sum(batch.n_samples for batch in batches) < FEWEST or not is_differentiable(model):
         return chosen, before
+    steps = of_few_samples(batches, SAMPLES)
+    dense = KeptOutputs(lambda number: judged_output(model, steps[number]))
+    for rate in RATES:
+        found, divergence = _tuned_at(rate, model, maker, chosen, steps, dense, scorer)
+        if found is not chosen:
+            return found, divergence
+    return chosen, before
+
+
+def _tuned_at(
+    rate: float,
+    model: nn.Module,
+    maker: EditMaker,
+    chosen: Chosen,
+    steps: Sequence[ModelInputs],
+    dense: KeptOutputs,
+    scorer: Scorer,
+) -> tuple[Chosen, float]:
+    """Return a choice tuned at one rate, and its divergence; the choice itself where the first epoch is no better."""
     network = share_copy(model).eval()
     apply_edits(network, *maker.edits(chosen))
-    held = {key: _held(network, maker, key, value, rate) for key, value in values.items()}
-    steps = of_few_samples(batches, SAMPLES)
-    dense, sources = KeptOutputs(lambda n: judged_output(model, steps[n])), [one.source for one in held.values()]
+    held = {key: _held(network, maker, key, value, rate) for key, value in _values(chosen).items()}
+    sources = [one.source for one in held.values()]
 
     def gradients(number: int) -> tuple[Tensor, ...]:
         with evaluating(model, network), uncompiled(recurrent=True):
@@ -67,8 +77,9 @@ def tuned(
     def divergence() -> float:
         return scorer.divergence(_with(chosen, {key: one.value for key, one in held.items()}))
 
-    found, best = best_epoch(list(held.values()), epochs, len(steps), gradients, divergence, what="what was fitted")
-    return (_with(chosen, dict(zip(held, best, strict=True))), found) if best else (chosen, before)
+    what = "what was fitted"
+    found, best = best_epoch(list(held.values()), EPOCHS, len(steps), gradients, divergence, first=1.0, what=what)
+    return (_with(chosen, dict(zip(held, best, strict=True))) if best else chosen), found
 
 
 def _values(chosen: Chosen) -> dict[Key, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -19,13 +20,15 @@ def held() -> Held:
     return Held.of(module, "weight", module.weight.detach(), 100)
 
 
-def epochs(held: Held, divergences: list[float], worse: float = 1.0) -> tuple[float, list[Tensor]]:
+def epochs(
+    held: Held, divergences: list[float], worse: float = 1.0, first: float = math.inf
+) -> tuple[float, list[Tensor]]:
     left = iter(divergences)
 
     def gradients(number: int) -> list[Tensor]:
         return [2 * held.source.detach()]  # of its square
 
-    return best_epoch([held], len(divergences) - 1, 1, gradients, lambda: next(left), worse=worse)
+    return best_epoch([held], len(divergences) - 1, 1, gradients, lambda: next(left), worse=worse, first=first)
 
 
 def test_the_epoch_of_the_least_divergence_is_kept(held: Held) -> None:
@@ -39,6 +42,12 @@ def test_an_epoch_that_is_little_worse_than_the_start_is_kept_where_it_may_be(
     held: Held, worse: float, kept: int
 ) -> None:
     assert len(epochs(held, [1.0, 1.05, 2.0], worse)[1]) == kept
+
+
+@pytest.mark.parametrize(("first", "kept"), [(1.0, 0), (1.1, 1)])
+def test_learning_ends_where_the_first_epoch_is_worse_than_it_may_be(held: Held, first: float, kept: int) -> None:
+    divergence, values = epochs(held, [1.0, 1.05, 0.5], first=first)
+    assert (divergence, len(values)) == ((0.5, 1) if kept else (1.0, 0))
 
 
 def test_the_network_holds_what_is_learnt(held: Held) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import copy
 
 import pytest
-from cases.planning.networks import left
+from cases.planning.networks import images, left, vit
 from cases.planning.planners import vit_planner
 from cases.planning.plans import chosen
 
+from prunerecover.library import tuning
 from prunerecover.library.edits import Fit
 from prunerecover.library.tuning import tuned
 from prunerecover.library.variants import DENSE
+from prunerecover.planning.arguments import PruningConfig
+from prunerecover.planning.planner import Planner
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 
 pytestmark = pytest.mark.slow
@@ -28,6 +32,18 @@ def test_tuned_choices_are_no_worse_on_held_out_samples() -> None:
         )
         assert divergence <= state.divergence
         assert library.scorer.divergence(found) == pytest.approx(divergence, rel=1e-4)
+
+
+def test_a_rate_that_is_too_large_gives_way_to_a_smaller_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Planner(Session(vit(depth=2), images(24, 32)), "macs", PruningConfig())
+    library, session, found = planner.library, planner.session, dict[tuple[float, ...], float]()
+    state = chosen(planner, {"blocks.0.mlp": "16 of 64 neurons", "blocks.1.attn": "affine"})
+    with session.evaluating():
+        for rates in ((1e6,), (1e6, 2e-2), (2e-2,)):
+            monkeypatch.setattr(tuning, "RATES", rates)
+            _, found[rates] = tuned(session.model, library.maker, state.chosen, session.samples.fit, library.scorer)
+    assert found[1e6,] == pytest.approx(state.divergence)
+    assert found[1e6, 2e-2] == found[2e-2,] < 0.95 * state.divergence
 
 
 def test_counted_shares_are_those_of_narrowed_copies() -> None:
