@@ -103,6 +103,7 @@ class ShareArguments(TypedDict, total=False):
     active_params: float | str | None
     batch: int | None
     tokens: int | None
+    clock: str | None
 
 
 class BudgetArguments(ShareArguments, total=False):

@@ -18,6 +18,7 @@ from prunerecover.callbacks.trials.runner import TrialRunner
 from prunerecover.plan.evidence import SplitEvidence
 from prunerecover.recipes.cli.main import main
 from prunerecover.recipes.data.digits import DigitsData
+from prunerecover.recipes.plan_methods.joint import JointPlan
 from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
 
 NETWORK = {"depth": 2, "embed_dim": 16}
@@ -35,6 +36,10 @@ def test_plan_is_written_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert SplitEvidence.of(plan.evidence).depth_share == 0
     gone, size = len(plan.removed["neuron"]), sum(group.size for group in plan.kept_groups)
     assert f"Wrote {tmp_path / 'plan.json'}: removes {gone} of {size} neurons" in capsys.readouterr().out
+
+
+def test_a_latency_is_that_of_the_runtime_that_is_named() -> None:
+    assert JointPlan(latency=0.2, clock="openvino").budget == Budget(latency=0.2, clock="openvino")
 
 
 @pytest.mark.slow

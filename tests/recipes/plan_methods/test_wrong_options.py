@@ -31,6 +31,7 @@ JOINT = ["--method=joint", MACS, "--method.kinds=[layer, channel]"]
         ([*JOINT, "--method.trials.epochs=2"], "Expected no trials, as splits are compared by their outputs"),
         (["--method=per_cost"], r"Expected a budget, such as Budget\(macs=0.3\)"),
         (["--method=per_cost", *TWO_COSTS], ONE_COST),
+        (["--method=per_cost", "--method.latency=0.3", "--method.clock=sundial"], "clock to be one of torch, compile"),
         (["--method=per_cost", "--method.latency=5 msec"], "one of the units us, ms, s, but got '5 msec'"),
         (["--method=per_cost", "--method.macs=0"], "Expected a budget or a tolerance by which something goes"),
         (["--method=per_cost", "--method.macs=0.99"], "at most .* can go"),
