@@ -38,6 +38,7 @@ class ShortRuns:
                 return float(record["accuracy"])
         removed = {kind: len(names) for kind, names in plan.removed.items()}
         record = {**asked, "removed": removed, "accuracy": self.run(plan, seed)}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
             file.write(json.dumps(record) + "\n")
         return float(record["accuracy"])

@@ -46,7 +46,7 @@ class Ranks:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group, self._over = group, group is None
+        self._group, self._over, self._shared = group, group is None, 0
 
     @property
     def alone(self) -> bool:
@@ -64,9 +64,11 @@ class Ranks:
         return alike
 
     def share(self, asked: Sequence[T]) -> Sequence[T]:
-        """Return this rank's part of the requested results: every n-th of n ranks."""
+        """Return this rank's part of the requested results: of n ranks every n-th, counted over all requests."""
         rank, world = (0, 1) if self.alone else rank_and_world()
-        return asked[rank::world]
+        first = (rank - self._shared) % world
+        self._shared += len(asked)
+        return asked[first::world]
 
     def united(self, at: str, found: Mapping[int, T], error: Exception | None = None) -> dict[int, T]:
         """Return the results of all ranks; if two ranks have a value for a number, the first rank's.
