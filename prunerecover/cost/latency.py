@@ -25,9 +25,10 @@ import torch
 from torch import nn
 
 from prunerecover.cost.statistics import Interval, median_interval
+from prunerecover.cost.units.clock_names import TORCH, Clock, check_clock
 from prunerecover.model.batches import ModelInputs, as_inputs
 from prunerecover.model.evaluation import device_of, evaluating
-from prunerecover.runtimes.clocks import TORCH, Clock, check_clock, run_in, seconds_of
+from prunerecover.runtimes.clocks import run_in, seconds_of
 
 Stopwatch = Callable[[Callable[[], object]], float]  # runs the function and returns seconds
 FEWEST = 4  # pairs, to estimate their spread

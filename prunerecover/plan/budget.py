@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prunerecover.cost.units.amounts import amount
+from prunerecover.cost.units.clock_names import TORCH, Clock, check_clock, clock_name
 from prunerecover.cost.units.cost_names import ALONE, COSTS
 from prunerecover.cost.units.serving import Serving
 from prunerecover.display.summary import call_text, changed_fields
 from prunerecover.plan.kinds import KINDS
-from prunerecover.runtimes.clocks import TORCH, Clock, check_clock, clock_name
 
 ROUNDING = 1e-9  # of shares
 SERVICE = ("batch", "tokens", "clock")

@@ -18,40 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunerecover.cost.units.clock_names import TORCH, Clock, clock_name
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.evaluation import device_of
 from prunerecover.refusal import Refusal
 from prunerecover.runtimes.export import export
 from prunerecover.runtimes.named_network import NamedNetwork
 
-Clock = Callable[[nn.Module, ModelInputs], float]  # seconds of a forward pass
 Run = Callable[[], Any]
-TORCH = "torch"
-
-
-def check_clock(clock: object) -> None:
-    """Raise ValueError for an unknown name, and TypeError for an object that is neither a name nor a callable."""
-    if isinstance(clock, str) and clock not in CLOCKS:
-        raise ValueError(
-            f"Expected argument clock to be one of {', '.join(CLOCKS)}, or a callable (network, inputs) -> seconds, "
-            f"but got '{clock}'."
-        )
-    if not isinstance(clock, str) and not callable(clock):
-        raise TypeError(
-            f"Expected argument clock to be a name or a callable (network, inputs) -> seconds, but got {clock!r}."
-        )
-
-
-def clock_name(clock: str | Clock) -> str:
-    """Return the name of a clock; of a callable, where it is defined.
-
-    >>> clock_name("torch"), clock_name(clock_name)
-    ('torch', 'prunerecover.runtimes.clocks.clock_name')
-    """
-    if isinstance(clock, str):
-        return clock
-    kind = clock if hasattr(clock, "__qualname__") else type(clock)
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def run_in(clock: str, network: nn.Module, inputs: ModelInputs) -> Run:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunerecover.cost.units.clock_names import clock_name
 from prunerecover.cost.units.serving import Serving
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import chosen_divergence
@@ -36,7 +37,6 @@ from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
 from prunerecover.recovery.dense_reference import fresh_statistics, give_statistics
-from prunerecover.runtimes.clocks import clock_name
 from prunerecover.session.pruned_output import PrunedOutput, judge_of
 from prunerecover.session.standing_in import bound_to
 from prunerecover.store.search_store import SearchStore

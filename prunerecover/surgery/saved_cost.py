@@ -13,6 +13,7 @@ from torch import nn
 
 from prunerecover.cost.counted import COUNTED
 from prunerecover.cost.latency import LatencyRatio, Timed, latency_ratio, median_latency
+from prunerecover.cost.units.clock_names import TORCH
 from prunerecover.cost.units.serving import Serving
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import meta_copy, share_copy
@@ -20,7 +21,6 @@ from prunerecover.model.evaluation import device_of
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.plan import Plan
-from prunerecover.runtimes.clocks import TORCH
 from prunerecover.surgery.apply_edits import apply_edits, edited
 from prunerecover.surgery.merging import merge_edits
 

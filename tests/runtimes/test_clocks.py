@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases.paths import ROOT
 from cases.planning.networks import cnn, images, vit
 from torch import nn
 
 from prunerecover import Budget, plan_depth, plan_pruning, plan_width
 from prunerecover.cost.latency import Timed, latency_ratio, median_latency
+from prunerecover.cost.units.clock_names import CLOCK_NAMES, clock_name
 from prunerecover.model.batches import ModelInputs, as_inputs, call
 from prunerecover.runtimes import clocks
-from prunerecover.runtimes.clocks import CLOCKS, clock_name, run_in
+from prunerecover.runtimes.clocks import CLOCKS, run_in
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import edited
 from prunerecover.surgery.saved_cost import budget_used
@@ -88,13 +92,20 @@ def test_a_network_made_ready_once_is_timed_as_often_as_wanted(monkeypatch: pyte
         ready.append(network)
         return lambda: None
 
-    monkeypatch.setattr(clocks, "CLOCKS", {**CLOCKS, "other": runtime})
+    monkeypatch.setattr(clocks, "CLOCKS", {**CLOCKS, "compile": runtime})
     dense, pruned, inputs = cnn(), cnn(), as_inputs(images()[0][0])
-    timed = Timed(dense, inputs, "other")
+    timed = Timed(dense, inputs, "compile")
     for _ in range(2):
-        latency_ratio(timed, pruned, inputs, pairs=1, clock="other")
+        latency_ratio(timed, pruned, inputs, pairs=1, clock="compile")
     assert median_latency(timed, inputs) >= 0
     assert [network is dense for network in ready] == [True, False, False]
+
+
+def test_every_clock_has_a_runtime_and_a_budget_imports_none() -> None:
+    assert tuple(CLOCKS) == CLOCK_NAMES
+    made = "import sys; from prunerecover import Budget; Budget(latency=0.3, clock='openvino')"
+    code = f"{made}; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout == "False\n"
 
 
 def test_budgets_keep_their_clock() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prunerecover.runtimes.clocks import TORCH, Clock
+from prunerecover.cost.units.clock_names import TORCH, Clock
 
 
 @dataclass(frozen=True)
