@@ -171,13 +171,15 @@ def sharing(key: Callable[[], str]) -> Iterator[Ranks]:
 def _met() -> dist.ProcessGroup | None:
     """Return a group of all ranks, once all ranks have arrived."""
     try:
-        dist.destroy_process_group(dist.new_group(backend="gloo"))
+        meeting: Any = dist.new_group(backend="gloo")
     except RuntimeError as error:
         raise RuntimeError(
             f"Expected all ranks of torch.distributed to plan together, but some did not come: {error}. Call the "
             "function on every rank, or before the ranks are set up."
         ) from error
-    return patient_group()
+    group = patient_group()
+    dist.destroy_process_group(meeting)  # no earlier: another rank may still be connecting to this one
+    return group
 
 
 def patient_group() -> dist.ProcessGroup | None:
