@@ -31,6 +31,8 @@ class ArgumentsSpelledOut(griffe.Extension):
         made: Any = griffe.dynamic_import(path)
         if cls.docstring is not None:
             cls.docstring.value = inspect.getdoc(made) or ""
+        if "__init__" not in cls.members:  # a dataclass
+            cls["__init__"] = griffe.Function("__init__")
         cls["__init__"].parameters = griffe.Parameters(
             griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword),
             *(_shown(parameter) for parameter in inspect.signature(made).parameters.values()),

@@ -1,7 +1,7 @@
 """Signatures of classes with `**arguments: Unpack[...]`: each argument with its type, default and description.
 
 Type checkers read the TypedDict. At run time `inspect.signature`, `help`, LightningCLI and the documentation see every
-argument, as if written out.
+argument, as if written out. A dataclass has its inherited arguments in its signature, and gets their descriptions.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from typing import Any, TypeVar, get_args, get_type_hints, is_typeddict
 
 Taking = TypeVar("Taking")
@@ -18,7 +19,9 @@ ENTRY = re.compile(r"^ {4}(\w+): .*(?:\n {8}.*)*", re.MULTILINE)
 
 
 def spelled_out(*sources: type) -> Callable[[type[Taking]], type[Taking]]:
-    """Return a decorator for classes whose `__init__` collects arguments in a TypedDict: all arguments become visible.
+    """Return a decorator for dataclasses, and classes whose `__init__` collects arguments in a TypedDict.
+
+    All arguments become visible, with their descriptions.
 
     Args:
         sources: Classes with defaults and descriptions in signatures and docstrings, or TypedDicts with descriptions
@@ -26,6 +29,9 @@ def spelled_out(*sources: type) -> Callable[[type[Taking]], type[Taking]]:
     """
 
     def decorate(cls: type[Taking]) -> type[Taking]:
+        if is_dataclass(cls):
+            cls.__doc__ = _documented(cls, sources)
+            return cls
         init: Callable[..., None] = cls.__init__
         signature = _spelled(init, sources)
 

@@ -9,17 +9,17 @@ not cover masks and keypoints.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from prunerecover.display.spelled_out import spelled_out
 from prunerecover.recipes.data.coco_layout import is_coco_layout, open_coco_layout
 from prunerecover.recipes.data.image_source import as_images, find_column
-from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, TableArguments, TableData
+from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, Samples, TableData
 from prunerecover.recipes.networks.model_names import expand
 
 OBJECTS = ("objects", "annotations", "object")
@@ -32,42 +32,35 @@ FIELDS = {
 Scene = tuple[Tensor, dict[str, Tensor]]
 
 
-class Scenes(Dataset[Scene]):
-    """Rows of a `datasets` table as (image, objects).
+@dataclass(frozen=True)
+class SceneReader:
+    """Reader of a row as (image, objects).
 
     Args:
-        rows: Rows of the table.
         image: Column of images.
         objects: Column of objects.
         target_of: Function from a row's objects to boxes and labels.
         transform: Transform of image and objects.
     """
 
-    def __init__(
-        self,
-        rows: Any,
-        image: str,
-        objects: str,
-        target_of: Callable[[Any], dict[str, Tensor]],
-        transform: Callable[[Any, dict[str, Tensor]], Scene],
-    ) -> None:
-        self.rows, self.image, self.objects = rows, image, objects
-        self.target_of, self.transform = target_of, transform
+    image: str
+    objects: str
+    target_of: Callable[[Any], dict[str, Tensor]]
+    transform: Callable[[Any, dict[str, Tensor]], Scene]
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Scene:
-        row = self.rows[index]
+    def __call__(self, row: Any, number: int) -> Scene:
+        """Return the image and the objects of a row."""
         return self.transform(row[self.image].convert("RGB"), self.target_of(row[self.objects]))
 
-    def collate(self, scenes: Sequence[Scene]) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-        """Return a list of images and a list of objects."""
-        images, targets = zip(*scenes, strict=True)
-        return list(images), list(targets)
+
+def listed(scenes: Sequence[Scene]) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    """Return a batch: a list of images and a list of objects."""
+    images, targets = zip(*scenes, strict=True)
+    return list(images), list(targets)
 
 
-@spelled_out(TableArguments, TableData)
+@spelled_out(TableData)
+@dataclass(eq=False, kw_only=True)
 class CocoData(TableData):
     """Train, validation and test scenes.
 
@@ -84,23 +77,16 @@ class CocoData(TableData):
         batch_size: Scenes per device.
     """
 
-    def __init__(
-        self,
-        path: str,
-        name: str | None = None,
-        image_size: int | None = None,
-        bbox_format: Literal["xywh", "xyxy"] = "xywh",
-        augment: bool = True,
-        image_column: str | None = None,
-        objects_column: str | None = None,
-        batch_size: int = 8,
-        **table: Unpack[TableArguments],
-    ) -> None:
-        super().__init__(path, name, batch_size, **table)
-        if bbox_format not in ("xywh", "xyxy"):
-            raise ValueError(f"Expected bbox_format to be 'xywh' or 'xyxy', but got {bbox_format!r}.")
-        self.image_size, self.bbox_format, self.augment = image_size, bbox_format, augment
-        self.image_column, self.objects_column = image_column, objects_column
+    image_size: int | None = None
+    bbox_format: Literal["xywh", "xyxy"] = "xywh"
+    augment: bool = True
+    image_column: str | None = None
+    objects_column: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bbox_format not in ("xywh", "xyxy"):
+            raise ValueError(f"Expected bbox_format to be 'xywh' or 'xyxy', but got {self.bbox_format!r}.")
         self.categories: dict[int, str] = {}
         self._opened: Any = None
 
@@ -114,14 +100,12 @@ class CocoData(TableData):
                 self._opened = super().open_splits()
         return self._opened
 
-    def samples(self, rows: Any, role: str) -> Scenes:
+    def samples(self, rows: Any, role: str) -> Samples:
         """Return (image, objects) of each row.
 
         Raises:
-            ValueError: If there are no rows, the column is missing, or the column has no boxes and categories.
+            ValueError: If the column is missing, or has no boxes and categories.
         """
-        if not len(rows):
-            raise ValueError(f"Expected images in the {role} split of {self.path}, but it is empty. Name another.")
         image = find_column(rows, self.image_column, IMAGE_COLUMNS, "image")
         objects = find_column(rows, self.objects_column, OBJECTS, "objects")
         fields = _fields(rows.features[objects], objects)
@@ -129,9 +113,11 @@ class CocoData(TableData):
             self.categories = _categories(self.open_splits(), objects, fields["category"])
         target_of = Targets(fields, {number: label for label, number in enumerate(self.categories)}, self.bbox_format)
         transform = SceneTransform(self.image_size, role == "train" and self.augment)
-        return Scenes(as_images(rows, image), image, objects, target_of, transform)
+        reader = SceneReader(image, objects, target_of, transform)
+        return Samples(as_images(rows, image), reader, listed, self.source(role))
 
 
+@dataclass(frozen=True)
 class Targets:
     """Function from the objects in a row to boxes and labels.
 
@@ -141,8 +127,9 @@ class Targets:
         bbox_format: Format of the boxes.
     """
 
-    def __init__(self, fields: Mapping[str, str], labels: Mapping[int, int], bbox_format: str) -> None:
-        self.fields, self.labels, self.bbox_format = fields, labels, bbox_format
+    fields: Mapping[str, str]
+    labels: Mapping[int, int]
+    bbox_format: str
 
     def __call__(self, objects: Any) -> dict[str, Tensor]:
         """Return the tensors of a row.
@@ -152,18 +139,18 @@ class Targets:
         """
         from torchvision.ops import box_area, box_convert
 
-        listed = {field: _values(objects, name) for field, name in self.fields.items()}
-        unknown = [number for number in listed["category"] if number not in self.labels]
+        values = {field: _values(objects, name) for field, name in self.fields.items()}
+        unknown = [number for number in values["category"] if number not in self.labels]
         if unknown:
             raise ValueError(
                 f"Expected categories among {_some(self.labels)}, but an object is of {unknown[0]}. Is the split "
                 "annotated as the others are?"
             )
-        boxes = torch.tensor(listed["bbox"], dtype=torch.float32).reshape(-1, 4)
+        boxes = torch.tensor(values["bbox"], dtype=torch.float32).reshape(-1, 4)
         boxes = box_convert(boxes, self.bbox_format, "xyxy")
-        labels = torch.tensor([self.labels[number] for number in listed["category"]], dtype=torch.long)
-        area = torch.tensor(listed["area"], dtype=torch.float32) if "area" in listed else box_area(boxes)
-        crowd = torch.tensor(listed["iscrowd"]) if "iscrowd" in listed else torch.zeros(len(labels))
+        labels = torch.tensor([self.labels[number] for number in values["category"]], dtype=torch.long)
+        area = torch.tensor(values["area"], dtype=torch.float32) if "area" in values else box_area(boxes)
+        crowd = torch.tensor(values["iscrowd"]) if "iscrowd" in values else torch.zeros(len(labels))
         return {"boxes": boxes, "labels": labels, "area": area, "iscrowd": crowd.long()}
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any
 
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from prunerecover.display.spelled_out import spelled_out
 from prunerecover.recipes.data.image_source import as_images, find_column, type_of
-from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, TableArguments, TableData
+from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, Samples, TableData
 from prunerecover.recipes.networks.model_names import preprocessing
 
 LABEL_COLUMNS = ("label", "fine_label", "labels", "cls", "class")
@@ -35,21 +34,21 @@ class Transform:
         return self.tensor_of(image.convert(self.mode))
 
 
-class LabelledImages(Dataset[tuple[Tensor, int]]):
-    """Rows of a `datasets` table as (transformed image, label)."""
+@dataclass(frozen=True)
+class LabelledImage:
+    """Reader of a row as (transformed image, label)."""
 
-    def __init__(self, rows: Any, image: str, label: str, transform: Callable[[Any], Tensor]) -> None:
-        self.rows, self.image, self.label, self.transform = rows, image, label, transform
+    image: str
+    label: str
+    transform: Callable[[Any], Tensor]
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        row = self.rows[index]
+    def __call__(self, row: Any, number: int) -> tuple[Tensor, int]:
+        """Return the tensor and the label of a row."""
         return self.transform(row[self.image]), int(row[self.label])
 
 
-@spelled_out(TableArguments, TableData)
+@spelled_out(TableData)
+@dataclass(eq=False, kw_only=True)
 class ImageData(TableData):
     """Train, validation and test images.
 
@@ -69,31 +68,19 @@ class ImageData(TableData):
         batch_size: Images per device.
     """
 
-    def __init__(
-        self,
-        path: str,
-        name: str | None = None,
-        model: str | None = None,
-        image_size: int | None = None,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
-        interpolation: str | None = None,
-        crop_pct: float | None = None,
-        image_column: str | None = None,
-        label_column: str | None = None,
-        augment: bool = True,
-        augment_kwargs: dict[str, Any] | None = None,
-        batch_size: int = 64,
-        **table: Unpack[TableArguments],
-    ) -> None:
-        super().__init__(path, name, batch_size, **table)
-        given = {"mean": mean, "std": std, "interpolation": interpolation, "crop_pct": crop_pct}
-        self.given = {key: value for key, value in given.items() if value is not None}
-        self.model, self.image_size = model, image_size
-        self.image_column, self.label_column = image_column, label_column
-        self.augment, self.augment_kwargs = augment, augment_kwargs or {}
+    model: str | None = None
+    image_size: int | None = None
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    interpolation: str | None = None
+    crop_pct: float | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    augment: bool = True
+    augment_kwargs: dict[str, Any] | None = None
+    batch_size: int = 64
 
-    def samples(self, rows: Any, role: str) -> LabelledImages:
+    def samples(self, rows: Any, role: str) -> Samples:
         """Return (transformed image, label) of each row."""
         image = find_column(rows, self.image_column, IMAGE_COLUMNS, "image")
         label = find_column(rows, self.label_column, LABEL_COLUMNS, "label")
@@ -104,7 +91,8 @@ class ImageData(TableData):
                 f"Expected whole-number labels in column {label!r}, but got {dtype}. "
                 "Encode them first (datasets: class_encode_column), or set label_column."
             )
-        return LabelledImages(rows, image, label, self.transform(training=role == "train" and self.augment))
+        transform = self.transform(training=role == "train" and self.augment)
+        return Samples(rows, LabelledImage(image, label, transform), source=self.source(role))
 
     def transform(self, training: bool) -> Callable[[Any], Tensor]:
         """Return timm's transform: random for training, a resize and centre crop otherwise."""
@@ -117,7 +105,8 @@ class ImageData(TableData):
         for name in ("mean", "std"):  # timm's defaults are of colour images
             if len(config[name]) != channels:
                 config[name] = (sum(config[name]) / len(config[name]),) * channels
-        config.update(self.given)
+        given = {name: getattr(self, name) for name in ("mean", "std", "interpolation", "crop_pct")}
+        config.update({name: value for name, value in given.items() if value is not None})
         if training:
-            config.update(self.augment_kwargs)
+            config.update(self.augment_kwargs or {})
         return Transform("L" if channels == 1 else "RGB", create_transform(**config, is_training=training))

@@ -8,47 +8,92 @@ image, with slightly higher scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from prunerecover.display.spelled_out import spelled_out
 from prunerecover.recipes.data.image_source import as_images, find_column
 from prunerecover.recipes.data.scene_folder import is_scene_folder, open_scene_folder
-from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, TableArguments, TableData
+from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, Samples, TableData
 from prunerecover.recipes.networks.model_names import expand, preprocessing
 
 ANNOTATION_COLUMNS = ("annotation", "mask", "label", "segmentation")
 IGNORED = 255
 
 
-class Scenes(Dataset[tuple[Tensor, Tensor]]):
-    """Rows of a `datasets` table as (image `(3, H, W)`, class per pixel `(H, W)`)."""
+@dataclass(frozen=True)
+class SceneTransform:
+    """Transform of a PIL image and an annotation `(H, W)` to tensors of equal size.
 
-    def __init__(self, rows: Any, image: str, annotation: str, transform: Callable[[Any, Any], Any]) -> None:
-        self.rows, self.image, self.annotation, self.transform = rows, image, annotation, transform
+    Args:
+        steps: Transforms of both, of torchvision.
+        normalise: Transform of the image alone.
+        first_class: Annotation value of class 0.
+        ignore: Annotation value without a score; None: no value.
+    """
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    steps: Any
+    normalise: Any
+    first_class: int
+    ignore: int | None
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        row = self.rows[index]
+    def __call__(self, image: Any, annotation: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return the image `(3, H, W)` and the class per pixel `(H, W)`."""
+        from torchvision.transforms.v2.functional import to_image
+        from torchvision.tv_tensors import Mask
+
+        pixels, classes = self.steps(to_image(image), Mask(self._classes(torch.from_numpy(annotation))))
+        return self.normalise(pixels).as_subclass(Tensor), classes.as_subclass(Tensor).long()
+
+    def _classes(self, annotation: Tensor) -> Tensor:
+        """Return class indices from 0 on, with `IGNORED` for unscored pixels.
+
+        Raises:
+            ValueError: If the annotation is a picture in colours.
+        """
+        if annotation.ndim != 2:
+            raise ValueError(
+                "Expected an annotation with one class index per pixel, (H, W), but got one of shape "
+                f"{tuple(annotation.shape)}. Convert colours to indices first."
+            )
+        values = annotation.long()
+        unscored = values < self.first_class
+        if self.ignore is not None:
+            unscored |= values == self.ignore
+        return (values - self.first_class).masked_fill(unscored, IGNORED).to(torch.uint8)
+
+
+@dataclass(frozen=True)
+class SceneReader:
+    """Reader of a row as (image `(3, H, W)`, class per pixel `(H, W)`)."""
+
+    image: str
+    annotation: str
+    transform: SceneTransform
+
+    def __call__(self, row: Any, number: int) -> tuple[Tensor, Tensor]:
+        """Return the image and the classes of a row.
+
+        Raises:
+            ValueError: If image and annotation differ in size, or the annotation is a picture in colours.
+        """
         image, annotation = row[self.image], row[self.annotation]
         if image.size != annotation.size:
             sizes = [f"{width} x {height}" for width, height in (image.size, annotation.size)]
             raise ValueError(
-                f"Expected an annotation of the size of its image, {sizes[0]} pixels, but that of scene {index} has "
-                f"{sizes[1]}. Resize one of the two, annotations without interpolation, or leave the scene out."
+                f"Expected an annotation of the size of its image, {sizes[0]} pixels, but got {sizes[1]}. Resize one "
+                "of the two, annotations without interpolation, or leave the scene out."
             )
-        return self.transform(image.convert("RGB"), np.array(annotation))  # type: ignore[no-any-return]
+        return self.transform(image.convert("RGB"), np.array(annotation))
 
 
-@spelled_out(TableArguments, TableData)
+@spelled_out(TableData)
+@dataclass(eq=False, kw_only=True)
 class SegmentationData(TableData):
     """Train, validation and test scenes.
 
@@ -68,82 +113,48 @@ class SegmentationData(TableData):
         batch_size: Scenes per device.
     """
 
-    def __init__(
-        self,
-        path: str,
-        name: str | None = None,
-        model: str | None = None,
-        image_size: int | tuple[int, int] = 512,
-        first_class: int = 0,
-        ignore: int | None = None,
-        scale: tuple[float, float] = (0.5, 2.0),
-        augment: bool = True,
-        image_column: str | None = None,
-        annotation_column: str | None = None,
-        batch_size: int = 8,
-        **table: Unpack[TableArguments],
-    ) -> None:
-        super().__init__(path, name, batch_size, **table)
-        if not 0 < scale[0] <= scale[1]:
-            raise ValueError(f"Expected scale to be a range of positive numbers, but got {scale}. Try (0.5, 2.0).")
-        self.model, self.scale, self.augment = model, scale, augment
-        self.image_size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        self.first_class, self.ignore = first_class, ignore
-        self.image_column, self.annotation_column = image_column, annotation_column
+    model: str | None = None
+    image_size: int | tuple[int, int] = 512
+    first_class: int = 0
+    ignore: int | None = None
+    scale: tuple[float, float] = (0.5, 2.0)
+    augment: bool = True
+    image_column: str | None = None
+    annotation_column: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.scale[0] <= self.scale[1]:
+            raise ValueError(f"Expected scale to be a range of positive numbers, but got {self.scale}. Try (0.5, 2.0).")
 
     def open_splits(self) -> Any:
         """Return the `datasets.DatasetDict` at `path`."""
         folder = Path(expand(self.path))
         return open_scene_folder(folder) if is_scene_folder(folder) else super().open_splits()
 
-    def samples(self, rows: Any, role: str) -> Scenes:
+    def samples(self, rows: Any, role: str) -> Samples:
         """Return (image, class per pixel) of each row."""
         image = find_column(rows, self.image_column, IMAGE_COLUMNS, "image")
         annotation = find_column(rows, self.annotation_column, ANNOTATION_COLUMNS, "annotation")
-        rows = as_images(as_images(rows, image), annotation)
-        return Scenes(rows, image, annotation, self.transform(training=role == "train" and self.augment))
+        reader = SceneReader(image, annotation, self.transform(training=role == "train" and self.augment))
+        return Samples(as_images(as_images(rows, image), annotation), reader, source=self.source(role))
 
-    def transform(self, training: bool) -> Callable[[Any, Any], tuple[Tensor, Tensor]]:
-        """Return the transform of a PIL image and an annotation `(H, W)` to tensors of `image_size`."""
+    def transform(self, training: bool) -> SceneTransform:
+        """Return the transform of a scene to tensors of `image_size`: random for training."""
         import torchvision.transforms.v2 as v2
         from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
         from torchvision.tv_tensors import Image, Mask
 
         config = preprocessing(self.model) if self.model else {}
-        least, most = (int(factor * min(self.image_size)) for factor in self.scale)
+        size = (self.image_size, self.image_size) if isinstance(self.image_size, int) else tuple(self.image_size)
+        least, most = (int(factor * min(size)) for factor in self.scale)
         random = [
             v2.RandomResize(least, most + 1),
-            v2.RandomCrop(self.image_size, pad_if_needed=True, fill={Image: 0, Mask: IGNORED}),
+            v2.RandomCrop(size, pad_if_needed=True, fill={Image: 0, Mask: IGNORED}),
             v2.RandomHorizontalFlip(),
             v2.ColorJitter(brightness=0.3, contrast=0.3, saturation=0.3),
         ]
+        scaled = v2.ToDtype({Image: torch.float32, "others": None}, scale=True)
+        steps = v2.Compose([*(random if training else [v2.Resize(size)]), scaled])
         normalise = v2.Normalize(config.get("mean", IMAGENET_DEFAULT_MEAN), config.get("std", IMAGENET_DEFAULT_STD))
-        steps = v2.Compose(
-            [
-                *(random if training else [v2.Resize(self.image_size)]),
-                v2.ToDtype({Image: torch.float32, "others": None}, scale=True),
-            ]
-        )
-
-        def apply(image: Any, annotation: Any) -> tuple[Tensor, Tensor]:
-            pixels, classes = steps(v2.functional.to_image(image), Mask(self._classes(torch.from_numpy(annotation))))
-            return normalise(pixels).as_subclass(Tensor), classes.as_subclass(Tensor).long()
-
-        return apply
-
-    def _classes(self, annotation: Tensor) -> Tensor:
-        """Return class indices from 0 on, with `IGNORED` for unscored pixels.
-
-        Raises:
-            ValueError: If the annotation is a picture in colours.
-        """
-        if annotation.ndim != 2:
-            raise ValueError(
-                "Expected an annotation with one class index per pixel, (H, W), but got one of shape "
-                f"{tuple(annotation.shape)}. Convert colours to indices first."
-            )
-        values = annotation.long()
-        unscored = values < self.first_class
-        if self.ignore is not None:
-            unscored |= values == self.ignore
-        return (values - self.first_class).masked_fill(unscored, IGNORED).to(torch.uint8)
+        return SceneTransform(steps, normalise, self.first_class, self.ignore)

@@ -9,47 +9,28 @@ in the prompt or streaming: all tokens of a split are held in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from prunerecover.display.spelled_out import spelled_out
 from prunerecover.language.accuracy import EncodedQuestion, choice_batch, encode_question
 from prunerecover.language.likelihood import Encoding, labelled, scored_behind
-from prunerecover.recipes.data.language.choice_columns import ChoiceColumns, find_choice_columns
-from prunerecover.recipes.data.language.language_data import LanguageArguments, LanguageData
+from prunerecover.recipes.data.language.choice_columns import find_choice_columns
+from prunerecover.recipes.data.language.language_data import LanguageData
 from prunerecover.recipes.data.language.tokenizers import context_of, open_tokenizer
-from prunerecover.recipes.data.table_data import TableArguments, TableData
+from prunerecover.recipes.data.table_data import Samples
 
 
-class ChoiceQuestions(Dataset[EncodedQuestion]):
-    """Questions as tokens, with a method for batches.
-
-    Args:
-        questions: Questions in order.
-        tokenizer: Tokenizer with the padding of batches.
-        training: Whether batches hold right answers alone.
-    """
-
-    def __init__(self, questions: Sequence[EncodedQuestion], tokenizer: Any, training: bool) -> None:
-        self.questions, self.tokenizer, self.training = questions, tokenizer, training
-
-    def __len__(self) -> int:
-        return len(self.questions)
-
-    def __getitem__(self, index: int) -> EncodedQuestion:
-        return self.questions[index]
-
-    def collate(self, questions: Sequence[EncodedQuestion]) -> dict[str, Tensor]:
-        """Return a batch: right answers with labels in training, else the batch of `choice_batch`."""
-        if self.training:
-            rights = [scored_behind(*question.rows[question.answer]) for question in questions]
-            return labelled(rights, self.tokenizer)
-        return choice_batch(questions, self.tokenizer)
+def right_answers(questions: Sequence[EncodedQuestion], tokenizer: Any) -> dict[str, Tensor]:
+    """Return the questions' right answers as a batch with labels."""
+    return labelled([scored_behind(*question.rows[question.answer]) for question in questions], tokenizer)
 
 
-@spelled_out(LanguageArguments, TableArguments, LanguageData, TableData)
+@spelled_out(LanguageData)
+@dataclass(eq=False, kw_only=True)
 class ChoiceData(LanguageData):
     """Train, validation and test questions.
 
@@ -69,23 +50,13 @@ class ChoiceData(LanguageData):
         ValueError: If an argument is out of range.
     """
 
-    def __init__(
-        self,
-        path: str,
-        name: str | None = None,
-        chat: bool = False,
-        question_column: str | None = None,
-        choices_column: str | None = None,
-        answer_column: str | None = None,
-        passage_column: str | None = None,
-        batch_size: int = 8,
-        **table: Unpack[LanguageArguments],
-    ) -> None:
-        super().__init__(path, name, batch_size, **table)
-        self.chat = chat
-        self.columns = (question_column, choices_column, answer_column, passage_column)
+    chat: bool = False
+    question_column: str | None = None
+    choices_column: str | None = None
+    answer_column: str | None = None
+    passage_column: str | None = None
 
-    def samples(self, rows: Any, role: str) -> ChoiceQuestions:
+    def samples(self, rows: Any, role: str) -> Samples:
         """Return the questions of the rows as tokens.
 
         Raises:
@@ -94,12 +65,8 @@ class ChoiceData(LanguageData):
         """
         tokenizer = open_tokenizer(self.model, self.tokenizer)
         encoding = Encoding(tokenizer, context_of(self.model, tokenizer), self.chat)
-        columns = find_choice_columns(rows, *self.columns)
-        questions = [self._encoded(row, number, columns, encoding, role) for number, row in enumerate(rows)]
-        return ChoiceQuestions(questions, tokenizer, training=role == "train")
-
-    def _encoded(
-        self, row: dict[str, Any], number: int, columns: ChoiceColumns, encoding: Encoding, role: str
-    ) -> EncodedQuestion:
-        with self.naming_row(number, role):
-            return encode_question(columns.read(row), encoding, number)
+        named = (self.question_column, self.choices_column, self.answer_column, self.passage_column)
+        columns = find_choice_columns(rows, *named)
+        questions = self.read(rows, role, lambda row, number: encode_question(columns.read(row), encoding, number))
+        collate = right_answers if role == "train" else choice_batch
+        return Samples(questions, collate=partial(collate, tokenizer=tokenizer))

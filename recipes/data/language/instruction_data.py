@@ -8,20 +8,20 @@ packing or streaming: all tokens of a split are held in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from prunerecover.display.spelled_out import spelled_out
 from prunerecover.importance.measuring.losses import IGNORED
 from prunerecover.language.likelihood import TokenRow, labelled
 from prunerecover.language.responses import chat_row, instruction_messages, instruction_row
 from prunerecover.recipes.data.image_source import find_column
-from prunerecover.recipes.data.language.language_data import LanguageArguments, LanguageData
+from prunerecover.recipes.data.language.language_data import LanguageData
 from prunerecover.recipes.data.language.tokenizers import check_length, open_tokenizer
-from prunerecover.recipes.data.table_data import TableArguments, TableData
+from prunerecover.recipes.data.table_data import Samples
 
 MESSAGES = ("messages", "conversations", "conversation")
 INSTRUCTIONS = ("instruction", "prompt", "question")
@@ -29,29 +29,8 @@ INPUTS = ("input", "context")
 OUTPUTS = ("output", "response", "completion", "answer")
 
 
-class LabelledRows(Dataset[TokenRow]):
-    """Tokens with labels, with a method for padded batches.
-
-    Args:
-        rows: Token rows in order.
-        tokenizer: Tokenizer with the padding of batches.
-    """
-
-    def __init__(self, rows: Sequence[TokenRow], tokenizer: Any) -> None:
-        self.rows, self.tokenizer = rows, tokenizer
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> TokenRow:
-        return self.rows[index]
-
-    def collate(self, rows: Sequence[TokenRow]) -> dict[str, Tensor]:
-        """Return `input_ids`, `attention_mask` and `labels`, `(N, T)` each."""
-        return labelled(rows, self.tokenizer)
-
-
-@spelled_out(LanguageArguments, TableArguments, LanguageData, TableData)
+@spelled_out(LanguageData)
+@dataclass(eq=False, kw_only=True)
 class InstructionData(LanguageData):
     """Train, validation and test instructions, or chats.
 
@@ -71,25 +50,14 @@ class InstructionData(LanguageData):
         ValueError: If an argument is out of range.
     """
 
-    def __init__(
-        self,
-        path: str,
-        name: str | None = None,
-        length: int = 512,
-        chat: bool | None = None,
-        messages_column: str | None = None,
-        instruction_column: str | None = None,
-        input_column: str | None = None,
-        output_column: str | None = None,
-        batch_size: int = 8,
-        **table: Unpack[LanguageArguments],
-    ) -> None:
-        super().__init__(path, name, batch_size, **table)
-        self.length, self.chat = length, chat
-        self.messages_column, self.output_column = messages_column, output_column
-        self.instruction_column, self.input_column = instruction_column, input_column
+    length: int = 512
+    chat: bool | None = None
+    messages_column: str | None = None
+    instruction_column: str | None = None
+    input_column: str | None = None
+    output_column: str | None = None
 
-    def samples(self, rows: Any, role: str) -> LabelledRows:
+    def samples(self, rows: Any, role: str) -> Samples:
         """Return the tokens and labels of the rows.
 
         Raises:
@@ -99,8 +67,8 @@ class InstructionData(LanguageData):
         tokenizer = open_tokenizer(self.model, self.tokenizer)
         check_length(self.length, self.model, tokenizer)
         columns = self._columns(rows)
-        encoded = [self._encoded(row, number, columns, tokenizer, role) for number, row in enumerate(rows)]
-        return LabelledRows(self._cut(encoded, role), tokenizer)
+        encoded = self.read(rows, role, lambda row, _: self._encoded(row, columns, tokenizer))
+        return Samples(self._cut(encoded, role), collate=partial(labelled, tokenizer=tokenizer))
 
     def _columns(self, rows: Any) -> tuple[str, ...]:
         """Return the column of chats, or the columns of instructions, outputs and, if present, inputs."""
@@ -113,17 +81,14 @@ class InstructionData(LanguageData):
         given = self.input_column or names & set(INPUTS)
         return (instruction, output, *([find_column(rows, self.input_column, INPUTS, "input")] if given else []))
 
-    def _encoded(
-        self, row: dict[str, Any], number: int, columns: tuple[str, ...], tokenizer: Any, role: str
-    ) -> TokenRow:
-        with self.naming_row(number, role):
-            if len(columns) == 1:
-                return chat_row(row[columns[0]], tokenizer)
-            instruction, output, *inputs = (row[name] for name in columns)
-            given = inputs[0] if inputs else ""
-            if bool(tokenizer.chat_template) if self.chat is None else self.chat:
-                return chat_row(instruction_messages(instruction, given, output), tokenizer)
-            return instruction_row(instruction, given, output, tokenizer)
+    def _encoded(self, row: dict[str, Any], columns: tuple[str, ...], tokenizer: Any) -> TokenRow:
+        if len(columns) == 1:
+            return chat_row(row[columns[0]], tokenizer)
+        instruction, output, *inputs = (row[name] for name in columns)
+        given = inputs[0] if inputs else ""
+        if bool(tokenizer.chat_template) if self.chat is None else self.chat:
+            return chat_row(instruction_messages(instruction, given, output), tokenizer)
+        return instruction_row(instruction, given, output, tokenizer)
 
     def _cut(self, rows: Sequence[TokenRow], role: str) -> list[TokenRow]:
         """Return the rows cut to `length` tokens, without rows that have no scored token left."""

@@ -2,53 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from prunerecover.display.spelled_out import spelled_out
 from prunerecover.recipes.data.language.text_source import open_text
 from prunerecover.recipes.data.language.tokenizers import name_of
-from prunerecover.recipes.data.table_data import TableArguments, TableData
+from prunerecover.recipes.data.table_data import Samples, TableData
 
 
-class LanguageArguments(TableArguments, total=False):
-    """Types of the arguments for data of language models.
-
-    Args:
-        model: Path or hub id of the language model with the tokenizer and the context length; None: the trained model.
-        tokenizer: Path or hub id of another tokenizer; None takes the model's.
-    """
-
-    model: str | None
-    tokenizer: str | None
-
-
+@spelled_out(TableData)
+@dataclass(eq=False, kw_only=True)
 class LanguageData(TableData):
     """Train, validation and test rows of a source, for a language model.
 
     Args:
         path: Hub id, or local files for `open_text`.
         name: Configuration of the hub data set; in a local folder of several data sets, the name of one.
-        batch_size: Samples per device.
-        table: Further arguments of `TableData`.
+        model: Path or hub id of the language model with the tokenizer and the context length; None: the trained model.
+        tokenizer: Path or hub id of another tokenizer; None takes the model's.
 
     Raises:
         ValueError: If an argument is out of range.
     """
 
-    def __init__(
-        self,
-        path: str,
-        name: str | None,
-        batch_size: int,
-        *,
-        model: str | None = None,
-        tokenizer: str | None = None,
-        num_workers: int = 0,
-        **table: Any,
-    ) -> None:
-        super().__init__(path, name, batch_size, num_workers=num_workers, **table)
-        self.model, self.tokenizer = model, tokenizer
+    model: str | None = None
+    tokenizer: str | None = None
+    num_workers: int = 0
 
     def setup(self, stage: str) -> None:
         """Open the splits for `stage`.
@@ -64,10 +45,7 @@ class LanguageData(TableData):
         """Return the rows of every split."""
         return open_text(self.path, self.name)
 
-    @contextmanager
-    def naming_row(self, number: int, role: str) -> Iterator[None]:
-        """Add the number of the row to an error about a row."""
-        try:
-            yield
-        except ValueError as error:
-            raise ValueError(f"{error} This is row {number} of the {role} data in {self.path}.") from error
+    def read(self, rows: Any, role: str, read: Callable[[Any, int], Any]) -> list[Any]:
+        """Return what a reader makes of each row, in memory."""
+        samples = Samples(rows, read, source=self.source(role))
+        return [samples[number] for number in range(len(samples))]

@@ -10,44 +10,31 @@ memory, four bytes each.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Unpack
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from prunerecover.display.spelled_out import spelled_out
 from prunerecover.recipes.data.image_source import find_column, type_of
-from prunerecover.recipes.data.language.language_data import LanguageArguments, LanguageData
+from prunerecover.recipes.data.language.language_data import LanguageData
 from prunerecover.recipes.data.language.tokenizers import check_length, open_tokenizer
-from prunerecover.recipes.data.table_data import TableArguments, TableData
+from prunerecover.recipes.data.table_data import Samples
 
 TEXT_COLUMNS = ("text", "content", "document")
 DOCUMENTS = 1000  # tokenized at a time
 JOINED_ROWS = 10_000  # tokenized as one string; the WikiText-2 test split has 4,358
 
 
-class PackedTokens(Dataset[dict[str, Tensor]]):
-    """Sequences of equal length, as inputs and as labels: a causal language model shifts the labels.
-
-    Args:
-        tokens: All token ids in order, `(n,)`; an incomplete last sequence is left out.
-        length: Tokens per sequence.
-    """
-
-    def __init__(self, tokens: Tensor, length: int) -> None:
-        self.sequences = tokens[: len(tokens) // length * length].view(-1, length)
-
-    def __len__(self) -> int:
-        return len(self.sequences)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        tokens = self.sequences[index].long()
-        return {"input_ids": tokens, "labels": tokens}
+def as_sequence(tokens: Tensor, number: int) -> dict[str, Tensor]:
+    """Return tokens as inputs and as labels: a causal language model shifts the labels."""
+    return {"input_ids": tokens.long(), "labels": tokens.long()}
 
 
-@spelled_out(LanguageArguments, TableArguments, LanguageData, TableData)
+@spelled_out(LanguageData)
+@dataclass(eq=False, kw_only=True)
 class TextData(LanguageData):
     r"""Train, validation and test sequences.
 
@@ -64,23 +51,16 @@ class TextData(LanguageData):
         ValueError: If an argument is out of range.
     """
 
-    def __init__(
-        self,
-        path: str,
-        name: str | None = None,
-        length: int = 512,
-        separator: str | None = None,
-        text_column: str | None = None,
-        batch_size: int = 8,
-        **table: Unpack[LanguageArguments],
-    ) -> None:
-        super().__init__(path, name, batch_size, **table)
-        if length < 2:
-            raise ValueError(f"Expected a length of 2 or more tokens, to predict the next one, but got {length}.")
-        self.length = length
-        self.separator, self.text_column = separator, text_column
+    length: int = 512
+    separator: str | None = None
+    text_column: str | None = None
 
-    def samples(self, rows: Any, role: str) -> PackedTokens:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length < 2:
+            raise ValueError(f"Expected a length of 2 or more tokens, to predict the next one, but got {self.length}.")
+
+    def samples(self, rows: Any, role: str) -> Samples:
         """Return the sequences of the rows, packed in order.
 
         Raises:
@@ -94,15 +74,15 @@ class TextData(LanguageData):
         tokenizer = open_tokenizer(self.model, self.tokenizer)
         check_length(self.length, self.model, tokenizer)
         join = self.separator
-        tokens = _documents(rows, column, tokenizer) if join is None else _joined(rows, column, tokenizer, join)
-        pieces = [np.empty(0, np.int32), *tokens]
-        packed = PackedTokens(torch.from_numpy(np.concatenate(pieces)), self.length)
-        if not len(packed):
+        pieces = _documents(rows, column, tokenizer) if join is None else _joined(rows, column, tokenizer, join)
+        tokens = torch.from_numpy(np.concatenate([np.empty(0, np.int32), *pieces]))
+        whole = len(tokens) // self.length
+        if not whole:
             raise ValueError(
                 f"Expected {role} text of at least one sequence of {self.length} tokens in {self.path}, but got "
-                f"{sum(map(len, pieces))} tokens in {len(rows)} rows. Set a smaller length, or give more text."
+                f"{len(tokens)} tokens in {len(rows)} rows. Set a smaller length, or give more text."
             )
-        return packed
+        return Samples(tokens[: whole * self.length].view(-1, self.length), as_sequence)
 
 
 def _documents(rows: Any, column: str, tokenizer: Any) -> Iterator[np.ndarray]:

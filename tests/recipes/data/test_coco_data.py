@@ -164,7 +164,7 @@ def test_images_that_are_elsewhere_are_asked_for(coco: Path) -> None:
 def test_a_category_of_no_split_is_refused(coco: Path) -> None:
     entry = {"id": 1, "image_id": 100, "category_id": 90, "bbox": [0, 0, 4, 4]}
     data = opened(broken(coco, annotations=[entry]))
-    with pytest.raises(ValueError, match="Expected categories among 3, 17, 18, but an object is of 90"):
+    with pytest.raises(ValueError, match="categories among 3, 17, 18, but an object is of 90.*This is row 0 of"):
         next(iter(data.train_dataloader()))
 
 
@@ -179,12 +179,6 @@ def test_objects_without_boxes_are_refused(tmp_path: Path, own_cache: Path) -> N
     Dataset.from_list(rows).to_parquet(str(tmp_path / "train.parquet"))
     with pytest.raises(ValueError, match=r"with bbox or boxes or bboxes in column 'objects', .* but it has category"):
         opened(tmp_path)
-
-
-def test_an_empty_split_is_refused(coco: Path) -> None:
-    data = opened(coco)
-    with pytest.raises(ValueError, match="Expected images in the test split of .*, but it is empty"):
-        data.samples(data.open_splits()["validation"].select([]), "test")
 
 
 def test_a_hub_id_without_a_network_says_what_to_check(own_cache: Path) -> None:

@@ -98,7 +98,7 @@ def test_annotation_of_another_size_is_refused(tmp_path: Path, own_cache: Path) 
     folder = write_scenes(tmp_path / "scenes")
     write_parquet(folder / "train.parquet", [*drawn(2), (image, small)])
     data = opened(folder)
-    with pytest.raises(ValueError, match="size of its image, 20 x 20 pixels, but that of scene 2 has 20 x 10"):
+    with pytest.raises(ValueError, match="its image, 20 x 20 pixels, but got 20 x 10.*This is row 2 of the train"):
         data.datasets["train"][2]
 
 

@@ -88,7 +88,7 @@ def test_columns_are_named(tmp_path: Path, tokenizer: str) -> None:
 
 def test_a_fraction_is_of_questions(tmp_path: Path, tokenizer: str) -> None:
     data = opened(write_rows(tmp_path / "a.jsonl", ROWS), tokenizer, val_fraction=0.3)
-    train, val = (data.datasets[role].questions for role in ("train", "val"))  # type: ignore[attr-defined]
+    train, val = (data.datasets[role].rows for role in ("train", "val"))
     assert (len(train), len(val)) == (7, 3)
     assert not {str(question.rows) for question in train} & {str(question.rows) for question in val}
 

@@ -44,7 +44,7 @@ def opened(path: Path, tokenizer: str, **kwargs: Any) -> InstructionData:
 
 
 def rows_of(data: InstructionData, role: str = "train") -> list[tuple[list[int], list[int]]]:
-    return list(data.datasets[role].rows)  # type: ignore[attr-defined]
+    return list(data.datasets[role].rows)
 
 
 def test_instructions_stand_under_headings(tmp_path: Path, plain: str) -> None:
