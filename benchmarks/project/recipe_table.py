@@ -28,6 +28,7 @@ OPENING = """# Recipes
 
 Written by `python -m benchmarks.project.recipe_table` from the headers of `configs/*.yaml`; a test holds it to them.
 Every value of a recipe can be overridden on the command line, and a copy of the file is a recipe of your own.
+Recipes need `pip install "prunerecover[recipes]"`.
 
 ```bash
 prunerecover fit --config digits_vit_depth --trainer.max_epochs 50

@@ -8,7 +8,7 @@ from pathlib import Path
 import prunerecover
 
 PACKAGE = str(Path(prunerecover.__file__).parent)
-OURS = (ValueError, TypeError, RuntimeError)
+OURS = (ValueError, TypeError, RuntimeError, ModuleNotFoundError)
 FILES = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 LIGHTNING = "MisconfigurationException"
 # Lines of jsonargparse about types that do not matter to the user.

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from prunerecover.recipes.cli.trainer_commands import TRAINER_COMMANDS
+from prunerecover.recipes.data.needed import check_installed
 from prunerecover.version import __version__
 
 EPILOG = """\
@@ -188,6 +189,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
         return 0
     resolved = [arguments[0], *with_recipe_paths(arguments[1:])]
     _let_import_from_here()
+    check_installed("jsonargparse", "datasets")
     from prunerecover.recipes.cli.lightning_cli import run
 
     run(resolved)

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from prunerecover.recipes.data.needed import check_installed
 from prunerecover.recipes.networks.model_names import expand
+
+check_installed("datasets")
 
 
 def open_source(path: str, name: str | None = None) -> Any:

@@ -169,3 +169,39 @@ print([name for name in ("torch_pruning", "matplotlib.pyplot") if name in sys.mo
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert result.stdout.split() == ["[]", "[]"], result.stderr
+
+
+@pytest.mark.slow
+def test_the_engine_and_its_callbacks_need_no_package_of_recipes(tmp_path: Path) -> None:
+    """In a process that cannot find these packages; torchmetrics is Lightning's own requirement."""
+    script = """
+import importlib, pkgutil, sys
+from importlib.machinery import PathFinder
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name in ("datasets", "jsonargparse") else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
+import prunerecover
+found = [module.name for module in pkgutil.walk_packages(prunerecover.__path__, "prunerecover.", onerror=print)]
+outside = ("prunerecover.recipes.", "prunerecover.language.routed_harness", "prunerecover.__main__")
+for name in found:
+    if not name.startswith(outside):
+        importlib.import_module(name)
+from prunerecover.recipes.cli.main import main
+print(len(found), main(["fit", "--config", "digits_vit_depth"]), main(["report", "no_report.json"]))
+import prunerecover.recipes.tasks.digits_classifier, prunerecover.recipes.quickstart
+import prunerecover.recipes.data.image_data
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    number, *statuses = result.stdout.split()
+    assert int(number) > 400
+    assert statuses == ["2", "2"], result.stderr
+    named = "Expected jsonargparse and datasets for recipes, but jsonargparse and datasets cannot be found."
+    assert f'prunerecover: error: {named} pip install "prunerecover[recipes]"' in result.stderr
+    assert "ModuleNotFoundError: Expected datasets for recipes, but datasets cannot be found." in result.stderr
