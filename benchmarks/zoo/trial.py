@@ -16,7 +16,7 @@ from benchmarks.zoo.networks.suites import networks_of
 from prunerecover import Plan, apply_plan, export, load_pruned, save_pruned
 from prunerecover.importance.measuring.losses import loss_of, supervised_loss
 from prunerecover.refusal import Refusal
-from prunerecover.runtimes.export import FIXED_SIZES
+from prunerecover.runtimes.program_file import FIXED_SIZES
 
 SEED, BATCHES = 0, 2
 FILE, FOLDER = "outputs.pt", "pruned"

@@ -1,213 +1,136 @@
-"""Export of a whole network, including neck and head, as ONNX or as a program of `torch.export`.
+"""Export of a whole network to a file or folder of another runtime, in the formats of `FORMATS`.
 
-The export takes any number of inputs, named as in the network's forward; batches of any size and token sequences of any
-length, or only the sizes of the example. The written file is run once and compared with the network. `save_pruned`
-writes a folder with safetensors instead.
+ONNX and programs of `torch.export` hold any network, traced on an example. The formats for servers hold a decoder by
+its parts. `save_pruned` writes a folder with safetensors for `load_pruned` instead.
 """
 
 from __future__ import annotations
 
-import re
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
-from importlib.util import find_spec
-from io import StringIO
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prunerecover.files.atomic import atomic_file
 from prunerecover.model.arguments import check_flag
-from prunerecover.model.batches import ModelInputs, without_padding
-from prunerecover.model.checks import called_with, warn_unless_finite
-from prunerecover.model.evaluation import evaluating, inputs_of
+from prunerecover.model.checks import warn_unless_finite
 from prunerecover.model.paths import unwrap
-from prunerecover.refusal import Refusal
-from prunerecover.runtimes.named_network import NamedNetwork, names_beside, plain_products
-
-FORMATS = (".onnx", ".pt2")
-TOLERANCE = 1e-3
-PART = "Export the part of it that computes tensors from tensors."
-OTHER_FORMAT = (
-    "Write a program of torch.export, a path that ends in .pt2, or export the part of it that can be converted."
-)
-IN_FULL = f"Nothing was written. Export in float32, or the other of {', '.join(FORMATS)}."
-NO_OTHER_SIZE = (  # messages of torch.export on networks with a single allowed size, and on sizes of 1, taken for fixed
-    re.compile(r"\['tensors'\]\[(?P<tensor>\d+)\]\.size\(\)\[(?P<dimension>\d+)\] .*constant \((?P<size>\d+)\)"),
-    re.compile(r"of (?P<size>\d+) for dimension .*\['tensors\D+(?P<tensor>\d+)\D+\.shape\[(?P<dimension>\d+)\]"),
-)
-FIXED_SIZES = "With the sizes of the example it is exported: pass dynamic=False (--fixed-sizes on the command line)."
+from prunerecover.runtimes.program_file import write_program
+from prunerecover.serving.gguf_file import write_gguf
 
 
-def export(model: nn.Module, path: str | Path, example_inputs: Any, dynamic: bool = True) -> Path:
-    """Write a network as ONNX (`.onnx`) or as a program of `torch.export` (`.pt2`), and check the file.
+class Asked(NamedTuple):
+    """Arguments of an export beside the network and the path; see `export`."""
+
+    example_inputs: Any
+    dynamic: bool
+    tokenizer: Any
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of files.
+
+    Attributes:
+        ending: Ending of the file's name.
+        needs: Name of the argument that the format cannot do without.
+        write: Function that writes a network to a path.
+    """
+
+    ending: str
+    needs: str
+    write: Callable[[nn.Module, Path, Asked], None]
+
+
+def _program(network: nn.Module, path: Path, asked: Asked) -> None:
+    write_program(network, path, asked.example_inputs, asked.dynamic)
+
+
+def _gguf(network: nn.Module, path: Path, asked: Asked, matrices: str) -> None:
+    write_gguf(network, path, asked.tokenizer, matrices)
+
+
+# By name; the first format with an ending is the one of paths that name no other.
+FORMATS: Mapping[str, Format] = {
+    "onnx": Format(".onnx", "example_inputs", _program),
+    "pt2": Format(".pt2", "example_inputs", _program),
+    "gguf": Format(".gguf", "tokenizer", partial(_gguf, matrices="F16")),
+    "gguf-q8_0": Format(".gguf", "tokenizer", partial(_gguf, matrices="Q8_0")),
+    "gguf-f32": Format(".gguf", "tokenizer", partial(_gguf, matrices="F32")),
+}
+ENDINGS = tuple(dict.fromkeys(found.ending for found in FORMATS.values()))
+MISSING = {
+    "example_inputs": "a batch to trace the network on, such as images or a mapping of tokens",
+    "tokenizer": "the language model's, AutoTokenizer.from_pretrained(name) (--tokenizer NAME on the command line)",
+}
+
+
+def export(
+    model: nn.Module,
+    path: str | Path,
+    example_inputs: Any = None,
+    dynamic: bool = True,
+    format: str | None = None,
+    tokenizer: Any = None,
+) -> Path:
+    """Write a network for another runtime, and check what is written.
 
     Args:
-        model: Network to export, or a LightningModule with the forward; not changed.
+        model: Network to export, or a LightningModule with the forward; not changed. GGUF takes a Llama-shaped decoder
+            of transformers alone, whose layers may all differ.
         path: File to write; missing folders are made.
         example_inputs: Batch in any form of a calibration batch, on any device: a tensor, a tuple of input and labels,
-            a mapping of keyword arguments.
+            a mapping of keyword arguments; for ONNX and programs.
         dynamic: Whether the batch, the first dimension of tensors, and the second dimension of tokens `(N, T)` may have
             any size that the network allows (such as up to its number of positions); all other sizes stay as in the
-            example. False: all sizes stay.
+            example. False: all sizes stay. GGUF has free sizes always.
+        format: Name of the format: "onnx", "pt2" (a program of `torch.export`), or for llama.cpp "gguf" (matrices in
+            16-bit floats), "gguf-q8_0" (in 8 bits) or "gguf-f32". None: the path's ending tells.
+        tokenizer: Fast tokenizer of transformers, for GGUF.
 
     Returns:
         The path. ONNX inputs are named as in forward, outputs by key, with the prefix `output_` where an input has the
         same name; a loaded program takes tensors in order.
 
     Raises:
-        ValueError: If the path has another ending, the model cannot be called with the example or exported with free
-            sizes, or the file computes something else.
+        ValueError: If the format is unknown or another than the path's, an argument is missing, the model cannot be
+            called with the example or written in the format, or the file computes something else.
+        ModuleNotFoundError: If the package of a format is not installed.
     """
     path, network = Path(path), unwrap(model)
-    if path.suffix not in FORMATS:
-        raise ValueError(
-            f"Expected a path that ends in {' or '.join(FORMATS)}, but got '{path}'. A folder with safetensors is "
-            "what save_pruned(model, plan, folder) writes."
-        )
+    found = format_of(path, format)
     check_flag("dynamic", dynamic)
-    inputs = inputs_of(example_inputs, network)
+    asked = Asked(example_inputs, dynamic, tokenizer)
+    if getattr(asked, found.needs) is None:
+        raise ValueError(f"Expected {found.needs} for {path.name}, but got None. Pass {MISSING[found.needs]}.")
     warn_unless_finite(network, path)
-    with evaluating(network), plain_products(network), atomic_file(path) as unfinished:
-        try:
-            _write(network, inputs, unfinished, dynamic)
-        except Refusal as refusal:
-            if not dynamic:
-                raise
-            _write(network, inputs, unfinished, False)  # a second refusal explains itself
-            raise Refusal(refusal.expected, refusal.cause, FIXED_SIZES) from refusal
+    with atomic_file(path) as unfinished:
+        found.write(network, unfinished, asked)
     return path
 
 
-def _write(network: nn.Module, inputs: ModelInputs, path: Path, dynamic: bool) -> None:
-    """Trace a network, write the format of the path's ending, and check the file.
+def format_of(path: Path, name: str | None = None) -> Format:
+    """Return a format by name, or by the ending of a path.
 
     Raises:
-        Refusal: If a step fails.
+        ValueError: If no format has the name or the ending, or the named format has another ending.
     """
-    if inputs.n_samples == 1 and dynamic:
-        inputs = inputs.select(torch.tensor([0, 0]))  # a batch of 1 would be taken for fixed
-    named = NamedNetwork(network, inputs)
-    with called_with(network, "example_inputs", inputs):
-        wanted = named(*named.tensors)
-    program = _traced(named, inputs.n_samples if dynamic else None)
-    if path.suffix == ".pt2":
-        with path.open("wb") as file:
-            torch.export.save(program, file)
-    else:
-        _write_onnx(program, path, named.names, names_beside(named.names, wanted))
-    _check(path, named, wanted, inputs)
-
-
-def _traced(named: NamedNetwork, samples: int | None) -> Any:
-    """Trace a network.
-
-    Args:
-        named: Network to trace.
-        samples: Size of the batch, which becomes free; None: all sizes stay as in the example.
-    """
-    sizes = tuple(_free_sizes(tensor, samples) for tensor in named.tensors)
-    which = "the sizes of the example" if samples is None else "free sizes"
-    expected = f"a network that torch.export can trace with {which}"
-    said = redirect_stderr(StringIO())  # torch.export prints an unfinished graph
-    with _explained(expected, f"{type(named.network).__name__} is none", PART, named.names), said:
-        return torch.export.export(named, tuple(named.tensors), dynamic_shapes={"tensors": sizes})
-
-
-def _free_sizes(tensor: Tensor, samples: int | None) -> dict[int, Any]:
-    """Return the free dimensions of an input; the network's own code limits their range."""
-    if samples is None or not tensor.ndim or len(tensor) != samples:
-        return {}
-    tokens = tensor.ndim == 2 and not tensor.is_floating_point()
-    return dict.fromkeys((0, 1) if tokens else (0,), torch.export.Dim.DYNAMIC)
-
-
-def _write_onnx(program: Any, path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Convert a program, and write the file with unique names of inputs and outputs."""
-    with _explained("a network that torch.onnx can convert", "it cannot convert this one", OTHER_FORMAT):
-        written = torch.onnx.export(program, dynamo=True, external_data=False, verbose=False)
-    assert written is not None, "dynamo=True returns the program"
-    graph = written.model.graph
-    ends = dict(zip((*graph.inputs, *graph.outputs), (*inputs, *outputs), strict=True))
-    for value in (value for node in graph.all_nodes() for value in node.outputs):
-        if value not in ends and value.name in ends.values():
-            value.name = f"inside/{value.name}"
-    for value, name in ends.items():
-        value.name = name
-    written.save(str(path))
-
-
-def _check(path: Path, named: NamedNetwork, wanted: Mapping[str, Tensor], inputs: ModelInputs) -> None:
-    """Run the file on the example; ONNX only where onnxruntime is installed.
-
-    Raises:
-        Refusal: If the file does not run, or an output differs by more than 0.001, relative or absolute; padded tokens
-            do not count.
-    """
-    onnx = path.suffix == ".onnx"
-    if onnx and not find_spec("onnxruntime"):
-        return
-    with _explained("a file that runs", f"{'onnxruntime' if onnx else 'torch.export'} does not run it", IN_FULL):
-        found = (_run_onnx if onnx else _run_program)(path, named)
-    for one, (name, value) in zip(found, wanted.items(), strict=True):
-        got, right = (without_padding(tensor.cpu(), inputs).float() for tensor in (one, value))
-        if got.shape != right.shape or not torch.allclose(got, right, TOLERANCE, TOLERANCE, equal_nan=True):
-            by = f"by up to {float((got - right).abs().max()):.3g}" if got.shape == right.shape else "in shape"
-            raise Refusal(
-                "the exported network to compute what the model does", f"its output '{name}' differs {by}", IN_FULL
+    if name is None:
+        by_ending = next((found for found in FORMATS.values() if found.ending == path.suffix), None)
+        if by_ending is None:
+            raise ValueError(
+                f"Expected a path that ends in one of {', '.join(ENDINGS)}, but got '{path}'. A folder "
+                "with safetensors is what save_pruned(model, plan, folder) writes."
             )
-
-
-def _run_onnx(path: Path, named: NamedNetwork) -> list[Tensor]:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    given = {name: tensor.cpu().numpy() for name, tensor in zip(named.names, named.tensors, strict=True)}
-    kept = {entry.name for entry in session.get_inputs()}
-    values = session.run(None, {name: value for name, value in given.items() if name in kept})
-    return [torch.from_numpy(value) for value in values]
-
-
-def _run_program(path: Path, named: NamedNetwork) -> list[Tensor]:
-    with path.open("rb") as file:
-        return [*torch.export.load(file).module()(*named.tensors).values()]
-
-
-@contextmanager
-def _explained(expected: str, cause: str, way_out: str, names: Sequence[str] = ()) -> Iterator[None]:
-    """Turn errors of a library or of the network's code inside a `with` block into a refusal, except lack of memory.
-
-    Args:
-        expected: Expectation, see `Refusal`.
-        cause: Beginning of the cause; the error and the line of code follow.
-        way_out: Next step, see `Refusal`.
-        names: Names of the traced tensors.
-    """
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        raise Refusal(expected, f"{cause} ({_reason(error, names)})", way_out) from error
-
-
-def _reason(error: BaseException, names: Sequence[str]) -> str:
-    """Return an error's message in one line, with the line of code for a traced network."""
-    while isinstance(error, torch.onnx.errors.OnnxExporterError) and error.__cause__ is not None:
-        error = error.__cause__
-    text = str(error)
-    if fixed := next(filter(None, (pattern.search(text) for pattern in NO_OTHER_SIZE)), None):
-        name, size = names[int(fixed["tensor"])], fixed["size"]
-        return f"its code lets '{name}' have no other size than {size} in dimension {fixed['dimension']}"
-    told = next(filter(None, map(str.strip, text.splitlines())), "").removesuffix(".")
-    return f"{type(error).__name__}: {told}{_where(error) if names else ''}"
-
-
-def _where(error: BaseException) -> str:
-    own = Path(torch.__file__).parent, Path(__file__).parents[1]
-    met = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in met if not any(Path(frame.filename).is_relative_to(folder) for folder in own)]
-    return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}, `{frames[-1].line}`" if frames else ""
+        return by_ending
+    if name not in FORMATS:
+        raise ValueError(f"Expected a format of {', '.join(FORMATS)}, but got '{name}'. Name one of them.")
+    if FORMATS[name].ending != path.suffix:
+        raise ValueError(
+            f"Expected a path that ends in {FORMATS[name].ending} for the format '{name}', but got '{path}'. Name the "
+            "file so."
+        )
+    return FORMATS[name]

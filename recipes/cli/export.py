@@ -1,4 +1,4 @@
-"""Command `export`, without a trainer: a pruned model as ONNX, a program, or a folder for `load_pruned`.
+"""Command `export`, without a trainer: a pruned model in a format of another runtime, or a folder for `load_pruned`.
 
 The export computes the output of the LightningModule. A checkpoint without further weights exports the pruned network;
 a checkpoint with further weights (a segmenter's decoder on a pruned backbone) exports the smallest module with all
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import AutoTokenizer
 
 from prunerecover.checkpoint.lightning_file import LightningFile, canonical, is_checkpoint, read_checkpoint
 from prunerecover.checkpoint.pruned_folder import PLAN, load_network, load_pruned, save_pruned
@@ -24,7 +25,7 @@ from prunerecover.model.paths import get_module, is_within, unwrap
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.networks import cifar_resnet  # noqa: F401  # its names are timm's from now on
 from prunerecover.recipes.networks.detectors.detector import Detector
-from prunerecover.runtimes.export import FORMATS
+from prunerecover.runtimes.export import ENDINGS, Format, format_of
 from prunerecover.runtimes.export import export as write_network
 from prunerecover.surgery.merging import merge
 
@@ -59,12 +60,14 @@ def export(
     target: str | None = None,
     input_size: Sequence[int] | None = None,
     dynamic: bool = True,
+    format: str | None = None,
+    tokenizer: str | None = None,
 ) -> None:
-    """Write a pruned model as ONNX, as a program of `torch.export`, or as a folder for `load_pruned`.
+    """Write a pruned model in a format of another runtime, or as a folder for `load_pruned`.
 
     Args:
         path: Lightning `.ckpt` or `save_pruned` folder.
-        output: File ending in `.onnx` or `.pt2`, or a folder.
+        output: File with one of `ENDINGS`, or a folder.
         merged: Whether to merge the linears made mergeable by pruning first.
         batch_size: Batch size of the example input.
         model: Class path of the LightningModule (for a checkpoint), or of a callable without arguments that builds the
@@ -73,6 +76,8 @@ def export(
             checkpoint.
         input_size: Shape of an input, such as `(3, 224, 224)`, or the length of a text; None: the network's.
         dynamic: Whether batches and texts may differ in size from the example input.
+        format: Name of the format, see `FORMATS`; None: the ending of the output tells.
+        tokenizer: Folder or name of the tokenizer, for GGUF.
 
     Raises:
         FileNotFoundError: If `path` does not exist.
@@ -81,17 +86,19 @@ def export(
     folder = Path(output)
     if folder.suffix in OTHER_FILES:
         raise ValueError(
-            f"Expected an output that ends in .onnx or .pt2, or a folder, but got '{output}'. A folder's "
+            f"Expected an output that ends in one of {', '.join(ENDINGS)}, or a folder, but got '{output}'. A folder's "
             "weights are in model.safetensors."
         )
+    wanted = format_of(folder, format) if format or folder.suffix in ENDINGS else None
     exported = open_for_export(Path(path), model, target, merged)
-    if folder.suffix in FORMATS:
-        write_network(exported.network, folder, example_of(exported, batch_size, input_size), dynamic)
+    if wanted is not None:
+        needed = _needed(wanted, exported, batch_size, input_size, tokenizer)
+        write_network(exported.network, folder, dynamic=dynamic, format=format, **needed)
     elif exported.plan is None:
         raise ValueError(
-            f"Expected an output that ends in .onnx or .pt2 for {type(exported.network).__name__}, but got '{output}': "
-            "a folder holds one pruned network, with the modules around it. Write a file, or name a network with "
-            "--target."
+            f"Expected an output that ends in one of {', '.join(ENDINGS)} for {type(exported.network).__name__}, but "
+            f"got '{output}': a folder holds one pruned network, with the modules around it. Write a file, or name a "
+            "network with --target."
         )
     else:
         save_pruned(exported.network, exported.plan, folder, exported.target)
@@ -193,6 +200,15 @@ def example_of(exported: Exported, batch_size: int, input_size: Sequence[int] | 
         return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     shape = tuple(input_size or exported.example or image_shape(exported.network))
     return torch.zeros(batch_size, *shape)
+
+
+def _needed(
+    wanted: Format, exported: Exported, batch_size: int, input_size: Sequence[int] | None, tokenizer: str | None
+) -> dict[str, Any]:
+    """Return the argument that a format cannot do without, by name."""
+    if wanted.needs == "example_inputs":
+        return {wanted.needs: example_of(exported, batch_size, input_size)}
+    return {wanted.needs: None if tokenizer is None else AutoTokenizer.from_pretrained(tokenizer)}
 
 
 def image_shape(model: Any) -> tuple[int, ...]:

@@ -112,10 +112,12 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "write a pruned checkpoint as ONNX, as a program of torch.export, or as a folder for load_pruned"
+    text = (
+        "write a pruned checkpoint as ONNX, a program of torch.export, GGUF for llama.cpp, or a folder for load_pruned"
+    )
     parser = commands.add_parser("export", help=text, description=text)
     parser.add_argument("path", help="a Lightning .ckpt, or a folder made by save_pruned")
-    parser.add_argument("--output", required=True, help="a file that ends in .onnx or .pt2, or a folder")
+    parser.add_argument("--output", required=True, help="a file that ends in .onnx, .pt2 or .gguf, or a folder")
     parser.add_argument("--unmerged", action="store_true", help="keep mergeable linears apart")
     parser.add_argument(
         "--model",
@@ -133,6 +135,10 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--fixed-sizes", action="store_true", help="export for the example input's sizes alone, if other sizes fail"
     )
+    parser.add_argument(
+        "--format", metavar="NAME", help="gguf-q8_0 or gguf-f32: GGUF in 8 or 32 bits (default: by the output's ending)"
+    )
+    parser.add_argument("--tokenizer", metavar="NAME", help="hub name or folder of the tokenizer, for GGUF")
 
 
 def _runner(command: str) -> Callable[[argparse.Namespace], object]:
@@ -157,6 +163,8 @@ def _runner(command: str) -> Callable[[argparse.Namespace], object]:
         target=options.target,
         input_size=options.input_size,
         dynamic=not options.fixed_sizes,
+        format=options.format,
+        tokenizer=options.tokenizer,
     )
 
 

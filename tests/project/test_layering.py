@@ -32,6 +32,7 @@ ORDER = (
     "prunerecover.model",
     "prunerecover.model.narrow",
     "prunerecover.cost.units",
+    "prunerecover.serving",
     "prunerecover.runtimes",
     "prunerecover.plan",
     "prunerecover.frontiers",

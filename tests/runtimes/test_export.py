@@ -148,7 +148,9 @@ def test_inputs_that_forward_does_not_name_are_numbered() -> None:
 
 
 def test_another_ending_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"ends in \.onnx or \.pt2, but got '.*model\.pt'. A folder .* save_pruned"):
+    with pytest.raises(
+        ValueError, match=r"ends in one of \.onnx, \.pt2, \.gguf, but got '.*model\.pt'. A folder .* save_pruned"
+    ):
         export(nn.Linear(2, 2), tmp_path / "model.pt", torch.ones(2, 2))
 
 
@@ -234,8 +236,19 @@ def test_routed_experts_are_written_by_products_that_onnx_has(tmp_path: Path) ->
     torch.testing.assert_close(run(path, given)[0][seen], wanted[seen], atol=1e-3, rtol=1e-3)
 
 
+def test_a_format_is_one_of_those_and_fits_the_path(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Expected a format of onnx, pt2, gguf, .* but got 'gguf-q4'. Name one"):
+        export(nn.Linear(2, 2), tmp_path / "model.gguf", format="gguf-q4")
+    with pytest.raises(
+        ValueError, match=r"ends in \.gguf for the format 'gguf', but got '.*model\.pt2'. Name the file"
+    ):
+        export(nn.Linear(2, 2), tmp_path / "model.pt2", format="gguf")
+    with pytest.raises(ValueError, match="Expected example_inputs for model.pt2, but got None. Pass a batch"):
+        export(nn.Linear(2, 2), tmp_path / "model.pt2")
+
+
 def test_a_file_that_computes_something_else_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prunerecover.runtimes.export._run_program", lambda *_: [torch.full((2, 2), 9.0)])
+    monkeypatch.setattr("prunerecover.runtimes.program_file._run_program", lambda *_: [torch.full((2, 2), 9.0)])
     with pytest.raises(Refusal, match="to compute what the model does, but its output 'output' differs by up to"):
         export(nn.Linear(2, 2), tmp_path / "model.pt2", torch.ones(2, 2))
     assert not list(tmp_path.iterdir())

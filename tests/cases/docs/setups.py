@@ -13,6 +13,7 @@ from cases.files.scenes import write_scenes
 from cases.models.language import documents, llama_folder, tokenizer_of, write_jsonl
 from cases.models.questions import question_rows, write_rows, write_task
 from cases.models.tiny import tiny_bert, tiny_timm
+from cases.serving.uneven import TOKENS, byte_tokenizer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -85,9 +86,11 @@ SLOW |= {
 # Headings whose code needs more than is installed with the tests.
 NEEDS = {"With lm-evaluation-harness": "lm_eval", "Quantise": "torchao", "With TRL's SFTTrainer": "trl"}
 NEEDS |= {"Theirs, where it is installed": "modelopt"}
+NEEDS |= {"For llama.cpp: GGUF": "gguf"}
 LLAMA = {"HuggingFaceTB/SmolLM2-135M": "llama"}
 HUB: dict[str, dict[str, str]] = {
     "docs/methods/pudding.md": LLAMA,
+    "docs/serving.md": LLAMA,
     "docs/transformers_trainer.md": {**LLAMA, '"out", ': '"out", use_cpu=True, ', '"sft", ': '"sft", use_cpu=True, '},
     "docs/hugging_face.md": {**LLAMA, "google-bert/bert-base-uncased": "bert"},
     "docs/segmentation.md": {
@@ -116,6 +119,9 @@ def replaced_in(page: str, folder: Path) -> dict[str, str]:
     replaced = HUB.get(page, {})
     if page == "docs/segmentation.md":
         write_scenes(folder / "scenes")
+    elif page == "docs/serving.md":
+        llama_folder(folder / "llama", vocab_size=TOKENS)
+        byte_tokenizer().save_pretrained(folder / "llama")
     elif replaced:
         llama_folder(folder / "llama", num_hidden_layers=6)
     if "bert" in replaced.values():

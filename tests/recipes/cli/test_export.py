@@ -10,11 +10,12 @@ import pytest
 import torch
 from cases.files.lightning_files import Classifier, prune, rewrite, save, stirred
 from cases.models.own_networks import OwnNetwork
-from cases.models.tiny import tiny_images, tiny_timm
+from cases.models.tiny import tiny_images, tiny_llama, tiny_timm
+from cases.serving.uneven import byte_tokenizer
 from cases.tiny_plans import VIT, tiny_plan
 from torch import Tensor, nn
 
-from prunerecover import Budget, apply_plan, load_pruned, merge, plan_width, save_pruned
+from prunerecover import Budget, apply_plan, load_pruned, merge, plan_depth, plan_width, save_pruned
 from prunerecover.recipes.cli.export import image_shape, open_for_export
 from prunerecover.recipes.cli.main import main
 from prunerecover.recipes.tasks.segmenter import ImageSegmenter
@@ -59,7 +60,7 @@ def test_the_onnx_file_of_a_segmenter_scores_pixels(segmenter: tuple[Path, Image
 
 def test_sizes_are_fixed_if_asked(segmenter: tuple[Path, ImageSegmenter], monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[tuple[int, ...], bool]] = []
-    write = lambda network, path, example, dynamic: calls.append((tuple(example.shape), dynamic))  # noqa: E731
+    write = lambda network, path, dynamic, format, example_inputs: calls.append((tuple(example_inputs.shape), dynamic))  # noqa: E731
     monkeypatch.setattr("prunerecover.recipes.cli.export.write_network", write)
     for options in ([], ["--fixed-sizes", "--batch-size", "1"]):
         assert main(["export", str(segmenter[0]), "--output", "model.onnx", *options]) == 0
@@ -106,7 +107,7 @@ def test_a_folder_cannot_hold_two_pruned_networks(tmp_path: Path, capsys: pytest
         prune(module, target=target)
     path = save(module, tmp_path / "last.ckpt")
     assert main(["export", str(path), "--output", str(tmp_path / "out"), "--model", f"{__name__}.Two"]) == 2
-    assert "Expected an output that ends in .onnx or .pt2 for Two, but got" in capsys.readouterr().err
+    assert "Expected an output that ends in one of .onnx, .pt2, .gguf for Two, but got" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -227,3 +228,19 @@ def test_training_a_compiled_model(model: nn.Module) -> None:
     model.compile(fullgraph=True)
     model(tiny_images()).square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.slow
+def test_a_folder_becomes_a_file_for_llama_cpp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gguf = pytest.importorskip("gguf")
+    model = tiny_llama(vocab_size=512).eval()
+    plan = plan_depth(model, remove={"attention": 1}, batches=[torch.ones(2, 4, dtype=torch.long)])
+    apply_plan(model, plan)
+    save_pruned(model, plan, tmp_path / "pruned")
+    byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    written = ["export", str(tmp_path / "pruned"), "--output", str(tmp_path / "model.gguf"), "--format", "gguf-q8_0"]
+    assert main(written) == 2
+    assert "Expected tokenizer for model.gguf, but got None. Pass" in capsys.readouterr().err
+    assert main([*written, "--tokenizer", str(tmp_path / "tokenizer")]) == 0
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    assert kinds["output.weight"] == "Q8_0"

@@ -285,5 +285,8 @@ def test_export_of_nothing_is_an_error(in_tmp: Path, capsys: pytest.CaptureFixtu
 
 def test_export_to_another_format_is_an_error(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "last.ckpt", "--output", "model.pt"]) == 2
-    assert "Expected an output that ends in .onnx or .pt2, or a folder, but got 'model.pt'" in capsys.readouterr().err
+    assert (
+        "Expected an output that ends in one of .onnx, .pt2, .gguf, or a folder, but got 'model.pt'"
+        in capsys.readouterr().err
+    )
     assert not list(in_tmp.iterdir())

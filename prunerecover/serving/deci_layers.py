@@ -1,0 +1,144 @@
+"""Layers of llama.cpp's architecture `deci`, packed from the branches of a decoder.
+
+A layer of `deci` is a mixer (attention, linear map, or none), then an MLP. What llama.cpp cannot state is stated by an
+equivalent, exactly:
+
+- An attention without an MLP: llama.cpp would skip the layer. An MLP of 32 neurons with zeros stands there.
+- A constant, or the bias of a linear map: the bias of the last MLP, which adds at the same point of the stream.
+- A removed attention in the first layer: llama.cpp reads the head size off that layer. A head with zeros stands there.
+- A block without branches: no layer at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prunerecover.serving.decoder import Attention, Decoder, GatedMLP, LinearMap
+
+NEURONS = 32  # of an MLP with zeros: one group of Q8_0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of the file.
+
+    Attributes:
+        mixer: Attention or linear map; None: neither.
+        mlp: MLP; None: zeros.
+        shift: Constant added after the MLP, `(C,)`; None: zero.
+    """
+
+    mixer: Attention | LinearMap | None = None
+    mlp: GatedMLP | None = None
+    shift: Tensor | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Whether a further MLP needs a layer of its own."""
+        return self.mlp is not None or self.shift is not None
+
+
+def layers_of(decoder: Decoder) -> tuple[Layer, ...]:
+    """Pack the branches of a decoder into as few layers as possible, in order."""
+    layers: list[Layer] = []
+    for branch in (branch for branches in decoder.blocks for branch in branches):
+        last = layers[-1] if layers else Layer()
+        if isinstance(branch, Attention | LinearMap):
+            layers.append(Layer(branch))
+        elif isinstance(branch, GatedMLP):
+            layers[-1:] = [Layer(last.mixer, branch)] if not last.ends else [last, Layer(mlp=branch)]
+        else:
+            bias = branch.bias if last.shift is None else last.shift + branch.bias
+            layers[-1:] = [Layer(last.mixer, last.mlp, bias)]
+    return tuple(layers) or (Layer(),)
+
+
+def heads_of(layer: Layer, first: bool) -> tuple[int, int]:
+    """Return the numbers of query heads and of key and value heads that the file states for a layer.
+
+    Args:
+        layer: Layer of the file.
+        first: Whether the layer is the first one, with a head of zeros in place of a missing attention.
+    """
+    if isinstance(layer.mixer, Attention):
+        return layer.mixer.heads, layer.mixer.key_value_heads
+    return (1, 0) if layer.mixer is not None else (int(first), int(first))  # keys without heads: a linear map
+
+
+def neurons_of(layer: Layer) -> int:
+    """Return the number of neurons that the file states for a layer."""
+    return NEURONS if layer.mlp is None else layer.mlp.up.out_features
+
+
+def tensors_of(layer: Layer, decoder: Decoder, first: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a layer by their names in the file.
+
+    Args:
+        layer: Layer of the file.
+        decoder: Decoder of the layer.
+        first: Whether the layer is the first one.
+    """
+    if isinstance(layer.mixer, Attention):
+        yield from _attention(layer.mixer, decoder.head_size)
+    elif isinstance(layer.mixer, LinearMap):
+        yield "attn_norm.weight", layer.mixer.norm
+        yield "attn_output.weight", layer.mixer.weight
+    elif first:
+        yield from _no_attention(decoder)
+    yield from _mlp(layer, len(decoder.norm))
+
+
+def interleaved(rows: Tensor, head_size: int) -> Tensor:
+    """Reorder the rows of queries or keys: llama.cpp rotates neighbours, transformers the halves of a head.
+
+    Args:
+        rows: Weight `(heads * D, C)` or bias `(heads * D,)`.
+        head_size: Size of each head, D.
+
+    >>> interleaved(torch.arange(4), 4).tolist()
+    [0, 2, 1, 3]
+    """
+    return torch.unflatten(rows, 0, (-1, 2, head_size // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _attention(attention: Attention, head_size: int) -> Iterator[tuple[str, Tensor]]:
+    yield "attn_norm.weight", attention.norm
+    linears = {"attn_q": attention.query, "attn_k": attention.key}
+    for name, linear in linears.items():
+        yield f"{name}.weight", interleaved(linear.weight, head_size)
+        if linear.bias is not None:
+            yield f"{name}.bias", interleaved(linear.bias, head_size)
+    for name, linear in {"attn_v": attention.value, "attn_output": attention.output}.items():
+        yield f"{name}.weight", linear.weight
+        if linear.bias is not None:
+            yield f"{name}.bias", linear.bias
+
+
+def _no_attention(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
+    width, size = len(decoder.norm), decoder.head_size
+    yield "attn_norm.weight", torch.ones(width)
+    for name in ("attn_q", "attn_k", "attn_v"):
+        yield f"{name}.weight", torch.zeros(size, width)
+    yield "attn_output.weight", torch.zeros(width, size)
+
+
+def _mlp(layer: Layer, width: int) -> Iterator[tuple[str, Tensor]]:
+    mlp = layer.mlp
+    biases = [] if layer.shift is None else [layer.shift]
+    if mlp is None:
+        yield "ffn_norm.weight", torch.ones(width)
+        for name, shape in {"gate": (NEURONS, width), "up": (NEURONS, width), "down": (width, NEURONS)}.items():
+            yield f"ffn_{name}.weight", torch.zeros(shape)
+    else:
+        yield "ffn_norm.weight", mlp.norm
+        for name, linear in {"gate": mlp.gate, "up": mlp.up, "down": mlp.down}.items():
+            yield f"ffn_{name}.weight", linear.weight
+            if linear.bias is not None and name != "down":
+                yield f"ffn_{name}.bias", linear.bias
+        biases += [] if mlp.down.bias is None else [mlp.down.bias]
+    if biases:
+        yield "ffn_down.bias", torch.stack([bias.float() for bias in biases]).sum(0)
