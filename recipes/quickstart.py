@@ -28,6 +28,7 @@ from prunerecover import Plan, Report, apply_plan, compare, find_units, merge, s
 from prunerecover.callbacks import DepthPrune, DistillRecover
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.prune_report import search_cost
+from prunerecover.callbacks.trials.nested import nested_trainer
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
 from prunerecover.report.curves import plot_history
@@ -57,6 +58,7 @@ class Recipe:
 
 
 RECIPE = Recipe()
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -125,13 +127,14 @@ def run_once(seed: int, data: DigitsData, recipe: Recipe, progress: Progress) ->
     pl.seed_everything(seed, verbose=False)
     module = DigitsClassifier(learning_rate=recipe.learning_rate)
     curve = ValidationCurve(progress, f"seed {seed}: train the dense model", recipe.epochs)
-    _trainer(recipe.epochs, curve).fit(module, data)
+    nested_trainer(CPU, [curve], max_epochs=recipe.epochs).fit(module, data)
     dense = copy.deepcopy(module.model).eval()
 
     module.learning_rate, module.warmup_epochs = recipe.recovery_rate, 1.0
     prune = DepthPrune(remove=recipe.remove, merge="never", seed=seed)
     after = ValidationCurve(progress, f"seed {seed}: prune and recover", recipe.recovery_epochs, recipe.epochs)
-    _trainer(recipe.recovery_epochs, prune, DistillRecover(), after).fit(module, data)
+    callbacks = [prune, DistillRecover(), after]
+    nested_trainer(CPU, callbacks, max_epochs=recipe.recovery_epochs).fit(module, data)
 
     ledger = Ledger.of(module)
     plan = ledger.plans["model"]
@@ -212,19 +215,6 @@ def write(report: Report, run: Run, folder: Path) -> Path:
     run.plan.save(folder / "plan.json")
     save_pruned(run.pruned, run.plan, folder / "pruned")
     return folder
-
-
-def _trainer(epochs: int, *callbacks: pl.Callback) -> pl.Trainer:
-    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
-    return pl.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        callbacks=list(callbacks),
-        **quiet,
-    )
 
 
 @contextmanager

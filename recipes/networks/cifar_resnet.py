@@ -23,7 +23,8 @@ CONFIG = {
     "first_conv": "conv1",
     "classifier": "linear",
 }
-default_cfgs = generate_default_cfgs({f"cifar_resnet{depth}.untrained": CONFIG for depth in (20, 32, 44, 56, 110)})
+DEPTHS = (20, 32, 44, 56, 110)
+default_cfgs = generate_default_cfgs({f"cifar_resnet{depth}.untrained": CONFIG for depth in DEPTHS})
 
 
 class PaddedShortcut(nn.Module):
@@ -87,36 +88,16 @@ def _stage(blocks: int, in_channels: int, channels: int) -> nn.Sequential:
     return nn.Sequential(*(BasicBlock(in_channels if i == 0 else channels, channels) for i in range(blocks)))
 
 
-def _create(variant: str, blocks: int, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
-    model: nn.Module = build_model_with_cfg(CifarResNet, variant, pretrained, blocks=blocks, **kwargs)
-    return model
+def _register(depth: int) -> None:
+    """Register the network of a depth with timm, which reads the names of a function and of its module."""
+    variant = f"cifar_resnet{depth}"
+
+    def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        return build_model_with_cfg(CifarResNet, variant, pretrained, blocks=depth // 6, **kwargs)  # type: ignore[no-any-return]
+
+    create.__name__ = variant
+    register_model(create)
 
 
-@register_model  # type: ignore[untyped-decorator]
-def cifar_resnet20(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ResNet-20."""
-    return _create("cifar_resnet20", 3, pretrained, kwargs)
-
-
-@register_model  # type: ignore[untyped-decorator]
-def cifar_resnet32(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ResNet-32."""
-    return _create("cifar_resnet32", 5, pretrained, kwargs)
-
-
-@register_model  # type: ignore[untyped-decorator]
-def cifar_resnet44(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ResNet-44."""
-    return _create("cifar_resnet44", 7, pretrained, kwargs)
-
-
-@register_model  # type: ignore[untyped-decorator]
-def cifar_resnet56(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ResNet-56."""
-    return _create("cifar_resnet56", 9, pretrained, kwargs)
-
-
-@register_model  # type: ignore[untyped-decorator]
-def cifar_resnet110(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """ResNet-110."""
-    return _create("cifar_resnet110", 18, pretrained, kwargs)
+for _depth in DEPTHS:
+    _register(_depth)

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from prunerecover.recipes.networks.model_names import expand, from_pretrained, timm_name
 from prunerecover.recipes.networks.segmentation_heads import LinearSegmenter, PyramidSegmenter
+from prunerecover.recipes.networks.torchvision_weights import torchvision_model
 
 Size = int | tuple[int, int]
 
@@ -36,8 +37,10 @@ def build_segmenter(name: str, classes: int, pretrained: bool, image_size: Size,
     Raises:
         ValueError: If the network does not exist, or its weights cannot be reached.
     """
-    if name in _torchvision_names():
-        return _from_torchvision(name, classes, pretrained, options)
+    from torchvision.models import list_models, segmentation
+
+    if name in list_models(module=segmentation):
+        return torchvision_model(name, pretrained, {"num_classes": classes}, options)
     if _is_transformers(name):
         return _from_transformers(name, classes, pretrained, options)
     return _from_timm(name, classes, pretrained, image_size, options)
@@ -56,33 +59,6 @@ def scores_of(output: Any, size: tuple[int, int]) -> Tensor:
     if scores.shape[-2:] == size:
         return scores  # type: ignore[no-any-return]
     return F.interpolate(scores, size, mode="bilinear")
-
-
-def _torchvision_names() -> list[str]:
-    from torchvision.models import list_models, segmentation
-
-    return list_models(module=segmentation)  # type: ignore[no-any-return]
-
-
-def _from_torchvision(name: str, classes: int, pretrained: bool, options: dict[str, Any]) -> nn.Module:
-    from torchvision.models import get_model
-
-    if not pretrained:
-        return get_model(name, **{"weights": None, "weights_backbone": None, "num_classes": classes, **options})  # type: ignore[no-any-return]
-    try:
-        network: Any = get_model(name, weights="DEFAULT", **options)
-    except OSError as error:
-        raise ValueError(
-            f"Expected the weights of {name} to be reachable, but got: {error}. Put the file into the folder that "
-            "`torch.hub.get_dir()` names, under checkpoints, or set pretrained: false."
-        ) from error
-    network.aux_classifier = None
-    last = [(path, part) for path, part in network.classifier.named_modules() if isinstance(part, nn.Conv2d)]
-    trained = last[-1][1].out_channels
-    for path, part in last:
-        if trained != classes and part.out_channels == trained:
-            network.classifier.set_submodule(path, nn.Conv2d(part.in_channels, classes, part.kernel_size))  # type: ignore[arg-type]
-    return network  # type: ignore[no-any-return]
 
 
 def _is_transformers(name: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, get_type_hints
@@ -47,6 +47,19 @@ class PlanTask:
     calibration: int
     output: Path
     checkpoint: str | None = None
+
+    def at_start(self, do: Callable[[Surgery], T], seed: int) -> T:
+        """Return the value of a function of the network and its inputs at the start of a fit; no training follows.
+
+        Args:
+            do: Function, called once, with a copy of the module.
+            seed: Seed of the samples and of all random draws.
+        """
+
+        def visit(trainer: pl.Trainer, module: pl.LightningModule) -> T:
+            return do(Surgery(trainer, module, self.target, self.calibration, seed))
+
+        return at_start_of_fit(self.module, self.datamodule, visit, seed)
 
 
 class PlanMethod(ABC):
@@ -90,6 +103,30 @@ class AnyNetworkMethod(PlanMethod):
     def find(self, module: pl.LightningModule, target: str | None) -> str:
         """Return the path of the network, of any kind."""
         return find_network(module, target)
+
+
+class TableMethod(AnyNetworkMethod):
+    """Method that shows a table of a network, and writes no plan.
+
+    Attributes:
+        seed: Seed of all random draws.
+    """
+
+    seed = 0
+
+    @abstractmethod
+    def look(self, surgery: Surgery, output: Path) -> Any:
+        """Return the table, which `write` and `written` find as `self.found`.
+
+        Args:
+            surgery: Network and captured inputs.
+            output: File of a plan; further files of the method go beside it.
+        """
+
+    def make(self, task: PlanTask) -> Plan:
+        """Look at the network; nothing is removed."""
+        self.found = task.at_start(lambda surgery: self.look(surgery, task.output), self.seed)
+        return Plan()
 
 
 class ShareArguments(TypedDict, total=False):
@@ -156,11 +193,7 @@ class PlanningMethod(AnyNetworkMethod):
 
     def make(self, task: PlanTask) -> Plan:
         """Return the callback's plan at the start of a fit."""
-
-        def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
-            return self.decide(Surgery(trainer, module, task.target, task.calibration, self.config.seed))
-
-        return at_start_of_fit(task.module, task.datamodule, decide, self.config.seed)
+        return task.at_start(self.decide, self.config.seed)
 
 
 def decided_at_start(prune: PruneCallback, task: PlanTask) -> Plan:

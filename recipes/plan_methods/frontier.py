@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import lightning.pytorch as pl
-
 from prunerecover.callbacks.calibration.surgery import Surgery
-from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.cost.units.cost_names import CostName
 from prunerecover.display.markdown import table
 from prunerecover.files.atomic import write_text
@@ -19,11 +16,11 @@ from prunerecover.plan.plan import Plan
 from prunerecover.planning.arguments import PruningConfig
 from prunerecover.planning.frontier import SHARES, frontier_of
 from prunerecover.planning.planner import Planner
-from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, beside, search_store, stored
+from prunerecover.recipes.plan_methods.base import TableMethod, beside, search_store, stored
 from prunerecover.store.search_store import delete_results
 
 
-class FrontierTable(AnyNetworkMethod):
+class FrontierTable(TableMethod):
     """Predict the effect of several shares of a cost in depth and width (`frontier`).
 
     Args:
@@ -45,27 +42,20 @@ class FrontierTable(AnyNetworkMethod):
         store: str | None = None,
     ) -> None:
         self.cost, self.shares = cost, tuple(shares or SHARES)
-        self.config = PruningConfig(kinds=kinds, ignore=tuple(ignore or ()), seed=seed, store=store)
+        self.config, self.seed = PruningConfig(kinds=kinds, ignore=tuple(ignore or ()), seed=seed, store=store), seed
 
-    def make(self, task: PlanTask) -> Plan:
-        """Make the library and the frontier; nothing is removed."""
-        config = stored(self.config, task.output)
-
-        def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Frontier:
-            surgery = Surgery(trainer, module, task.target, task.calibration, self.config.seed)
-            planner = Planner(surgery.session(surgery.loss), self.cost, config)
-            return frontier_of(planner, self.shares)
-
-        self._found = at_start_of_fit(task.module, task.datamodule, decide, self.config.seed)
-        return Plan()
+    def look(self, surgery: Surgery, output: Path) -> Frontier:
+        """Return the frontier."""
+        planner = Planner(surgery.session(surgery.loss), self.cost, stored(self.config, output))
+        return frontier_of(planner, self.shares)
 
     def write(self, plan: Plan, output: Path) -> None:
         """Write the table and the picture."""
-        header, rows = frontier_table(self._found.points)
+        header, rows = frontier_table(self.found.points)
         write_text(beside(output, ".md"), f"# Frontier\n\n{table(header, rows)}\n")
-        self._found.plot(beside(output, ".png"))
+        self.found.plot(beside(output, ".png"))
         delete_results(search_store(output))
 
     def written(self, plan: Plan, output: Path) -> str:
         """Show the table, and name the files."""
-        return f"{self._found}\nWrote {beside(output, '.md')} and {beside(output, '.png')}"
+        return f"{self.found}\nWrote {beside(output, '.md')} and {beside(output, '.png')}"

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import lightning.pytorch as pl
-
 from prunerecover.callbacks.calibration.surgery import Surgery
-from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.display.style import save_figure
 from prunerecover.files.atomic import write_text
 from prunerecover.plan.plan import Plan
-from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, beside
+from prunerecover.recipes.plan_methods.base import TableMethod, beside
 from prunerecover.sensitivity_table.sensitivity import Sensitivity, sensitivity_in
 
 
-class SensitivityTable(AnyNetworkMethod):
+class SensitivityTable(TableMethod):
     """Score every unit of depth and every group of width, and measure their savings (`sensitivity`).
 
     Args:
@@ -42,27 +39,21 @@ class SensitivityTable(AnyNetworkMethod):
         self.kinds, self.importance, self.replace = kinds, importance, replace
         self.ignore, self.seed = tuple(ignore or ()), seed
 
-    def make(self, task: PlanTask) -> Plan:
-        """Score; nothing is removed."""
-
-        def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Sensitivity:
-            surgery = Surgery(trainer, module, task.target, task.calibration, self.seed)
-            return sensitivity_in(
-                surgery.session(surgery.loss),
-                kinds=self.kinds,
-                importance=self.importance,
-                replace=self.replace,
-                ignore=self.ignore,
-            )
-
-        self._found = at_start_of_fit(task.module, task.datamodule, decide, self.seed)
-        return Plan()
+    def look(self, surgery: Surgery, output: Path) -> Sensitivity:
+        """Return the scores."""
+        return sensitivity_in(
+            surgery.session(surgery.loss),
+            kinds=self.kinds,
+            importance=self.importance,
+            replace=self.replace,
+            ignore=self.ignore,
+        )
 
     def write(self, plan: Plan, output: Path) -> None:
         """Write the table, the picture and the scores."""
-        write_text(beside(output, ".md"), self._found.to_markdown())
-        save_figure(self._found.plot(), beside(output, ".png"))
-        self._found.save(beside(output, ".scores.safetensors"))
+        write_text(beside(output, ".md"), self.found.to_markdown())
+        save_figure(self.found.plot(), beside(output, ".png"))
+        self.found.save(beside(output, ".scores.safetensors"))
 
     def written(self, plan: Plan, output: Path) -> str:
         """Name the files."""

@@ -6,22 +6,19 @@ lines.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
-import lightning.pytorch as pl
-
-from prunerecover.callbacks.calibration.capture import capture_inputs
-from prunerecover.callbacks.trials.nested import at_start_of_fit
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.files.atomic import write_text
-from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.units import Site
-from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, beside
+from prunerecover.recipes.plan_methods.base import PlanTask, TableMethod, beside
 from prunerecover.sites.find import find_sites
 from prunerecover.sites.sites import Sites
 
 
-class SitesTable(AnyNetworkMethod):
+class SitesTable(TableMethod):
     """List units of depth and groups of width with their sizes, and refusals with reasons (`find_sites`).
 
     Args:
@@ -38,19 +35,18 @@ class SitesTable(AnyNetworkMethod):
 
     def make(self, task: PlanTask) -> Plan:
         """Find sites on a single sample; nothing is removed."""
+        return super().make(dataclasses.replace(task, calibration=1))
 
-        def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Sites[Site]:
-            example = capture_inputs(trainer, module, task.target, 1, 0)[0]
-            network = unwrap(get_module(module, task.target))
-            return find_sites(network, example, self.kinds, self.ignore, include_strided=self.include_strided)
-
-        self._found = at_start_of_fit(task.module, task.datamodule, decide, 0)
-        return Plan()
+    def look(self, surgery: Surgery, output: Path) -> Sites[Site]:
+        """Return the sites."""
+        return find_sites(
+            surgery.network, surgery.inputs[0], self.kinds, self.ignore, include_strided=self.include_strided
+        )
 
     def write(self, plan: Plan, output: Path) -> None:
         """Write the tables."""
-        write_text(beside(output, ".md"), self._found.to_markdown())
+        write_text(beside(output, ".md"), self.found.to_markdown())
 
     def written(self, plan: Plan, output: Path) -> str:
         """Show the first sites, and name the file of all."""
-        return f"{self._found}\nWrote {beside(output, '.md')}"
+        return f"{self.found}\nWrote {beside(output, '.md')}"

@@ -21,8 +21,8 @@ from prunerecover.recipes.networks.detectors.torchvision_detectors import (
 from prunerecover.recipes.networks.detectors.transformers_detector import TransformersDetector, processor_of
 from prunerecover.recipes.networks.detectors.ultralytics_detector import UltralyticsDetector, is_ultralytics
 from prunerecover.recipes.networks.model_names import expand, from_pretrained
+from prunerecover.recipes.networks.torchvision_weights import COUNTED, torchvision_model
 
-COUNTED = "num_batches_tracked"  # buffer of BatchNorm; frozen norms have none
 SIGMOIDS = ("retinanet", "fcos")  # detectors without a background class
 HEADS = ("head.", "roi_heads.box_predictor.")
 
@@ -101,41 +101,12 @@ def _of_transformers(
 
 
 def _of_torchvision(name: str, pretrained: bool, classes: int | None, kwargs: dict[str, Any]) -> nn.Module:
-    from torchvision.models import get_model
-
     path = kwargs.pop("checkpoint_path", None)
     head = {} if classes is None else {"num_classes": classes + int(not name.startswith(SIGMOIDS))}
-    model: nn.Module = get_model(name, weights=None, weights_backbone=None, **head, **kwargs)
-    if pretrained:
-        model = _with_trained_layers(model, _downloaded(name, kwargs))
+    model = torchvision_model(name, pretrained, head, kwargs)
     if path is not None:
         _load(model, Path(expand(path)))
     return model
-
-
-def _downloaded(name: str, kwargs: Mapping[str, Any]) -> nn.Module:
-    from torchvision.models import get_model
-
-    try:
-        return get_model(name, weights="DEFAULT", **kwargs)  # type: ignore[no-any-return]
-    except OSError as error:  # includes all errors of urllib
-        raise ValueError(
-            f"Expected the weights of {name} to be there or to be downloaded by torchvision, but got: {error}. Without "
-            "a network, name a file of weights: pretrained=False, model_kwargs={'checkpoint_path': '/path'}."
-        ) from error
-
-
-def _with_trained_layers(model: nn.Module, trained: nn.Module) -> nn.Module:
-    """Copy the layers of a trained model into a model; a head for other classes stays as initialised."""
-    for path, layer in list(model.named_modules()):
-        other = trained.get_submodule(path)
-        if path and not any(True for _ in layer.children()) and _shapes(layer) == _shapes(other):
-            model.set_submodule(path, other)
-    return model
-
-
-def _shapes(layer: nn.Module) -> dict[str, Any]:
-    return {name: tensor.shape for name, tensor in layer.state_dict().items() if name != COUNTED}
 
 
 def _load(model: nn.Module, path: Path) -> None:

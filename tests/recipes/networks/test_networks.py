@@ -161,9 +161,18 @@ def test_trained_networks_of_torchvision_get_a_layer_for_the_classes(
 ) -> None:
     from torchvision import models
 
-    trained = models.get_model(name, weights=None, weights_backbone=None, num_classes=21)
-    monkeypatch.setattr(models, "get_model", lambda *args, **kwargs: trained)
+    get_model = models.get_model
+    trained = get_model(name, weights=None, weights_backbone=None, num_classes=21)
+
+    def opened(name: str, weights: str | None, **kwargs: Any) -> torch.nn.Module:
+        return trained if weights == "DEFAULT" else get_model(name, weights=weights, **kwargs)
+
+    monkeypatch.setattr(models, "get_model", opened)
     network = build_segmenter(name, 5, True, SIZE, {}).eval()
+    theirs = trained.state_dict()
+    moved = {name for name, value in network.state_dict().items() if torch.equal(value, theirs[name])}
+    assert all(name.startswith("classifier") for name in network.state_dict().keys() - moved)
+    assert "backbone.0.0.weight" in moved
     assert scores_of(network(torch.randn(1, 3, *SIZE)), SIZE).shape == (1, 5, *SIZE)
 
 
@@ -187,9 +196,11 @@ def test_type_of_network_has_no_weights() -> None:
 
 
 def test_weights_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    def get_model(*args: Any, **kwargs: Any) -> None:
-        raise OSError("no route to host")
+    def get_model(name: str, weights: str | None, **kwargs: Any) -> torch.nn.Module:
+        if weights == "DEFAULT":
+            raise OSError("no route to host")
+        return torch.nn.Identity()
 
     monkeypatch.setattr("torchvision.models.get_model", get_model)
-    with pytest.raises(ValueError, match="weights of lraspp_mobilenet_v3_large to be reachable.*torch.hub.get_dir"):
+    with pytest.raises(ValueError, match="weights of lraspp_mobilenet_v3_large .* reachable.*torch.hub.get_dir"):
         build_segmenter("lraspp_mobilenet_v3_large", 5, True, SIZE, {})

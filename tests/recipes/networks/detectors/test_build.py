@@ -12,8 +12,8 @@ from cases.detection.networks import tiny_detr, tiny_ssd
 from safetensors.torch import save_file
 from torch import nn
 
-from prunerecover.recipes.networks.detectors import build
 from prunerecover.recipes.networks.detectors.build import named_detector
+from prunerecover.recipes.networks.torchvision_weights import with_trained_layers
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
     ("name", "pretrained", "more", "message"),
     [
         (NAME, False, {"checkpoint_path": "/none.pth"}, "Expected a file of weights at /none.pth, but there is none"),
-        (NAME, True, {}, "weights of ssd300_vgg16 .* Without a network, name a file of weights"),
+        (NAME, True, {}, "weights of ssd300_vgg16 .* Without a network, .*checkpoint_path.* names a file of weights"),
         ("nobody/none", True, {}, "to be a folder as transformers saves it, or a hub id that can be reached"),
         ("resnet50", True, {}, "a detector of torchvision, such as ssdlite320.*but got 'resnet50'"),
     ],
@@ -82,7 +82,7 @@ def test_what_is_not_there_is_refused(name: str, pretrained: bool, more: dict[st
 def test_trained_layers_but_the_head_of_other_classes() -> None:
     model, trained = tiny_ssd(3), tiny_ssd(7)
     mine = model.head.classification_head.module_list[0].weight.clone()
-    found: Any = build._with_trained_layers(model, trained)
+    found: Any = with_trained_layers(model, trained)
     assert torch.equal(found.backbone.body[0][0].weight, trained.backbone.body[0][0].weight)
     assert torch.equal(found.head.classification_head.module_list[0].weight, mine)
 
