@@ -154,14 +154,6 @@ class DistillRecover(LedgerCallback):
                 "nothing is distilled."
             )
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Detach from the training step."""
-        self._detach()
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Detach from the training step."""
-        self._detach()
-
     def _check_answers(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
         """Raise ValueError before any surgery if predictions of teacher and student differ in shape."""
         assert self._network is not None
@@ -170,7 +162,8 @@ class DistillRecover(LedgerCallback):
         with evaluating(student), torch.no_grad():
             distillation_loss(predictions_of(call(student, inputs)), predictions_of(call(self._network, inputs)))
 
-    def _detach(self) -> None:
+    def detach(self) -> None:
+        """Detach from the training step."""
         if self._student is not None:
             self._student.detach()
         if self._matcher is not None:

@@ -101,7 +101,7 @@ class RecoverySchedule(LedgerCallback):
     ) -> None:
         """Scale the steps of the batch; all surgery of the epoch is done."""
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        self._detach()
+        self.detach()
         factor = self._factor(trainer, pl_module, batch_idx)
         if factor != 1:
             self._steps = ScaledSteps(trainer.optimizers, factor)
@@ -113,15 +113,7 @@ class RecoverySchedule(LedgerCallback):
     ) -> None:
         """Leave the optimizers alone until the next batch: a tuner may use them before."""
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        self._detach()
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave the optimizers alone."""
-        self._detach()
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Leave the optimizers alone, with their own rates, since a checkpoint may be written now."""
-        self._detach()
+        self.detach()
 
     def _factor(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch_idx: int) -> float:
         """Return the factor of a batch, counted from the trainer and the ledger, times the tested share."""
@@ -158,7 +150,8 @@ class RecoverySchedule(LedgerCallback):
             self._shares[surgeries] = share
         return self._shares[surgeries]
 
-    def _detach(self) -> None:
+    def detach(self) -> None:
+        """Leave the optimizers alone, with their own rates."""
         if self._steps is not None:
             self._steps.detach()
         self._steps = None

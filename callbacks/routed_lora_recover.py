@@ -171,14 +171,6 @@ class RoutedLoRARecover(LoRARecover):
         self._step = StepContext(pl_module, context)
         self._student = Student(pl_module, network, add_term, lambda: None) if self.distill else None
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Detach from the training step."""
-        self._detach()
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Detach from the training step."""
-        self._detach()
-
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save the recovered weights and the sets as `routed/` beside the checkpoints."""
         folder, target = artifact_folder(trainer), self.network_path(trainer, pl_module)
@@ -217,7 +209,8 @@ class RoutedLoRARecover(LoRARecover):
         module.log("distillation_loss", term.detach(), batch_size=inputs.n_samples)
         return (1 - self.distill) * loss + self.distill * term
 
-    def _detach(self) -> None:
+    def detach(self) -> None:
+        """Detach from the training step."""
         for attached in (self._student, self._step):
             if attached is not None:
                 attached.detach()

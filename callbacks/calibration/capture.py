@@ -24,7 +24,7 @@ from prunerecover.display.progress import progress
 from prunerecover.importance.u_score import labels_in
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.evaluation import evaluating, uncompiled
-from prunerecover.model.hooks import Reached
+from prunerecover.model.hooks import Reached, removed_after
 from prunerecover.model.paths import get_module, unwrap
 
 
@@ -160,11 +160,8 @@ def _stopped_at(network: nn.Module) -> Iterator[list[ModelInputs]]:
         found.append(_at_rest(ModelInputs(args, dict(kwargs)), network))
         raise Reached
 
-    handle = network.register_forward_pre_hook(stop, with_kwargs=True)
-    try:
+    with removed_after(network.register_forward_pre_hook(stop, with_kwargs=True)):
         yield found
-    finally:
-        handle.remove()
 
 
 @contextmanager

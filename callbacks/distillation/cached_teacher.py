@@ -31,6 +31,7 @@ from prunerecover.families.transformers_layers import is_transformers_model
 from prunerecover.files.atomic import atomic_file
 from prunerecover.model.batches import ModelInputs, call, predictions_of
 from prunerecover.model.evaluation import device_of
+from prunerecover.model.hooks import removed_after
 from prunerecover.model.paths import get_module
 from prunerecover.recovery.distillation import feature_loss
 
@@ -179,11 +180,8 @@ def short_answer(network: nn.Module, inputs: ModelInputs) -> tuple[Tensor, Tenso
     linears = [(name, layer) for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
     widening = [(name, layer) for name, layer in linears if layer.in_features < layer.out_features]
     handles = [layer.register_forward_hook(keep(name)) for name, layer in widening]
-    try:
+    with removed_after(*handles):
         answer = predictions_of(call(network, inputs))
-    finally:
-        for handle in handles:
-            handle.remove()
     for name, (given, output) in last.items():
         if output is answer:
             return answer, given, name

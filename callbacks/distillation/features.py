@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunerecover.callbacks.distillation.first_call import FirstCall
 from prunerecover.families.describe import describe
 from prunerecover.model.paths import get_module
 from prunerecover.plan.plan import Plan
@@ -31,12 +32,12 @@ class FeatureMatcher:
         touched = {dense.block_of(u.name) for u in units}
         ends = {max((k for k in kept if k <= i), default=kept[0]) for i in touched}
         present = describe(student).blocks
-        self.students = [_Output(get_module(student, present[kept.index(i)].path), True) for i in sorted(ends)]
-        self.teachers = [_Output(get_module(teacher, dense.blocks[i].path), False) for i in sorted(ends)]
+        self.students = [FirstCall(get_module(student, present[kept.index(i)].path)) for i in sorted(ends)]
+        self.teachers = [FirstCall(get_module(teacher, dense.blocks[i].path), gradients=False) for i in sorted(ends)]
 
     def loss(self) -> Tensor:
         """Mean relative squared error over the matched blocks; the outputs read so far are forgotten."""
-        pairs = [(s.take(), t.take()) for s, t in zip(self.students, self.teachers, strict=True)]
+        pairs = [(_hidden(s.take()), _hidden(t.take())) for s, t in zip(self.students, self.teachers, strict=True)]
         return torch.stack([feature_loss(s, t) for s, t in pairs if s is not None and t is not None]).mean()
 
     def clear(self) -> None:
@@ -47,33 +48,10 @@ class FeatureMatcher:
     def detach(self) -> None:
         """Remove the hooks."""
         for output in (*self.students, *self.teachers):
-            output.handle.remove()
+            output.detach()
 
 
-class _Output:
-    """Hook that keeps the first output of a block, with gradients or without, until the output is taken.
-
-    Only the first, as `Tap` does with the whole network: a step may call the block more than once. Copies of a network
-    do not copy the hook.
-    """
-
-    def __init__(self, block: nn.Module, gradients: bool) -> None:
-        self.value: Tensor | None = None
-        self.gradients = gradients
-        self.handle = block.register_forward_hook(self)
-
-    def __call__(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self.value is None and torch.is_grad_enabled() == self.gradients:
-            self.value = output[0] if isinstance(output, tuple) else output
-
-    def take(self) -> Tensor | None:
-        """Return the kept output, and forget it."""
-        value, self.value = self.value, None
-        return value
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return _ignore
-
-
-def _ignore(*args: Any) -> None:
-    """Replace the hook in a copied network."""
+def _hidden(call: tuple[Any, Any] | None) -> Tensor | None:
+    """Return the hidden states of a block's call."""
+    output = None if call is None else call[1]
+    return output[0] if isinstance(output, tuple) else output

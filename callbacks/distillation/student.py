@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from torch import Tensor, nn
 
+from prunerecover.callbacks.distillation.first_call import FirstCall
 from prunerecover.callbacks.distillation.wrapped_method import WrappedMethod
 from prunerecover.model.batches import ModelInputs
 
@@ -31,9 +31,8 @@ class Student:
         self, module: pl.LightningModule, network: nn.Module, add_term: AddTerm, forget: Callable[[], None]
     ) -> None:
         self.module = module
-        self.tap = Tap()
+        self.tap = FirstCall(network)
         self._forget = forget
-        self._handle = network.register_forward_hook(self.tap, with_kwargs=True)
         self._wrapper = (_Step if module.automatic_optimization else _Backward)(self, add_term)
 
     def begin_step(self) -> None:
@@ -43,32 +42,8 @@ class Student:
 
     def detach(self) -> None:
         """Restore the module's own method."""
-        self._handle.remove()
+        self.tap.detach()
         self._wrapper.detach()
-
-
-class Tap:
-    """Forward hook that keeps the first call with gradients until taken; copies of a network do not copy the hook."""
-
-    def __init__(self) -> None:
-        self.seen: tuple[ModelInputs, Any] | None = None
-
-    def __call__(self, network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Note the call."""
-        if self.seen is None and torch.is_grad_enabled():
-            self.seen = (ModelInputs(args, dict(kwargs)), output)
-
-    def take(self) -> tuple[ModelInputs, Any] | None:
-        """Return the kept call, and forget it."""
-        seen, self.seen = self.seen, None
-        return seen
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return _nothing
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Replace the tap in a copied network."""
 
 
 class _WithTerm(WrappedMethod):

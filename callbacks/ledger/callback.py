@@ -99,6 +99,17 @@ class LedgerCallback(pl.Callback):
         """Restore the random numbers of training."""
         Ledger.of(pl_module).continue_random_state()
 
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Detach from the fit."""
+        self.detach()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Detach from the fit, since a checkpoint may be written now."""
+        self.detach()
+
+    def detach(self) -> None:
+        """Leave the training step and the optimizers as they were."""
+
     def before_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
         """Called on every rank before the network at `target` changes.
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from lightning.pytorch.utilities.seed import isolate_rng
+
+from prunerecover.store.ranks import gathered, rank_and_world
 
 
 @contextmanager
@@ -43,21 +44,14 @@ def collect(own: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     Args:
         own: State of this rank; None: the present state.
     """
-    own = of_this_rank() if own is None else own
-    if not (dist.is_available() and dist.is_initialized()):
-        return [own]
-    states: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(states, own)
-    return states
+    return gathered(of_this_rank() if own is None else own)
 
 
 def restore(states: list[dict[str, Any]]) -> None:
     """Set the state of this rank; no effect if the number of ranks has changed since saving."""
-    distributed = dist.is_available() and dist.is_initialized()
-    rank, world = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
-    if world != len(states):
-        return
-    restore_this_rank(states[rank])
+    rank, world = rank_and_world()
+    if world == len(states):
+        restore_this_rank(states[rank])
 
 
 def restore_this_rank(state: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from prunerecover.callbacks.ledger import optimizer_groups as optimizers
 from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
@@ -52,8 +53,9 @@ class Snapshot:
         record = Ledger.of(module).present(module)
         record = record.model_copy(update={"plans": {target: Plan(), **record.plans}})
         modules = (module, *averaged_copies(module))
-        values = [{name: tensor.detach().cpu().clone() for name, tensor in _tensors(m).items()} for m in modules]
-        return cls(record, values, [_on_cpu(optimizer.state_dict()["state"]) for optimizer in trainer.optimizers])
+        values = [tree_map_only(Tensor, _kept, _tensors(m)) for m in modules]
+        states = [tree_map_only(Tensor, _kept, o.state_dict()["state"]) for o in trainer.optimizers]
+        return cls(record, values, states)
 
     def restore(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Restore a module, with averaged copies, optimizers and DDP wrapper.
@@ -84,6 +86,10 @@ class Snapshot:
         return cls(LedgerRecord.from_dict(data["record"]), data["values"], data["states"])
 
 
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().clone()
+
+
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict(chain(module.named_parameters(), module.named_buffers()))
 
@@ -103,11 +109,3 @@ def _load_state(optimizer: Optimizer, state: dict[int, Any]) -> None:
     loaded = dict(optimizer.state)
     optimizer.param_groups, optimizer.state = groups, held
     held.update(loaded)
-
-
-def _on_cpu(state: Any) -> Any:
-    if isinstance(state, Tensor):
-        return state.detach().cpu().clone()
-    if isinstance(state, Mapping):
-        return {key: _on_cpu(value) for key, value in state.items()}
-    return [_on_cpu(value) for value in state] if isinstance(state, list) else state

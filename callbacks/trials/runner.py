@@ -36,7 +36,7 @@ from prunerecover.files.json_lines import complete_lines
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.evidence import DepthEvidence
-from prunerecover.store.ranks import patient_group, rank_and_world
+from prunerecover.store.ranks import gathered, patient_group, rank_and_world
 
 SET_BY_TRIALS = {"max_epochs", "callbacks", "accelerator", "devices", "strategy", "logger"}
 T = TypeVar("T")
@@ -136,11 +136,7 @@ class TrialRunner:
 
     def _share(self, found: dict[str, TrialRecord]) -> None:
         """Collect the results of every rank, the same on all ranks."""
-        everyone: list[Any] = [found]
-        if self._ranks is not None:
-            everyone = [None] * dist.get_world_size()
-            dist.all_gather_object(everyone, found, group=self._ranks)
-        for records in everyone:
+        for records in [found] if self._ranks is None else gathered(found, self._ranks):
             self._known |= records
 
     def _run(self, key: str, trial: Trial) -> TrialRecord:

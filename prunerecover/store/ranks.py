@@ -103,9 +103,8 @@ class Ranks:
             self._exchanged(_Said("the end", error=error, leaves=True))
 
     def _exchanged(self, said: _Said) -> list[_Said]:
-        everyone: list[Any] = [None] * dist.get_world_size(self._group)
         left, self._over = said.leaves, True  # no exchange follows an interrupted exchange
-        dist.all_gather_object(everyone, _sendable(said), group=self._group)
+        everyone = gathered(_sendable(said), self._group)
         gone = [(rank, one) for rank, one in enumerate(everyone) if one.leaves]
         if left and (said.error is not None or len(gone) == len(everyone)):
             return everyone
@@ -195,3 +194,16 @@ def rank_and_world() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
+
+
+def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Return the values of all ranks in order; all ranks must call the function.
+
+    Args:
+        value: Value of this rank.
+        group: Process group of the ranks; None: the default group.
+    """
+    everyone = [value] * (rank_and_world()[1] if group is None else dist.get_world_size(group))
+    if len(everyone) > 1:
+        dist.all_gather_object(everyone, value, group=group)
+    return everyone

@@ -9,12 +9,13 @@ from abc import abstractmethod
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 from prunerecover.recipes.tasks.counted_once import counted
-from prunerecover.recipes.tasks.optimization import adamw_with_cosine
+from prunerecover.recipes.tasks.optimization import cosine_with_warmup, parameter_groups
 
 
 class EvaluatedModule(pl.LightningModule):
@@ -76,9 +77,24 @@ class EvaluatedModule(pl.LightningModule):
         self.evaluate(batch, "test", (batch_idx, dataloader_idx))
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """Return AdamW under a cosine; see `optimization`."""
-        rates = (self.learning_rate, self.weight_decay, self.warmup_epochs, self.min_learning_rate, self.layer_decay)
-        return adamw_with_cosine(self, self.trained, *rates)
+        """Return AdamW and its schedule per step; the cosine ends no higher than the lowest learning rate of a layer.
+
+        Raises:
+            ValueError: If the trainer has neither `max_epochs` nor `max_steps`, or `layer_decay` is not in (0, 1].
+        """
+        groups = parameter_groups(self.trained, self.learning_rate, self.weight_decay, self.layer_decay)
+        optimizer = torch.optim.AdamW(groups, lr=self.learning_rate)
+        steps = self.trainer.estimated_stepping_batches
+        if not isinstance(steps, int):
+            raise ValueError(
+                "Expected a training run with an end, for the cosine schedule, but the trainer has none. "
+                "Set max_epochs or max_steps."
+            )
+        epochs = max(self.trainer.max_epochs or 1, 1)
+        warmup = min(round(self.warmup_epochs * steps / epochs), steps - 1)
+        minimum = min(self.min_learning_rate, *(group["lr"] for group in optimizer.param_groups))
+        scheduler = cosine_with_warmup(optimizer, warmup, steps, minimum)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _start(self, prefix: str) -> None:
         for name, child in self.named_children():

@@ -4,54 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 
-def adamw_with_cosine(
-    module: pl.LightningModule,
-    network: nn.Module,
-    learning_rate: float,
-    weight_decay: float,
-    warmup_epochs: float,
-    minimum: float,
-    layer_decay: float | None = None,
-) -> OptimizerLRSchedulerConfig:
-    """Return AdamW without weight decay on vectors, and its schedule per step.
+def parameter_groups(
+    network: nn.Module, learning_rate: float, weight_decay: float, layer_decay: float | None
+) -> list[dict[str, Any]]:
+    """Return groups of parameters for AdamW, without weight decay on vectors.
 
     Args:
-        module: Module attached to its trainer, which knows the number of steps.
         network: Network to train.
-        learning_rate: Learning rate at the end of the warmup.
+        learning_rate: Learning rate of the last layer.
         weight_decay: Weight decay of parameters with two or more dimensions.
-        warmup_epochs: Length of the linear warmup; may be a fraction.
-        minimum: Learning rate at the end of the cosine; no higher than the lowest learning rate of a layer.
         layer_decay: Ratio of each layer's learning rate to the rate of the next layer; None: equal rates.
 
     Raises:
-        ValueError: If the trainer has neither `max_epochs` nor `max_steps`, or `layer_decay` is not in (0, 1].
+        ValueError: If `layer_decay` is not in (0, 1].
     """
-    groups = _parameter_groups(network, learning_rate, weight_decay, layer_decay)
-    optimizer = torch.optim.AdamW(groups, lr=learning_rate)
-    minimum = min(minimum, *(group["lr"] for group in optimizer.param_groups))
-    steps = module.trainer.estimated_stepping_batches
-    if not isinstance(steps, int):
-        raise ValueError(
-            "Expected a training run with an end, for the cosine schedule, but the trainer has none. "
-            "Set max_epochs or max_steps."
-        )
-    epochs = max(module.trainer.max_epochs or 1, 1)
-    warmup = min(round(warmup_epochs * steps / epochs), steps - 1)
-    scheduler = _cosine_with_warmup(optimizer, warmup, steps, minimum)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-
-def _parameter_groups(
-    network: nn.Module, learning_rate: float, weight_decay: float, layer_decay: float | None
-) -> list[dict[str, Any]]:
     from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
     skip: Any = network.no_weight_decay() if hasattr(network, "no_weight_decay") else ()  # type: ignore[operator]
@@ -66,7 +37,15 @@ def _parameter_groups(
     ]
 
 
-def _cosine_with_warmup(optimizer: torch.optim.Optimizer, warmup: int, steps: int, minimum: float) -> LRScheduler:
+def cosine_with_warmup(optimizer: torch.optim.Optimizer, warmup: int, steps: int, minimum: float) -> LRScheduler:
+    """Return the schedule of the learning rates, for each step.
+
+    Args:
+        optimizer: Optimizer with the rates at the end of the warmup.
+        warmup: Steps of the linear warmup.
+        steps: Steps in all.
+        minimum: Learning rate at the end of the cosine.
+    """
     cosine = CosineAnnealingLR(optimizer, T_max=max(steps - warmup, 1), eta_min=minimum)
     if warmup < 1:
         return cosine
