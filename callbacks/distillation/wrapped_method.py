@@ -1,10 +1,11 @@
-"""Replacement of a method of an unmodified LightningModule."""
+"""Replacement of a method of an unmodified LightningModule, such as its training step inside a context."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -41,3 +42,21 @@ class WrappedMethod:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
         return functools.partial(self.own, memo.get(id(self.module), self.module))
+
+
+class StepContext(WrappedMethod):
+    """Wrapper of `training_step` on the instance, until `detach`.
+
+    Args:
+        module: LightningModule with the training step.
+        context: Function that returns a context manager for each step.
+    """
+
+    def __init__(self, module: pl.LightningModule, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        super().__init__(module, "training_step")
+        self.context = context
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step."""
+        with self.context():
+            return self.original(*args, **kwargs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,11 @@ from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.callbacks.trainers.data import plain_loader
 from prunerecover.callbacks.trainers.follow import follow, forget_best
 from prunerecover.callbacks.trainers.module import TrainedModel
+
+
+def _number(path: str, doc: str) -> Any:
+    """Return a property: a whole number of the Trainer, by its path."""
+    return property(lambda fit: int(attrgetter(path)(fit.trainer)), doc=doc)
 
 
 class Fit:
@@ -41,6 +47,12 @@ class Fit:
     fast_dev_run = False
     gradient_clip_algorithm = "norm"
     should_stop = sanity_checking = False
+    global_step: int = _number("state.global_step", "Optimizer steps so far.")
+    max_epochs: int = _number("state.num_train_epochs", "Epochs in all.")
+    max_steps: int = _number("state.max_steps", "Optimizer steps in all.")
+    accumulate_grad_batches: int = _number("args.gradient_accumulation_steps", "Batches of one optimizer step.")
+    world_size: int = _number("args.world_size", "Number of processes.")
+    global_rank: int = _number("args.process_index", "Number of this process.")
 
     def __init__(self, trainer: Any, callbacks: Sequence[LedgerCallback]) -> None:
         self.trainer, self.module = trainer, TrainedModel(trainer)
@@ -111,26 +123,6 @@ class Fit:
         return None if self.trainer.args.disable_tqdm else self.trainer
 
     @property
-    def global_step(self) -> int:
-        """Optimizer steps so far."""
-        return int(self.trainer.state.global_step)
-
-    @property
-    def max_epochs(self) -> int:
-        """Epochs in all."""
-        return int(self.trainer.state.num_train_epochs)
-
-    @property
-    def max_steps(self) -> int:
-        """Optimizer steps in all."""
-        return int(self.trainer.state.max_steps)
-
-    @property
-    def accumulate_grad_batches(self) -> int:
-        """Batches of one optimizer step."""
-        return int(self.trainer.args.gradient_accumulation_steps)
-
-    @property
     def num_training_batches(self) -> float:
         """Number of batches in an epoch; infinite for data without a length."""
         try:
@@ -150,16 +142,6 @@ class Fit:
     def gradient_clip_val(self) -> float | None:
         """Norm to clip gradients to."""
         return self.trainer.args.max_grad_norm or None
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return int(self.trainer.args.world_size)
-
-    @property
-    def global_rank(self) -> int:
-        """Number of this process."""
-        return int(self.trainer.args.process_index)
 
     @property
     def is_global_zero(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
 from torch import Tensor
@@ -20,18 +21,6 @@ from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, Samples, TableDa
 from prunerecover.recipes.networks.model_names import preprocessing
 
 LABEL_COLUMNS = ("label", "fine_label", "labels", "cls", "class")
-
-
-@dataclass(frozen=True)
-class Transform:
-    """Transform of an image of any mode to the tensor for a model of 1 or 3 channels."""
-
-    mode: str
-    tensor_of: Callable[[Any], Tensor]
-
-    def __call__(self, image: Any) -> Tensor:
-        """Return the tensor of a PIL image."""
-        return self.tensor_of(image.convert(self.mode))
 
 
 @dataclass(frozen=True)
@@ -97,6 +86,7 @@ class ImageData(TableData):
     def transform(self, training: bool) -> Callable[[Any], Tensor]:
         """Return timm's transform: random for training, a resize and centre crop otherwise."""
         from timm.data import create_transform, resolve_data_config
+        from torchvision.transforms import Compose
 
         config = preprocessing(self.model) if self.model else resolve_data_config({"img_size": 224})
         channels = config["input_size"][0]
@@ -109,4 +99,5 @@ class ImageData(TableData):
         config.update({name: value for name, value in given.items() if value is not None})
         if training:
             config.update(self.augment_kwargs or {})
-        return Transform("L" if channels == 1 else "RGB", create_transform(**config, is_training=training))
+        of_mode = methodcaller("convert", "L" if channels == 1 else "RGB")
+        return Compose([of_mode, create_transform(**config, is_training=training)])  # type: ignore[no-any-return]

@@ -8,15 +8,13 @@ another number of classes get a new last layer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from prunerecover.recipes.networks.model_names import expand, from_pretrained, timm_name
+from prunerecover.recipes.networks.model_names import from_pretrained, timm_name
 from prunerecover.recipes.networks.segmentation_heads import LinearSegmenter, PyramidSegmenter
 from prunerecover.recipes.networks.torchvision_weights import torchvision_model
 
@@ -64,26 +62,15 @@ def scores_of(output: Any, size: tuple[int, int]) -> Tensor:
 def _is_transformers(name: str) -> bool:
     """Whether a name is a model type of transformers, or its `config.json` has a model type."""
     from timm.models import is_model
-    from transformers import CONFIG_MAPPING
-    from transformers.utils import cached_file
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
 
     if "/" not in name:
         return name in CONFIG_MAPPING and not is_model(name)
     if ":" in name:
         return False
-    folder = Path(expand(name))
-    if not folder.exists() and (folder.is_absolute() or name.startswith((".", "~", "$")) or name.count("/") > 1):
-        raise ValueError(f"Expected a model at {folder}, but nothing is there. Check the path, or give a hub id.")
-    try:
-        file = folder / "config.json"
-        found = file if file.is_file() else Path(cached_file(name, "config.json"))
-    except OSError as error:
-        raise ValueError(
-            f"Expected {name!r} to be a folder with a config.json, or a hub id that can be reached, but got: "
-            f"{str(error).splitlines()[0]} Check the spelling and the network, or give the path of a copy on this "
-            "machine: /path as transformers saves it, local-dir:/path as timm does."
-        ) from error
-    return "model_type" in json.loads(found.read_text())
+    copy = "model: the path of a copy (/path as transformers saves it, local-dir:/path as timm does)"
+    stored, _ = from_pretrained(PreTrainedConfig.get_config_dict, name, copy)
+    return "model_type" in stored
 
 
 def _from_transformers(name: str, classes: int, pretrained: bool, options: dict[str, Any]) -> nn.Module:

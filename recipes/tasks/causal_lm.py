@@ -19,11 +19,21 @@ from prunerecover.language.accuracy import score_choices
 from prunerecover.language.likelihood import token_log_likelihoods
 from prunerecover.recipes.networks.model_names import from_pretrained
 from prunerecover.recipes.tasks.evaluated_module import EvaluatedModule
-from prunerecover.recipes.tasks.language_metrics import MeanPerplexity
 
 TokenBatch = Mapping[str, Tensor]
 CHOICE_METRICS = ("loss", "acc", "acc_norm")
 Weights = Literal["float32", "bfloat16", "float16", "auto"]
+
+
+class MeanPerplexity(MeanMetric):
+    """Perplexity of all tokens, exp(mean loss), from the mean loss of each batch and its number of tokens.
+
+    torchmetrics' `Perplexity` needs all probabilities at once, `(N, T, V)`, which the models' loss never computes.
+    """
+
+    def compute(self) -> Tensor:
+        """Return exp(mean)."""
+        return super().compute().exp()
 
 
 class CausalLM(EvaluatedModule):

@@ -181,8 +181,8 @@ def test_trained_networks_of_torchvision_get_a_layer_for_the_classes(
     [
         ("resnet18x", "'resnet18x' cannot be made as one: Unknown model"),
         ("bert", "semantic segmentation, but 'bert' is a bert. Try segformer"),
-        ("nvidia/segformer-b0", "hub id that can be reached, but got.*give the path of a copy"),
-        ("/no/such/folder", "a model at /no/such/folder, but nothing is there"),
+        ("nvidia/segformer-b0", "hub id that can be reached, but got.*or name another as model: the path of a copy"),
+        ("/no/such/folder", "at /no/such/folder, but nothing is there"),
     ],
 )
 def test_other_names_are_refused(name: str, message: str) -> None:
