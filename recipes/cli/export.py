@@ -77,7 +77,7 @@ def export(
         input_size: Shape of an input, such as `(3, 224, 224)`, or the length of a text; None: the network's.
         dynamic: Whether batches and texts may differ in size from the example input.
         format: Name of the format, see `FORMATS`; None: the ending of the output tells.
-        tokenizer: Folder or name of the tokenizer, for GGUF.
+        tokenizer: Folder or name of the tokenizer, for the formats of servers.
 
     Raises:
         FileNotFoundError: If `path` does not exist.

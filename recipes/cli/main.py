@@ -136,9 +136,13 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--fixed-sizes", action="store_true", help="export for the example input's sizes alone, if other sizes fail"
     )
     parser.add_argument(
-        "--format", metavar="NAME", help="gguf-q8_0 or gguf-f32: GGUF in 8 or 32 bits (default: by the output's ending)"
+        "--format",
+        metavar="NAME",
+        help="gguf-q8_0 or gguf-f32 (GGUF in 8 or 32 bits), or nemotron-nas, a folder (default: by the ending)",
     )
-    parser.add_argument("--tokenizer", metavar="NAME", help="hub name or folder of the tokenizer, for GGUF")
+    parser.add_argument(
+        "--tokenizer", metavar="NAME", help="hub name or folder of the tokenizer, for GGUF and nemotron-nas"
+    )
 
 
 def _runner(command: str) -> Callable[[argparse.Namespace], object]:

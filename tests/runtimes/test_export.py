@@ -240,11 +240,16 @@ def test_a_format_is_one_of_those_and_fits_the_path(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Expected a format of onnx, pt2, gguf, .* but got 'gguf-q4'. Name one"):
         export(nn.Linear(2, 2), tmp_path / "model.gguf", format="gguf-q4")
     with pytest.raises(
-        ValueError, match=r"ends in \.gguf for the format 'gguf', but got '.*model\.pt2'. Name the file"
+        ValueError, match=r"ends in \.gguf for the format 'gguf', but got '.*model\.pt2'. Change the one"
     ):
         export(nn.Linear(2, 2), tmp_path / "model.pt2", format="gguf")
     with pytest.raises(ValueError, match="Expected example_inputs for model.pt2, but got None. Pass a batch"):
         export(nn.Linear(2, 2), tmp_path / "model.pt2")
+    with pytest.raises(ValueError, match="Expected a folder for the format 'nemotron-nas', but got"):
+        export(nn.Linear(2, 2), tmp_path / "model.gguf", format="nemotron-nas")
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(FileExistsError, match="Expected nothing at .*, or an empty folder, but got content. Give"):
+        export(nn.Linear(2, 2), tmp_path, format="nemotron-nas", tokenizer=object())
 
 
 def test_a_file_that_computes_something_else_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

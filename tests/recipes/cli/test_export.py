@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from pathlib import Path
@@ -231,16 +232,20 @@ def test_training_a_compiled_model(model: nn.Module) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_becomes_a_file_for_llama_cpp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    gguf = pytest.importorskip("gguf")
+def test_a_folder_becomes_what_servers_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny_llama(vocab_size=512).eval()
     plan = plan_depth(model, remove={"attention": 1}, batches=[torch.ones(2, 4, dtype=torch.long)])
     apply_plan(model, plan)
     save_pruned(model, plan, tmp_path / "pruned")
     byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    written = ["export", str(tmp_path / "pruned"), "--output", str(tmp_path / "model.gguf"), "--format", "gguf-q8_0"]
-    assert main(written) == 2
-    assert "Expected tokenizer for model.gguf, but got None. Pass" in capsys.readouterr().err
-    assert main([*written, "--tokenizer", str(tmp_path / "tokenizer")]) == 0
+    pruned, served = ["export", str(tmp_path / "pruned"), "--output"], ["--format", "nemotron-nas"]
+    tokenizer = ["--tokenizer", str(tmp_path / "tokenizer")]
+    assert main([*pruned, str(tmp_path / "served"), *served]) == 2
+    assert "Expected tokenizer for served, but got None. Pass" in capsys.readouterr().err
+    assert main([*pruned, str(tmp_path / "served"), *served, *tokenizer]) == 0
+    config = json.loads((tmp_path / "served" / "config.json").read_text())
+    assert sum(block["attention"]["no_op"] for block in config["block_configs"]) == 1
+    gguf = pytest.importorskip("gguf")
+    assert main([*pruned, str(tmp_path / "model.gguf"), "--format", "gguf-q8_0", *tokenizer]) == 0
     kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
     assert kinds["output.weight"] == "Q8_0"
