@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from prunerecover.recipes.cli.trainer_commands import TRAINER_COMMANDS
+from prunerecover.recipes.cli.trainer_commands import TRAINER_COMMANDS, with_values
 from prunerecover.recipes.data.needed import check_installed
 from prunerecover.version import __version__
 
@@ -68,16 +68,7 @@ def with_recipe_paths(arguments: Sequence[str]) -> list[str]:
     Raises:
         ValueError: If a value is neither a file nor the name of a recipe.
     """
-    replaced: list[str] = []
-    for argument in arguments:
-        option, equals, value = argument.partition("=")
-        if replaced and replaced[-1] in ("--config", "-c") and not argument.startswith("-"):
-            replaced.append(recipe_path(argument))
-        elif equals and option in ("--config", "-c"):
-            replaced.append(f"{option}={recipe_path(value)}")
-        else:
-            replaced.append(argument)
-    return replaced
+    return with_values(arguments, ("--config", "-c"), recipe_path)
 
 
 def build_parser() -> argparse.ArgumentParser:

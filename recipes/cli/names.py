@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from prunerecover.recipes.cli.trainer_commands import with_values
 from prunerecover.recipes.data.coco_data import CocoData
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.data.image_data import ImageData
@@ -57,7 +58,6 @@ CLASSES = {
     "sites": SitesTable,
     "frontier": FrontierTable,
 }
-METHOD_OPTIONS = ("--method", "--method.help")
 METHODS = {name: f"{method.__module__}.{method.__qualname__}" for name, method in CLASSES.items()}
 
 
@@ -70,15 +70,7 @@ def with_method_class(arguments: Sequence[str]) -> list[str]:
     Raises:
         ValueError: If a value is neither a short name nor a class path.
     """
-    replaced: list[str] = []
-    for argument in arguments:
-        option, equals, value = argument.partition("=")
-        if equals and option in METHOD_OPTIONS:
-            replaced.append(f"{option}={_method_class(value)}")
-        else:
-            follows = bool(replaced) and replaced[-1] in METHOD_OPTIONS
-            replaced.append(_method_class(argument) if follows else argument)
-    return replaced
+    return with_values(arguments, ("--method", "--method.help"), _method_class)
 
 
 def _method_class(name: str) -> str:
