@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoTokenizer
 
 from prunerecover.checkpoint.lightning_file import LightningFile, canonical, is_checkpoint, read_checkpoint
 from prunerecover.checkpoint.pruned_folder import PLAN, load_network, load_pruned, save_pruned
 from prunerecover.files.plan_file import read_data, read_saved
 from prunerecover.model.paths import get_module, is_within, unwrap
 from prunerecover.plan.plan import Plan
+from prunerecover.recipes.data.language.tokenizers import open_tokenizer
 from prunerecover.recipes.networks import cifar_resnet  # noqa: F401  # its names are timm's from now on
 from prunerecover.recipes.networks.detectors.detector import Detector
 from prunerecover.runtimes.export import ENDINGS, Format, format_of
@@ -208,7 +208,7 @@ def _needed(
     """Return the argument that a format cannot do without, by name."""
     if wanted.needs == "example_inputs":
         return {wanted.needs: example_of(exported, batch_size, input_size)}
-    return {wanted.needs: None if tokenizer is None else AutoTokenizer.from_pretrained(tokenizer)}
+    return {wanted.needs: None if tokenizer is None else open_tokenizer(None, tokenizer)}
 
 
 def image_shape(model: Any) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,12 @@ def test_other_networks_are_refused(tmp_path: Path) -> None:
     adapted = inject_adapter_in_model(LoraConfig(target_modules=["up_proj"]), uneven("dense"))
     with pytest.raises(Refusal, match="merged into the weights, but 'model.layers.0.mlp.up_proj' still holds"):
         export(adapted, path, tokenizer=byte_tokenizer())
+
+
+def test_the_package_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ModuleNotFoundError, match=r'the package gguf, but .*pip install "prunerecover\[serving\]"'):
+        export(uneven("dense"), tmp_path / "model.gguf", tokenizer=byte_tokenizer())
 
 
 def test_the_tokenizer_is_needed(tmp_path: Path) -> None:
