@@ -1,1 +1,1 @@
-"""Fit what removed units leave on unlabelled samples, and judge it by the output of the whole network."""
+"""Replacements of removed units, fitted on unlabelled samples and judged by the output of the whole network."""

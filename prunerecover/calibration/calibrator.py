@@ -1,9 +1,9 @@
-"""Choose what removed units leave behind, by the effect on the model's output on held-out calibration samples.
+"""Choice of the replacement of each removed unit, by the output divergence on held-out calibration samples.
 
-One walk through the model, block by block, keeps the pruned model's hidden states on the fitting and the held-out
-samples, and the dense model's on the fitting samples, as far as there is room for them. Every unit is fitted on the
-already pruned model, towards the dense model's hidden states, and judged by the output of the whole model. Never by its
-local fit: a token-wise least-squares fit of an attention is better locally than zero, and worse for the model.
+One walk through the model, block by block, keeps hidden states while there is room: the pruned model's on the fitting
+and the held-out samples, the dense model's on the fitting samples. Every unit is fitted on the already pruned model,
+towards the dense model's hidden states, and judged by the output of the whole model. The local error would mislead: a
+token-wise least-squares fit of an attention has a lower local error than zero, and makes the model worse.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ REPLACEMENTS = ("calibrated", "zero", "identity")
 
 
 class Calibrator:
-    """Fits and judges stand-ins on one model, in evaluation mode; the model is as before after each method.
+    """Fits and judges replacements on one model, in evaluation mode; each method leaves the model unchanged.
 
     Args:
-        model: Unwrapped.
+        model: Model, unwrapped.
         samples: Split calibration samples.
-        units: All units that may be asked for.
+        units: All units that later calls may name.
         replace: "calibrated", "zero" or "identity".
-        seed: For the labels drawn by `token_weights`.
+        seed: Seed of the labels drawn by `token_weights`.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Calibrator:
         return token_weights(self._dense, self.samples.fit, self.seed)
 
     def score(self, units: Sequence[Unit], present: Sequence[Choice] = ()) -> dict[str, Choice]:
-        """Fit and judge each unit alone, on top of the `present` choices: the best stand-in and its divergence.
+        """Fit and judge each unit alone, on top of the `present` choices: the best replacement and its divergence.
 
-        Blocks leave a map of their own where other units are fitted, too, and nothing else has gone.
+        Blocks may leave a map only if other units are fitted too and no choice is present.
         """
         scores: dict[str, Choice] = {}
         front = self._front(same=not present, fitting=any(unit.kind != "block" for unit in units))
@@ -90,11 +90,11 @@ class Calibrator:
         return scores
 
     def judge(self, stand_ins: Mapping[Unit, Candidate], present: Sequence[Candidate] = ()) -> dict[str, float]:
-        """Return the divergence with each stand-in alone, on top of the `present` ones; nothing is fitted.
+        """Return the divergence with each replacement alone, on top of the `present` ones; fit nothing.
 
         Args:
-            stand_ins: What units leave.
-            present: What others leave.
+            stand_ins: Replacements to judge, by unit.
+            present: Replacements already in the model.
         """
         found: dict[str, float] = {}
         batches, at = self.samples.held_out, 0
@@ -118,17 +118,17 @@ class Calibrator:
         bounds: Sequence[float] | None = None,
         terms: Mapping[str, Terms] | None = None,
     ) -> dict[str, tuple[float, bool]]:
-        """Return the divergence with each stand-in alone, as far as it had to be known to find the cheapest.
+        """Return the divergence with each replacement alone, computed only as far as needed to find the cheapest.
 
         Args:
-            stand_ins: What units leave.
-            present: What others leave.
-            cost: Of a unit, by its place in `stand_ins` and its divergence; see `HeldOut.race`.
-            bounds: What each costs at least, in the order of `stand_ins`.
-            terms: By unit, what earlier races of it on top of the same units added up.
+            stand_ins: Replacements to judge, by unit.
+            present: Replacements already in the model.
+            cost: Cost of an entrant, by index in `stand_ins` and divergence; see `HeldOut.race`.
+            bounds: Lower bounds of the costs, in the order of `stand_ins`.
+            terms: Terms from earlier races on top of the same units, by unit.
 
         Returns:
-            By unit: what was added up of the divergence, and whether that is all of it.
+            The divergence by unit, and whether it covers all batches.
         """
         units = list(stand_ins)
         starts = [first_changed(self.layout, stand_ins[unit]) for unit in units]
@@ -145,7 +145,7 @@ class Calibrator:
         return {unit.name: one for unit, one in zip(units, found, strict=True)}
 
     def bare(self, unit: Unit) -> Candidate | None:
-        """Return what a unit leaves to which nothing is fitted while it alone goes; None if something is."""
+        """Return the replacement of a unit removed alone if it has no fitted values, else None."""
         if self.fits and unit.kind != "block":
             return None
         return self._candidates(self.layout.block_of(unit.name), unit, {}, None)[0]
@@ -153,12 +153,13 @@ class Calibrator:
     def choose(
         self, units: Sequence[Unit], forms: Mapping[str, Form] | None = None, known: Sequence[Choice] = ()
     ) -> list[Choice]:
-        """Fit stand-ins for all `units` in order of depth, each on the model pruned so far.
+        """Fit replacements for all `units` in order of depth, each on the model pruned so far.
 
         Args:
-            units: What is removed.
-            forms: Of what each unit has to leave, by unit name; None: the best.
-            known: What this returned for some of the units. Those before the first unknown one are not fitted again.
+            units: Units to remove.
+            forms: Form of each unit's replacement, by unit name; None: the best form.
+            known: Choices from an earlier call for some of the units; those before the first unknown unit are not
+                fitted again.
         """
         kept = {choice.unit.name: choice for choice in known}
         chosen: list[Choice] = []
@@ -176,10 +177,10 @@ class Calibrator:
         return chosen
 
     def finished(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Return choices of the same forms, tuned; fitted to all samples before if a map is among them (else no gain).
+        """Return choices of the same forms, tuned; if one is a map, first fitted again on all samples.
 
         Args:
-            choices: What `choose` returned. Their divergences stay those on samples that were held out.
+            choices: Choices from `choose`. They keep their divergences from held-out samples.
         """
         if all(choice.candidate.fold is None for choice in choices):
             return self.tuned(choices)
@@ -191,13 +192,13 @@ class Calibrator:
         return [replace(one, divergence=choice.divergence) for one, choice in zip(tuned, choices, strict=True)]
 
     def tuned(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Return choices, all that goes, with what was fitted tuned on the output; see `tuning`."""
+        """Return all choices of a plan with their fitted values tuned on the output; see `tuning`."""
         if not self.fits:
             return list(choices)
         return tuned(self.runner, self._dense, self.layout, self.samples, self._held_out, choices)
 
     def _fitted(self, front: HiddenStates, together: Sequence[Unit], forms: Mapping[str, Form] | None) -> list[Choice]:
-        """Choose what a run of blocks, or one other unit, leaves."""
+        """Choose the replacement of a run of blocks, or of one other unit."""
         *inner, last = together
         wanted, index = None if forms is None else forms[last.name], front.at
         if last.kind != "block":
@@ -210,7 +211,7 @@ class Calibrator:
             return [*choices, self._best(front, last, self._of_run(front, together, wanted))]
 
     def _of_run(self, front: HiddenStates, run: Sequence[Unit], wanted: Form | None) -> list[Candidate]:
-        """Return what a run of blocks may leave: nothing, and maps that are folded into the block before it."""
+        """Return candidates for a run of blocks: zero, and maps folded into the block before the run."""
         first, last = (self.layout.block_of(unit.name) for unit in (run[0], run[-1]))
         bare = named_candidate(self.model, run[-1], "zero", None)
         if (wanted and wanted.leaves != "map") or not self.fits or first == 0:
@@ -238,7 +239,7 @@ class Calibrator:
         return HiddenStates([None] * n, [None] * n, held_out, same, fitting=fitting and self.fits)
 
     def _pass(self, index: int, front: HiddenStates, units: Sequence[Unit]) -> dict[str, Fit]:
-        """Run one block on the fitting samples, dense and pruned, and sum up what the units' fits need."""
+        """Run one block on the fitting samples, dense and pruned, and add up the sums for the units' fits."""
         if not front.fitting:
             return {}
         block = self.layout.blocks[index]
@@ -258,7 +259,7 @@ class Calibrator:
         return fits
 
     def _advance(self, front: HiddenStates, to: int) -> None:
-        """Move the front on to block `to`; what `_pass` has left is not computed again."""
+        """Move the front on to block `to`, starting from the outputs that `_pass` has kept."""
         if to == front.at:
             return
         if front.fitting:

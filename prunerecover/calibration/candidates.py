@@ -1,7 +1,6 @@
-"""Candidates for the place of one unit, fitted on calibration data in one streaming pass.
+"""Candidates for the replacement of one unit, fitted on calibration data in one streaming pass.
 
-Fits aim at the dense model's hidden state after the branch, so that each also corrects what earlier replacements
-changed.
+Each fit aims at the dense model's hidden state after the branch, and so corrects for earlier replacements, too.
 """
 
 from __future__ import annotations
@@ -26,30 +25,30 @@ Recorded = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Form:
-    """What stays in a unit's place, whatever its values.
+    """Form of a replacement, apart from its values.
 
     Attributes:
-        leaves: As of the edit; "map" for one that is folded elsewhere.
-        ridge: With which it is fitted; None: any.
+        leaves: Name of the form, as in the edit; "map" for a map folded into another linear.
+        ridge: Ridge strength of the fit; None: any.
     """
 
     leaves: str
     ridge: float | None = None
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether a candidate is of this form."""
+        """Whether a candidate has this form."""
         return self.leaves == candidate.leaves and self.ridge in (None, candidate.ridge)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to replace a unit: the edit without its tensor keys, and the fitted values by parameter name.
+    """Replacement of a unit: the edit without its tensor keys, and the fitted values by parameter name.
 
     Attributes:
-        edit: Of the unit.
-        values: Of what the unit leaves, or of the map that is folded.
-        fold: Of the last block of a run: the edit that folds a map for all of the run, without its tensor keys.
-        ridge: With which the values were fitted; None: without.
+        edit: Edit of the unit.
+        values: Values of the replacement, or of the folded map.
+        fold: Edit that folds a map for a whole run, without its tensor keys; only on the last block of a run.
+        ridge: Ridge strength of the fit; None: no fit.
     """
 
     edit: Edit
@@ -59,7 +58,7 @@ class Candidate:
 
     @property
     def leaves(self) -> str:
-        """What stays in the unit's place; "map" for one that is folded elsewhere."""
+        """Form of the replacement; "map" for a map folded into another linear."""
         if self.fold is not None:
             return "map"
         assert isinstance(self.edit, Remove | Replace)
@@ -68,7 +67,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The stand-in chosen for a unit, and the output divergence on held-out samples with it in place."""
+    """Replacement chosen for a unit, and the output divergence on held-out samples with it in place."""
 
     unit: Unit
     candidate: Candidate
@@ -76,10 +75,10 @@ class Choice:
 
 
 class Fit(Protocol):
-    """Sums over calibration tokens from which the candidates of one unit are solved.
+    """Sums over calibration tokens, solved for the candidates of one unit.
 
     Attributes:
-        branch: The branch that the unit is or is part of.
+        branch: Branch with the unit.
     """
 
     branch: Branch
@@ -105,8 +104,8 @@ def fit_of(model: nn.Module, block: Block, unit: Unit) -> Fit:
     """Start the fit of a unit.
 
     Args:
-        model: Unwrapped.
-        block: That holds the unit.
+        model: Model, unwrapped.
+        block: Block with the unit.
         unit: An attention, mlp or activation.
     """
     if unit.kind == "activation":
@@ -127,14 +126,14 @@ class ActivationFit:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The residual stream, and what enters and leaves the activation."""
+        """The residual stream, and the activation's input and output."""
         return *self.branch.before, self.forward.first, self.forward.activation
 
     def add(self, seen: Recorded, target: Tensor, weight: Tensor) -> None:
         """Add one batch.
 
         Args:
-            seen: What entered and left the modules in `paths`, `(N, ..., C)`; of the activation `(N, ..., hidden)`.
+            seen: Inputs and outputs of the modules in `paths`, `(N, ..., C)`; of the activation `(N, ..., hidden)`.
             target: The dense model's hidden state after the branch, `(N, ..., C)`.
             weight: Token weights, `(N, ...)`.
         """
@@ -157,7 +156,7 @@ class ActivationFit:
         return Replace(unit=self.forward.activation, kind="activation", leaves=leaves)
 
     def _unscaled(self, y: Tensor) -> Tensor:
-        """Divide by LayerScale, which stays after the feed-forward: the fit is of what comes before it."""
+        """Divide by LayerScale, which comes after the replacement."""
         if self.forward.scale is None:
             return y
         gamma = get_module(self.model, self.forward.scale).get_parameter("gamma")
@@ -179,14 +178,14 @@ class BranchFit:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The residual stream, and what enters the branch."""
+        """The residual stream, and the branch's input."""
         return *self.branch.before, self.branch.path
 
     def add(self, seen: Recorded, target: Tensor, weight: Tensor) -> None:
         """Add one batch.
 
         Args:
-            seen: What entered the modules in `paths`, `(N, ..., C)`.
+            seen: Inputs and outputs of the modules in `paths`, `(N, ..., C)`.
             target: The dense model's hidden state after the branch, `(N, ..., C)`.
             weight: Token weights, `(N, ...)`.
 
@@ -202,7 +201,7 @@ class BranchFit:
         self._affine.add(_rows(seen[f"{self.branch.path}.in"]), _rows(wanted), weight.flatten())
 
     def candidates(self) -> list[Candidate]:
-        """Zero first: what ties with it loses."""
+        """Return all candidates, zero first, so that zero wins ties."""
         unit, kind = self.branch.path, self.branch.kind
         prior = torch.zeros(self.branch.dim, self.branch.dim)
         found = [Candidate(Remove(unit=unit, kind=kind))]
@@ -216,13 +215,13 @@ class BranchFit:
 
 
 def named_candidate(model: nn.Module, unit: Unit, replace: str, forward: FeedForward | None) -> Candidate:
-    """The stand-in that a user asked for by name.
+    """Return the replacement of a given name.
 
     Args:
-        model: Unwrapped.
-        unit: What it stands in for. Blocks leave nothing under either name.
-        replace: "zero" or "identity". A zero activation lets the feed-forward add its output bias only.
-        forward: The feed-forward of the unit's block, whose hidden width a zero activation needs; else it may be None.
+        model: Model, unwrapped.
+        unit: Unit to replace. Removed blocks leave nothing under either name.
+        replace: "zero" or "identity". With a zero activation, the feed-forward adds its output bias only.
+        forward: Feed-forward of the unit's block, with the hidden width of a zero activation; otherwise it may be None.
     """
     name, kind = unit.name, unit.kind
     if kind == "activation" and replace == "zero":
@@ -236,7 +235,7 @@ def named_candidate(model: nn.Module, unit: Unit, replace: str, forward: FeedFor
 
 
 def _wanted(branch: Branch, seen: Recorded, target: Tensor) -> Tensor:
-    """Return the branch's output that leads from the pruned model's hidden state before it to the target."""
+    """Return the branch output that leads from the pruned model's hidden state before the branch to the target."""
     return (target - branch.state_before(seen)) / branch.scale
 
 

@@ -1,11 +1,11 @@
-"""Passes of a network that is changed from front to back: parts that no longer change are computed once.
+"""Passes of a network that is pruned from front to back, with the outputs of finished parts computed once.
 
-A pass that stops at a layer runs all that comes before it. Once the layers before are as they will be, so is what they
-give: the output of each module that is complete by then is kept, batch by batch, and handed on in later passes instead
-of being computed. Where there is no more room, the earliest are computed again.
+A pass to a layer also runs all earlier layers. Once these are final, their outputs are final as well: each pass keeps
+the outputs of complete modules, batch by batch, and later passes reuse them. When memory runs out, the earliest outputs
+are dropped and computed again.
 
-Modules that may be missed are never skipped: those that a pass calls several times, that hold hooks of others, that
-return something else than tensors, or whose output is written to by what follows.
+Modules are never skipped if a pass calls them several times, if they hold hooks of users, if they return objects other
+than tensors, or if later code writes to their output.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Key = tuple[int, str]  # number of a batch, path of a module
 
 @dataclass(frozen=True)
 class _Output:
-    """What a module has returned, and how often its tensors had been written to by then."""
+    """Output of a module, with the version counters of its tensors at that time."""
 
     value: Any
     versions: tuple[int, ...]
@@ -48,14 +48,14 @@ class _Output:
 
 
 class FrontToBack:
-    """Runs a network up to a layer, later ones after earlier ones.
+    """Runs a network up to a layer, for layers in the order of execution.
 
     Args:
-        network: In evaluation mode. Up to the layer that a pass is for, it must stay as it is from then on.
-        batches: That it is run on.
+        network: Network in evaluation mode. After a pass to a layer, everything before the layer must stay unchanged.
+        batches: Batches for the passes.
 
     Attributes:
-        calls: How often a pass of the first batch calls each module, in the order of their first calls.
+        calls: Number of calls of each module in a pass of the first batch, in the order of their first calls.
     """
 
     def __init__(self, network: nn.Module, batches: Sequence[ModelInputs]) -> None:
@@ -68,11 +68,11 @@ class FrontToBack:
         self._room = MOST_KEPT
 
     def run(self, inputs: ModelInputs, before: str) -> Any:
-        """Run one of the batches; a hook of the caller's ends the pass.
+        """Run one of the batches, until a hook of the caller ends the pass.
 
         Args:
             inputs: The batch.
-            before: Path of the layer that may change after this pass, and behind which all may.
+            before: Path of the first layer that may change after this pass.
         """
         number = self._numbers[id(inputs)]
         handed_on = {path: output for (of, path), output in self._kept.items() if of == number}
@@ -96,17 +96,17 @@ class FrontToBack:
                     self._leave_out(path)
 
     def renew(self) -> None:
-        """Take note that modules behind all that passes ended at so far were replaced."""
+        """Take note of replaced modules, all behind the end of every pass so far."""
         self._modules = {n: m for n, m in self.network.named_modules() if not isinstance(m, torch.jit.ScriptModule)}
         self._ends = {path: at for path, at in self._ends.items() if path in self._modules}
         self._complete = "", []
 
     def seen_at(self, path: str, inputs: ModelInputs, calls: int = 1) -> list[tuple[Tensor, Tensor]]:
-        """Return copies of the first tensors that a module takes and gives at each call, and end the pass there.
+        """Return copies of the first tensors of a module's input and output at each call, and end the pass there.
 
         Args:
             path: Path of the module, which may change after this pass.
-            inputs: One of the batches.
+            inputs: Batch to run.
             calls: Number of calls after which the pass ends.
         """
         taken, given = list[Tensor](), list[Tensor]()
@@ -127,7 +127,7 @@ class FrontToBack:
         return list(zip(taken, given, strict=True))
 
     def _traced(self, inputs: ModelInputs) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-        """Return how often modules are called, when they begin first, and when those that may be skipped end."""
+        """Return calls by module, times of first calls, and end times of modules that may be skipped."""
         begins, ends = dict[str, list[int]](), dict[str, int]()
         watched = {path for path, module in self._modules.items() if any(map(users_hooks, module.modules()))}
         time, handles = count(), []
@@ -147,7 +147,7 @@ class FrontToBack:
         return calls, {path: times[0] for path, times in begins.items()}, skipped
 
     def _complete_before(self, before: str) -> list[str]:
-        """Return the modules that are complete before a layer begins, but those inside others of them."""
+        """Return the outermost modules that are complete before a layer begins."""
         if self._complete[0] != before:
             limit, found = self._begins[before], dict[str, None]()
             for path in self._modules:  # parents come before children
@@ -166,7 +166,7 @@ class FrontToBack:
             self._drop(next(iter(self._kept)))
 
     def _leave_out(self, path: str) -> None:
-        """Compute a module in every pass from now on: what it has returned is not what was kept any more."""
+        """Compute a module in every later pass: its kept output was overwritten."""
         for key in [key for key in self._kept if key[1] == path]:
             self._drop(key)
         self._ends.pop(path, None)
@@ -191,7 +191,7 @@ def _handing_on(module: nn.Module, output: Any) -> Iterator[None]:
 
 
 def _noting(path: str, seen: dict[str, _Output]) -> Callable[..., None]:
-    """Return a hook that notes the output of a module, if it is made of tensors that tell of being written to."""
+    """Return a hook that notes a module's output, if all its leaves are tensors with a version counter."""
 
     def note(_: nn.Module, __: Any, output: Any) -> None:
         leaves = tree_leaves(output)

@@ -1,10 +1,10 @@
-"""Judge what stands in for units by the output on held-out samples: each on all batches, or only until it is beaten.
+"""Output divergence of replacements on held-out samples: on all batches, or in a race on as few as possible.
 
-A divergence is a sum over batches of terms that are not negative, so that what has been added up bounds it from below.
-In a race the one with the least sum goes on, over the batches that tell most first, until the least sum is complete:
-what is beaten by then was run on a part of the batches alone, and the best is the one that all batches would show.
-What it is ahead by on that part tells about how far the others are behind it on all. Forms of what one unit leaves are
-so much alike that a part of the batches is enough to choose one.
+A divergence is a sum over batches of terms that are never negative, so a partial sum is a lower bound. In a race, the
+entrant with the least partial sum runs next, on the batches with the largest divergences first, until the least sum is
+complete. Losers have then run on a part of the batches alone, and the winner is the same as on all batches. The ratio
+on that part estimates the losers' divergences on all. Forms of one unit's replacement differ so little that a part of
+the batches is enough to choose among them.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.hooks import recording
 
 Cost = Callable[[int, float], tuple[float, ...]]
-Terms = dict[int, float]  # of one model's divergence, by batch
-FEW = 16  # samples, enough to tell forms apart that differ
+Terms = dict[int, float]  # of a model, by batch
+FEW = 16  # samples, enough to tell different forms apart
 
 
 class HeldOut:
     """Judges a model on held-out batches by the output divergence from the dense model.
 
     Args:
-        runner: Of the model, which callers change and put back.
-        dense: Of the dense model.
-        batches: On the model's device.
+        runner: Runner of the model, which callers change and restore.
+        dense: Runner of the dense model.
+        batches: Held-out batches on the model's device.
     """
 
     def __init__(self, runner: BlockRunner, dense: BlockRunner, batches: Sequence[ModelInputs]) -> None:
         self._runner, self._batches, self._dense = runner, batches, DenseOutputs(dense, batches)
         self._samples = sum(batch.n_samples for batch in batches)
-        self._told = [0.0] * len(batches)  # sums of all terms of a batch that were ever computed
+        self._told = [0.0] * len(batches)  # sums of all computed terms, by batch
         self._asked = [0] * len(batches)
 
     @property
     def told(self) -> list[tuple[float, int]]:
-        """Sum and number of all terms of each batch that were ever computed: they tell which batches tell most."""
+        """Sum and number of all terms computed so far, by batch; their means order the batches of a race."""
         return list(zip(self._told, self._asked, strict=True))
 
     @told.setter
@@ -57,7 +57,7 @@ class HeldOut:
 
         Args:
             start: First block to run.
-            hidden: What enters it, by batch.
+            hidden: Hidden state before the block, by batch.
         """
         return sum(self._term(number, start, state) for number, state in enumerate(hidden)) / max(self._samples, 1)
 
@@ -69,17 +69,17 @@ class HeldOut:
         bounds: Sequence[float] | None = None,
         terms: Sequence[Terms] | None = None,
     ) -> list[tuple[float, bool]]:
-        """Return the divergence of each entrant, and whether it is exact, as that of the cheapest is.
+        """Return the divergence of each entrant, and whether it is exact; the cheapest entrant's always is.
 
-        The others' are estimated from the batches on which they were beaten, at no less than was added up there; they
-        are infinite where a bound alone was enough.
+        For the other entrants, divergences are estimates from their batches, no less than their partial sums, and
+        infinite for entrants that their bounds alone excluded.
 
         Args:
-            starts: The first block that each entrant changes.
+            starts: First changed block of each entrant.
             in_place: Has an entrant in the model inside a `with` block.
-            cost: Of an entrant by its number and its divergence, in which it does not fall.
-            bounds: What each entrant costs at least, as far as is known: it is not run before others cost as much.
-            terms: What earlier races added up of each entrant, which are added to and not computed again.
+            cost: Cost of an entrant from its number and divergence; nondecreasing in the divergence.
+            bounds: Lower bound of each entrant's cost; an entrant is not run while cheaper ones remain.
+            terms: Terms of each entrant from earlier races, reused and extended in place.
         """
         if not starts:
             return []
@@ -98,15 +98,15 @@ class HeldOut:
     def best_form(
         self, entrants: int, start: int, in_place: Callable[[int], AbstractContextManager[None]], hidden: Hidden
     ) -> tuple[int, float]:
-        """Return which entrant is the best on a third of the samples, and its divergence on all of them.
+        """Return the best entrant on a third of the samples, and its divergence on all samples.
 
-        For entrants of which those that are nearly as good would do as well: what one unit may leave.
+        For entrants where a near-best one is good enough, such as forms of one unit's replacement.
 
         Args:
-            entrants: How many there are, at least one; the first one of equals is the best.
-            start: The first block that they change.
+            entrants: Number of entrants, at least one; of equals, the first wins.
+            start: First changed block of all entrants.
             in_place: Has an entrant in the model inside a `with` block.
-            hidden: What enters that block, by batch.
+            hidden: Hidden state before that block, by batch.
         """
 
         def run(entrant: int, number: int) -> float:
@@ -127,14 +127,14 @@ class HeldOut:
         bounds: Sequence[float],
         terms: Sequence[Terms],
     ) -> int:
-        """Return the entrant that costs least on some batches; the others run until they cost more.
+        """Return the entrant with the least cost on some batches; the others run until they cost more.
 
         Args:
-            order: Of the batches.
+            order: Order of the batches.
             run: Returns the term of an entrant and a batch.
-            cost: See `race`.
-            bounds: See `race`.
-            terms: What is known of each entrant, and is learnt now.
+            cost: Cost of an entrant; see `race`.
+            bounds: Lower bounds of the costs; see `race`.
+            terms: Known terms of each entrant, extended in place.
         """
 
         def entry(entrant: int, bound: float) -> tuple[tuple[float, ...], bool, int]:
@@ -153,12 +153,12 @@ class HeldOut:
         return waiting[0][2]
 
     def _most_telling_first(self) -> list[int]:
-        """Return the batches, those first on which models diverged most so far."""
+        """Return the batches, those with the largest mean divergence so far first."""
         told = [total / max(asked, 1) for total, asked in zip(self._told, self._asked, strict=True)]
         return sorted(range(len(told)), key=lambda number: -told[number])
 
     def _third(self, order: Sequence[int]) -> Sequence[int]:
-        """Return the first batches with a third of the samples, or a few if that is more."""
+        """Return the first batches with a third of the samples, or `FEW` samples if that is more."""
         wanted, samples = max(self._samples / 3, FEW), 0
         for count, number in enumerate(order, 1):
             samples += self._batches[number].n_samples
@@ -167,7 +167,7 @@ class HeldOut:
         return order
 
     def _estimate(self, terms: Terms, best: Terms) -> float:
-        """Return the mean over all batches, given that over some of them and that of the best over all."""
+        """Estimate the mean over all batches, from an entrant's partial terms and the best entrant's full terms."""
         seen = self._mean({number: best[number] for number in terms})
         part = 1.0 if len(terms) == len(best) or seen <= 0 else seen / self._mean(best)
         return self._mean(terms) / part
@@ -189,14 +189,14 @@ def _itself(_: int, divergence: float) -> tuple[float, ...]:
 
 
 class _StatesBefore:
-    """What enters some blocks, by batch, while there is room; a batch is run when it is asked for first."""
+    """Hidden states before some blocks, kept while there is room; each batch runs once, on first use."""
 
     def __init__(self, runner: BlockRunner, batches: Sequence[ModelInputs], starts: Sequence[int]) -> None:
         self._runner, self._batches, self._starts = runner, batches, sorted(set(starts))
         self._kept, self._places = Hidden(), dict[tuple[int, int], int]()
 
     def of(self, number: int, start: int) -> Tensor | None:
-        """Return what enters block `start` on batch `number`; None if it was not kept."""
+        """Return the hidden state before block `start` on batch `number`; None if it was not kept."""
         if (number, start) not in self._places:
             *before, last = self._starts
             with recording({str(stop): self._runner.blocks[stop] for stop in before}) as seen:

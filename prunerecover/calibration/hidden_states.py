@@ -1,7 +1,7 @@
-"""Hidden states on the way through a model, block by block: of the pruned one and of the dense one beside it.
+"""Hidden states between blocks of the pruned and the dense model, batch by batch.
 
-Only so many bytes of them are kept, however many samples there are: of later batches a state is None, and their runs
-start from the beginning each time.
+Memory for states is bounded, whatever the number of samples: later batches have None for a state, and run from the
+beginning each time.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from prunerecover.model.paths import get_module
 
 Hidden = list[Tensor | None]
 
-MOST_KEPT = 1 << 30  # bytes of each thing that is kept per token
-LISTS = 5  # of hidden states, in `HiddenStates`
+MOST_KEPT = 1 << 30  # bytes for each kind of values per token
+LISTS = 5  # lists of hidden states in `HiddenStates`
 
 
 @dataclass
 class HiddenStates:
-    """Hidden states that enter block number `at`, per batch; None for those that are run from the beginning.
+    """Hidden states before block number `at`, per batch; None for batches that run from the beginning.
 
     Attributes:
-        fit: Of the pruned model on the fitting samples.
-        dense: Of the dense model on the same.
-        held_out: Of the pruned model on the held-out samples.
-        same: Whether the pruned model is still the dense one up to here.
-        after_fit: What leaves the block, where it has been run already; emptied when the block changes.
+        fit: States of the pruned model on the fitting samples.
+        dense: States of the dense model on the fitting samples.
+        held_out: States of the pruned model on the held-out samples.
+        same: Whether the pruned model still equals the dense one up to here.
+        after_fit: States of the pruned model after block `at`, if known; cleared when the block changes.
         after_dense: The same of the dense model.
         fitting: Whether the states on the fitting samples are kept.
     """
@@ -50,7 +50,7 @@ class HiddenStates:
 def moved_on(
     runner: BlockRunner, batches: Sequence[ModelInputs], start: int, stop: int, hidden: Hidden, after: Hidden
 ) -> Hidden:
-    """Return what enters block `stop`, given what enters `start` and, if it is known, what leaves it."""
+    """Return the states before block `stop`, from those before `start` or, if known, those after `start`."""
     if after:
         start, hidden = start + 1, after
     if start == stop:
@@ -63,19 +63,20 @@ def moved_on(
 
 
 def keep(states: Hidden, state: Tensor | None) -> None:
-    """Append a state, or None if there is no room for it."""
+    """Append a state, or None if memory is full."""
     room = MOST_KEPT // LISTS - sum(other.nbytes for other in states if other is not None)
     states.append(state if state is not None and state.nbytes <= room else None)
 
 
 class DenseOutputs:
-    """The dense model's outputs without padded positions, batch by batch; those that are not kept are computed anew.
+    """Outputs of the dense model without padded positions, batch by batch, computed again where memory is full.
 
-    Outputs are kept while there is room, of later batches the smaller states that leave the last block.
+    The first batches keep their outputs; later batches keep the smaller states after the last block, while there is
+    room.
 
     Args:
-        runner: Of the dense model, in evaluation mode.
-        batches: On the model's device.
+        runner: Runner of the dense model, in evaluation mode.
+        batches: Batches on the model's device.
     """
 
     def __init__(self, runner: BlockRunner, batches: Sequence[ModelInputs]) -> None:
@@ -91,7 +92,7 @@ class DenseOutputs:
                 keep(self._states, runner.advance(batch, 0, None, self._depth))
 
     def of(self, number: int) -> Outputs:
-        """Return the output on one batch, `(N, classes)`, `(N, T, vocabulary)` or as the model gives it."""
+        """Return the output on one batch, `(N, classes)`, `(N, T, vocabulary)` or of the model's own shape."""
         if number < len(self._outputs):
             return self._outputs[number]
         return self._output(self._batches[number], self._depth, self._states[number - len(self._outputs)])
@@ -103,7 +104,7 @@ class DenseOutputs:
 def run_watched(
     runner: BlockRunner, index: int, batch: ModelInputs, hidden: Tensor | None, paths: set[str]
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Run one block, and return inputs and outputs of the modules at some paths, and what leaves the block."""
+    """Run one block, and return inputs and outputs of the modules at some paths, and the block's output."""
     with recording({path: get_module(runner.model, path) for path in paths}) as seen:
         out = runner.advance(batch, index, hidden, index + 1)
     return seen, out

@@ -1,4 +1,4 @@
-"""Have a stand-in in a model for as long as it is judged, and tell what it changes first."""
+"""Replacements applied for the length of a `with` block, and the first block that each changes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from prunerecover.surgery.apply_edits import temporarily_applied
 
 @contextmanager
 def in_place(runner: BlockRunner, layout: Layout, candidate: Candidate) -> Iterator[None]:
-    """Have a stand-in in the model inside a `with` block. Removed blocks are skipped, so that no path changes.
+    """Apply a replacement inside a `with` block. Removed blocks are skipped, so paths stay the same.
 
     Args:
-        runner: Of the model.
-        layout: Of the dense model.
+        runner: Runner of the model.
+        layout: Layout of the dense model.
         candidate: The stand-in.
     """
     edit = candidate.edit
@@ -35,11 +35,11 @@ def in_place(runner: BlockRunner, layout: Layout, candidate: Candidate) -> Itera
 
 
 def first_changed(layout: Layout, candidate: Candidate) -> int:
-    """Return the first block whose output a stand-in changes.
+    """Return the first block whose output changes with a replacement.
 
     Args:
-        layout: Of the dense model.
-        candidate: The stand-in; a map that is folded changes the block that takes it in.
+        layout: Layout of the dense model.
+        candidate: The replacement; a folded map changes the block with the linear.
     """
     edit = candidate.fold or candidate.edit
     assert isinstance(edit, Fold | Remove | Replace)

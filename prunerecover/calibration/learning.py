@@ -1,8 +1,8 @@
-"""Values learnt on a network's output: what was fitted by least squares, layer by layer, goes on from there.
+"""Gradient descent on the output divergence, starting from values fitted layer by layer.
 
-Least squares makes a hidden state alike in every direction; the rest of the network reads some directions and not
-others. From that solution on, Adam (Kingma and Ba, arXiv 1412.6980) minimises the output divergence on calibration
-samples, for all values together, as distillation without labels. Of all epochs the one is kept that is best.
+Least squares weighs all directions of a hidden state alike; the rest of the network reads some directions more than
+others. From the fitted values, Adam (Kingma and Ba, arXiv 1412.6980) minimises the output divergence on calibration
+samples, over all values together: distillation without labels. The best epoch is kept.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import ModelInputs, call
 
 EPOCHS = 4
-SAMPLES = 4  # of a step at most: a few large steps bring nothing where much goes
-WORSE = 1.1  # times what was solved, which what is learnt may cost on held-out samples: forms were chosen on these
-AFFINE, SLOPE, BIAS = 0.8, 0.08, 0.02  # over all steps; for a map's weight, per width too, and single numbers
+SAMPLES = 4  # largest number per step: a few large steps do not help where much is removed
+WORSE = 1.1  # allowed divergence on held-out samples, relative to the fit: forms were chosen on these samples
+AFFINE, SLOPE, BIAS = 0.8, 0.08, 0.02  # rates over all steps; of a map's weight, divided by the width
 
 
 class Learnt(Protocol):
-    """A value that is learnt."""
+    """Value with its own learning rate."""
 
     @property
     def value(self) -> Tensor:
-        """What Adam steps, in single precision."""
+        """Optimised tensor, in single precision."""
 
     @property
     def rate(self) -> float:
@@ -40,10 +40,10 @@ class Learnt(Protocol):
 
     @property
     def source(self) -> Tensor:
-        """What gradients are taken of."""
+        """Tensor in the network's graph, for gradients."""
 
     def take_gradient(self, gradient: Tensor) -> None:
-        """Set the gradient of the value, given that of the source."""
+        """Set the gradient of the value from the gradient of the source."""
 
     def put_in_place(self) -> None:
         """Have the network hold the value."""
@@ -51,10 +51,10 @@ class Learnt(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A value that a parameter is kept equal to.
+    """Value in single precision with a parameter that follows it.
 
     Attributes:
-        value: In single precision.
+        value: The optimised tensor, in single precision.
         rate: Adam's.
         parameter: The parameter; None: the network reads the value itself.
     """
@@ -65,13 +65,13 @@ class Held:
 
     @classmethod
     def of(cls, module: nn.Module, name: str, value: Tensor, steps: float) -> Held:
-        """Return what is learnt of a parameter of a fitted stand-in, which takes gradients from now on.
+        """Return the value to learn for a parameter of a fitted replacement; the parameter receives gradients.
 
         Args:
             module: The stand-in.
-            name: Of the parameter.
-            value: As it was fitted.
-            steps: How many there are in all; fewer for a higher rate.
+            name: Name of the parameter.
+            value: Fitted value.
+            steps: Number of all steps; fewer steps get a higher rate.
         """
         parameter = module.get_parameter(name)
         parameter.requires_grad_()
@@ -105,16 +105,17 @@ def best_epoch(
     first: float = math.inf,
     what: str = "what removed units leave",
 ) -> tuple[float, list[Tensor]]:
-    """Return the least divergence and the values of that epoch; none if no epoch is better than the start.
+    """Return the least divergence, and the values of that epoch or none if no epoch is better than the start.
 
     Args:
-        learnt: What is learnt.
-        epochs: How many there are.
-        batches: How many steps an epoch has.
-        gradients: Of the sources on the batch of a number; none ends it there.
-        divergence: Of the output with the values in place, on other samples.
-        worse: Times the divergence at the start that the best epoch may have: the start was chosen by it.
-        first: Times the divergence at the start that the first epoch may have; with more, learning ends there.
+        learnt: Values to learn.
+        epochs: Number of epochs.
+        batches: Steps per epoch.
+        gradients: Gradients of the sources on the batch of a number; an empty sequence ends the learning.
+        divergence: Output divergence with the values in place, on other samples.
+        worse: Allowed divergence of the best epoch, relative to the start: choices made on the same samples favour the
+            start.
+        first: Allowed divergence after the first epoch, relative to the start; above it, learning ends.
         what: The values, for the progress line.
     """
     optimizer = torch.optim.Adam([{"params": [one.value], "lr": one.rate} for one in learnt])
@@ -146,13 +147,13 @@ def best_epoch(
 def gradients_of_output(
     network: nn.Module, batch: ModelInputs, dense: Outputs, sources: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Return those of the output's divergence; none if it has none, they are not finite, or the pass fails.
+    """Return the gradients of the output divergence; none if they do not exist or are not finite, or if the pass fails.
 
     Args:
         network: Pruned, in evaluation mode.
-        batch: What it is run on.
-        dense: The dense network's output on it.
-        sources: What gradients are taken of.
+        batch: Input batch.
+        dense: Output of the dense network on the batch.
+        sources: Tensors to differentiate by.
     """
     try:
         with torch.enable_grad():
@@ -171,5 +172,5 @@ def gradients_of_output(
 
 
 def judged_output(network: nn.Module, batch: ModelInputs) -> Outputs:
-    """Return the part of a network's output that is judged, without padding."""
+    """Return the compared part of a network's output, without padding."""
     return unpadded(compared(call(network, batch)), batch)

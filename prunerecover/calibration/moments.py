@@ -1,7 +1,7 @@
-"""First and second moments of rows that stream by, and what linear fits make of them.
+"""First and second moments of streaming rows, and linear fits from them.
 
-The sums grow with the widths squared, never with the number of rows. Rows are taken relative to the mean of the first
-batch, so that products in single precision lose nothing to cancellation; sums are kept in double precision.
+Memory grows with the widths squared, never with the number of rows. Rows are taken relative to the mean of the first
+batch, against cancellation in single precision; sums are in double precision.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-LARGEST = 4096  # entries of a dimension; second moments of more would not fit into memory
-VANISHING = 1e-36  # variances of which the products in single precision keep too few digits to fit anything
-RIDGE = 1e-3, 0.1  # relative to the mean variance: always, and times the kept entries per sample
+LARGEST = 4096  # entries of a dimension; larger second moments would not fit into memory
+VANISHING = 1e-36  # smaller variances keep too few digits in single precision for a fit
+RIDGE = 1e-3, 0.1  # relative to the mean variance: a constant part, and a part times kept entries per sample
 
 
 @dataclass
 class CentredSums:
-    """Weighted sums over rows, by name, and the origins that rows are relative to.
+    """Weighted sums over rows, by name, and the origins of the rows.
 
     Args:
-        device: Where the sums are kept; None: where the rows are.
+        device: Device of the sums; None: the rows' device.
     """
 
     device: str | None = None
@@ -36,7 +36,7 @@ class CentredSums:
         return tuple(each - origin for each, origin in zip(rows, self.origins, strict=True))
 
     def add(self, **terms: Tensor) -> None:
-        """Add to the sums; "w" is that of the weights."""
+        """Add to the sums; "w" is the sum of the weights."""
         for name, term in terms.items():
             term = term.to(self.device, torch.float64)
             self.values[name] = self.values[name] + term if name in self.values else term
@@ -45,7 +45,7 @@ class CentredSums:
         """Return the weighted means of the terms, and the origins, in double precision.
 
         Raises:
-            RuntimeError: If nothing was added.
+            RuntimeError: RuntimeError: If no rows were added.
         """
         if not self.origins:
             raise RuntimeError("Expected rows to fit to, but none were added. Call add() first.")
@@ -55,7 +55,7 @@ class CentredSums:
 
 
 def covariance(means: Mapping[str, Tensor], first: str = "x", second: str = "x") -> Tensor:
-    """Return the covariance of two sides, given the means of both ("x", "y") and of their products ("xx", "yx").
+    """Return the covariance of two sides, from the means of both ("x", "y") and of their products ("xx", "yx").
 
     Args:
         means: `(C,)` under "x" and "y", and `(C, D)` under the names of products.
@@ -66,11 +66,11 @@ def covariance(means: Mapping[str, Tensor], first: str = "x", second: str = "x")
 
 
 def solve_ridge(among: Tensor, cross: Tensor, penalty: Tensor) -> Tensor:
-    """Return the map `(D, C)` that predicts D entries from C others, with a penalty on its square.
+    """Return the ridge regression `(D, C)` of D entries on C others.
 
     Args:
-        among: `(C, C)`, covariance of what it predicts from.
-        cross: `(D, C)`, covariance of what is predicted with that.
+        among: Covariance of the regressors, `(C, C)`.
+        cross: Covariance of the targets with the regressors, `(D, C)`.
         penalty: A scalar.
     """
     system = among + penalty * torch.eye(len(among)).to(among)
@@ -79,7 +79,7 @@ def solve_ridge(among: Tensor, cross: Tensor, penalty: Tensor) -> Tensor:
 
 
 class Moments:
-    """First and second moments of a module's input entries, added up on the CPU, and predictions of some from others.
+    """First and second moments of a module's inputs, summed on the CPU, and predictions among the entries.
 
     >>> moments = Moments()
     >>> moments.add(torch.tensor([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]))
@@ -117,10 +117,10 @@ class Moments:
         Args:
             gone: Entries to predict.
             kept: Entries to predict from.
-            constant: Whether there may be one; False: it is zero.
+            constant: Whether to fit a constant; False: it is zero.
 
         Raises:
-            RuntimeError: If nothing was added.
+            RuntimeError: RuntimeError: If no samples were added.
         """
         means, (origin,) = self._sums.means()
         second, mean = covariance(means), means["x"] + origin
@@ -132,6 +132,6 @@ class Moments:
         if variance > VANISHING and second.isfinite().all():
             ridge = strength * variance
             coefficients = solve_ridge(among, second[kept][:, gone].T, ridge)
-        else:  # nothing varies, or squares are beyond single precision: there is only the constant
+        else:  # no variance, or squares beyond single precision: only the constant remains
             coefficients = torch.zeros(len(gone), len(kept), dtype=torch.float64)
         return torch.cat([coefficients, (mean[gone] - coefficients @ mean[kept])[:, None]], 1)

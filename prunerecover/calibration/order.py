@@ -1,4 +1,4 @@
-"""Order in which stand-ins are fitted and judged: block by block, in which the model changes first."""
+"""Order of fitting and judging replacements: by the first block that each may change."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from prunerecover.plan.units import Unit
 
 
 def by_block(units: Sequence[Unit], block_of: Callable[[Unit], int]) -> Iterator[tuple[int, list[Unit]]]:
-    """Yield each block that units belong to, with its units in the order in which they go."""
+    """Yield each block with units to remove, and its units in the order of removal."""
     homes = {unit.name: block_of(unit) for unit in units}
     for index in sorted(set(homes.values())):
         yield index, sorted((u for u in units if homes[u.name] == index), key=lambda u: KINDS.index(u.kind))
 
 
 def start_of(layout: Layout, unit: Unit, with_map: bool) -> int:
-    """Return the first block that may change as a unit goes.
+    """Return the first block that may change when a unit is removed.
 
     Args:
-        layout: Of the model.
-        unit: A block, or the first of a run; or another unit, which changes its own block.
-        with_map: Whether it may leave a map, in the block before it.
+        layout: Layout of the model.
+        unit: Block, first block of a run, or any other unit, which changes its own block.
+        with_map: Whether the unit may leave a map, in the block before it.
     """
     return max(layout.block_of(unit.name) - (1 if with_map else 0), 0)
 
 
 def in_order(layout: Layout, units: Sequence[Unit], with_maps: bool) -> Iterator[tuple[int, list[Unit]]]:
-    """Yield units that are fitted together, and the first block that may change.
+    """Yield the first block that may change, and the units to fit together.
 
     Args:
-        layout: Of the model.
-        units: All that goes.
+        layout: Layout of the model.
+        units: All units to remove.
         with_maps: Whether runs of blocks may leave a map, in the block before them.
     """
     run: list[Unit] = []

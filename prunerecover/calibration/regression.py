@@ -1,4 +1,4 @@
-"""Weighted least squares over tokens that stream by: per channel, and from all channels to all."""
+"""Weighted least squares over streaming tokens: per channel, and from all channels to all."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class ChannelRegression:
 
         Args:
             x: Inputs of the activation, `(T, C)`.
-            y: Its outputs, `(T, C)`.
-            weight: How much each token counts, `(T,)`.
+            y: Outputs of the activation, `(T, C)`.
+            weight: Weight of each token, `(T,)`.
         """
         x, y = self._sums.centred(x, y)
         w = weight.float()
         self._sums.add(w=w.sum(), x=w @ x, y=w @ y, xx=w @ (x * x), xy=w @ (x * y))
 
     def solve(self) -> tuple[Tensor, Tensor]:
-        """Return slope and bias, `(C,)` each, in double precision; channels that never vary get slope 0."""
+        """Return slope and bias, `(C,)` each, in double precision; constant channels get slope 0."""
         s, (origin_x, origin_y) = self._sums.means()
         variance = s["xx"] - s["x"] ** 2
         together = s["xy"] - s["x"] * s["y"]
@@ -55,7 +55,7 @@ class AffineRegression:
         Args:
             x: Rows of X, `(T, C)`.
             y: Rows of Y, `(T, D)`.
-            weight: How much each token counts, `(T,)`.
+            weight: Weight of each token, `(T,)`.
         """
         x, y = self._sums.centred(x, y)
         w = weight.float()
@@ -70,8 +70,8 @@ class AffineRegression:
         Args:
             ridge: Strength relative to the mean variance of X; infinity returns the prior's W.
             prior: W0, `(D, C)`; None: zero.
-            constant: Whether there may be one; False: b is zero, and moments are about zero.
-            features: Numbers `(C,)` of the entries of X that are regressed on, or maps `(C, n)` of them; None: all.
+            constant: Whether to fit a constant; False: b is zero, and moments are about zero.
+            features: Regressors: numbers `(n,)` of entries of X, or linear maps `(n, C)` of X; None: all entries.
         """
         s, (origin_x, origin_y) = self._sums.means()
         mean_x, mean_y = origin_x + s["x"], origin_y + s["y"]
@@ -88,7 +88,7 @@ class AffineRegression:
         return weight, mean_y - weight @ mean_x if constant else torch.zeros_like(mean_y)
 
     def second_moment(self) -> Tensor:
-        """Return the second moment of X with a one behind it, `(C + 1, C + 1)`."""
+        """Return the second moment of X with a constant one appended, `(C + 1, C + 1)`."""
         s, (origin, _) = self._sums.means()
         mean = origin + s["x"]
         whole = covariance(s) + torch.outer(mean, mean)

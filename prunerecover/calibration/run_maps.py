@@ -1,13 +1,13 @@
-"""Linear maps that stand for runs of removed blocks, folded into the linear before the run.
+"""Linear maps in the place of runs of removed blocks, folded into the linear before the run.
 
-With M the output of the branch before the run, x the stream that it is added to, and h the dense stream after the run,
-T = argmin sum_t w_t |x_t + s T M_t - h_t|^2 / |h_t|^2 + ridge |T - I|^2 (ReplaceMe, Shopkhoev et al. 2025, arXiv
-2505.02819, eq. 5, which has neither the weights nor the norms, nor T = I, the run removed with nothing left, as what
-the map shrinks towards). Errors count relative to the stream, for the norm of the next block divides by it: some
-decoders give their first token a stream hundreds of times as long, which would decide the fit alone. The stream is
-the pruned network's, so that each map also corrects what earlier ones left. T moves into the linear's weight: no
-parameter is added. Not covered: what is scaled or normalised between the linear and the stream (LayerScale, the norms
-of Gemma 2 and OLMo 2), and norms after the addition (BERT): there blocks leave nothing.
+With M the output of the branch before the run, x the stream before that branch, and h the dense stream after the run, T
+= argmin sum_t w_t |x_t + s T M_t - h_t|^2 / |h_t|^2 + ridge |T - I|^2 (ReplaceMe, Shopkhoev et al. 2025, arXiv
+2505.02819, eq. 5, without weights or norms, and without shrinkage towards T = I, a run removed without a map). Errors
+are relative to the stream, because the next block's norm divides by it: some decoders give their first token a stream
+hundreds of times as long, and that token alone would decide the fit. The stream is the pruned network's, so each map
+also corrects for earlier replacements. T moves into the linear's weight, without a new parameter. Not covered: scales
+or norms between the linear and the stream (LayerScale; Gemma 2, OLMo 2), and norms after the addition (BERT). Removed
+blocks leave nothing there.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ ROUNDING = 0.02  # relative difference of sums in half precision
 
 
 class RunFit:
-    """Sums over calibration tokens from which the map in the place of a run of blocks is solved.
+    """Sums over calibration tokens, solved for the map in the place of a run of blocks.
 
     Args:
-        model: Unwrapped.
-        block: The one before the run, as it is now.
+        model: Model, unwrapped.
+        block: Block before the run, in its present state.
 
     Attributes:
-        reason: Why no linear can take a map in; "" if one can, or before the first batch was added.
+        reason: Reason why no linear can take a map; "" if one can, or before the first batch.
     """
 
     def __init__(self, model: nn.Module, block: Block) -> None:
@@ -52,22 +52,22 @@ class RunFit:
         return () if self.branch is None else (*self.branch.before, self.branch.last, *self._linears)
 
     def find_place(self, seen: Mapping[str, Tensor], after: Tensor) -> None:
-        """Find the linear whose output is what is added to the stream, or note the reason why none takes a map in.
+        """Find the linear whose output is added to the stream, or note the reason why no linear can take a map.
 
         Args:
             seen: Inputs and outputs of the modules in `paths` in the pruned model, `(N, ..., C)`.
-            after: What leaves the block in the pruned model, `(N, ..., C)`.
+            after: Output of the block in the pruned model, `(N, ..., C)`.
         """
         if self.branch is not None and not self.reason:
             self._into = self._find_linear(seen, seen[f"{self.branch.last}.out"])
             self.reason = self._reason(seen, after)
 
     def add(self, seen: Mapping[str, Tensor], target: Tensor, weight: Tensor) -> None:
-        """Add one batch; the place of the map is known.
+        """Add one batch, after `find_place`.
 
         Args:
-            seen: As of `find_place`.
-            target: What leaves the last block of the run in the dense model, `(N, ..., C)`.
+            seen: Inputs and outputs of the modules in `paths`, as in `find_place`.
+            target: Output of the run's last block in the dense model, `(N, ..., C)`.
             weight: Token weights, `(N, ...)`.
         """
         assert self.branch is not None
@@ -77,7 +77,7 @@ class RunFit:
         self._sums.add(self._rows(seen[f"{self.branch.last}.out"]), wanted, relative)
 
     def candidates(self, last: Unit) -> list[Candidate]:
-        """Solve; nothing where no linear can take a map in.
+        """Return the solved candidate; none if no linear can take a map.
 
         Args:
             last: The last block of the run.
@@ -91,7 +91,7 @@ class RunFit:
         return [Candidate(Remove(unit=last.name, kind="block"), values, fold, RIDGE)]
 
     def _plain_linears(self) -> tuple[str, ...]:
-        """Return the branch's linears whose weights are parameters of their own."""
+        """Return the branch's linears with plain parameters as weights."""
         if self.branch is None:
             return ()
         own = ((path, get_module(self._model, path)) for path in (self.branch.path, *self.branch.then))
@@ -99,7 +99,7 @@ class RunFit:
         return tuple(name for name in names if _can_fold(self._model, name))
 
     def _find_linear(self, seen: Mapping[str, Tensor], out: Tensor) -> str:
-        """Return the linear whose output is what is added to the stream, "" if there is none."""
+        """Return the linear whose output is added to the stream; "" if there is none."""
         for path in reversed(self._linears):
             own = seen.get(f"{path}.out")
             if own is not None and own.numel() == out.numel() and torch.equal(own.reshape(out.shape), out):

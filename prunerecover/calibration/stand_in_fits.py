@@ -1,8 +1,8 @@
-"""Stand-ins of units that only the graph knows, fitted to what the units give.
+"""Replacements fitted by least squares for units found in the graph alone.
 
-A block hands on a stream of one shape. What it adds is in good part a linear function of the stream, mixed over
-channels at each position: an affine map, shrunk towards the identity, which is all that is left of a block otherwise. A
-branch adds to a stream: a constant, the mean of what it adds, or an affine map of what it reads, shrunk towards zero.
+A block returns a stream of the same shape as its input, and its update is largely linear in the stream, across channels
+at each position: an affine map, shrunk towards the identity, the result without a fit. A branch adds to a stream: a
+constant (its mean output), or an affine map of its input, shrunk towards zero.
 """
 
 from __future__ import annotations
@@ -28,32 +28,33 @@ from prunerecover.plan.kinds import Kind
 from prunerecover.surgery.apply_edits import apply_edits
 
 RIDGES = (0.01, 0.3)  # relative to the mean variance of the channels
-MOST_NUMBERS = 1 << 27  # of second moments, 1 GiB each of what is read and of what is given with it
+MOST_NUMBERS = 1 << 27  # of second moments: 1 GiB each for inputs and for their products with outputs
 BRANCHES = ("attention", "mlp")
-FORMS = {  # what costs least first, and how strongly it is shrunk
+FORMS = {  # forms and ridge strengths, cheapest first
     "block": (("affine", RIDGES[0]), ("affine", RIDGES[1])),
     **dict.fromkeys(BRANCHES, (("constant", inf), ("affine", RIDGES[0]), ("affine", RIDGES[1]))),
     "activation": (("slope_bias", 0.0),),
     "layer": (("slope_bias", 0.0), ("affine", RIDGES[0]), ("affine", RIDGES[1])),
 }
-ROWS = 60  # positions that are taken per channel and batch of samples, at most
+ROWS = 60  # largest number of positions per channel and batch
 
 
 @dataclass(frozen=True)
 class FitPlace:
-    """Where something fitted can stand for a unit.
+    """Location of a fitted replacement.
 
     Attributes:
         unit: Name of the unit.
         kind: Kind of the unit.
-        path: Path of the module where it stands: the unit itself, or the one whose output a branch adds.
-        gives: Path of the module that gives what the unit gives: the same, or the last one that serves a layer.
-        dim: Dimension of the channels in what it gives, 1 or -1.
+        path: Path of the module to replace: the unit itself, or the module whose output a branch adds.
+        gives: Path of the module with the unit's output: `path`, or the last module that serves a layer.
+        dim: Channel dimension of that output, 1 or -1.
         channels: Number of channels.
-        modules: What takes the place of each module where nothing is fitted.
-        entry: Path of the module that reads what a stand-in would read; empty where code in between changes it.
+        modules: Replacement of each module without a fit, by path.
+        entry: Path of the module with the same input as the replacement; empty if code in between changes the input.
         positions: Number of positions in a sample.
-        trains: Whether code with weights of its own makes what a stand-in reads: a constant would leave it no gradient.
+        trains: Whether code with weights computes the replacement's input: after a constant, these would have no
+            gradient.
     """
 
     unit: str
@@ -68,7 +69,7 @@ class FitPlace:
     trains: bool = False
 
     def bypass(self) -> Bypass:
-        """Return the edit that takes the unit out where nothing is fitted."""
+        """Return the edit that removes the unit without a fit."""
         return Bypass(unit=self.unit, kind=self.kind, modules=dict(self.modules))  # type: ignore[arg-type]
 
 
@@ -77,10 +78,10 @@ class Fit:
     """A fitted stand-in.
 
     Attributes:
-        place: Unit that it stands in for, and where.
-        leaves: What it is, as of `StandIn`.
-        values: Its parameters, by name.
-        ridge: Strength of the ridge that it was fitted with.
+        place: Unit and location.
+        leaves: Form of the replacement, as of `StandIn`.
+        values: Parameters by name.
+        ridge: Ridge strength of the fit.
     """
 
     place: FitPlace
@@ -89,7 +90,7 @@ class Fit:
     ridge: float
 
     def standing_in(self, edit: Bypass) -> Bypass:
-        """Return the edit that takes the unit out with this in its place, given the one without."""
+        """Return the edit that removes the unit with this replacement, from the edit without."""
         place = self.place
         returns = edit.modules[place.path].returns
         own = StandIn(leaves=self.leaves, returns=returns, dim=place.dim, channels=place.channels)  # type: ignore[arg-type]
@@ -98,23 +99,23 @@ class Fit:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Its parameters by the keys that the edit gives them."""
+        """Parameters by their keys in the edit."""
         return {f"{self.place.unit}.{name}": value for name, value in self.values.items()}
 
     @property
     def macs(self) -> int:
-        """MACs that it takes, of one sample."""
+        """MACs of the replacement for one sample."""
         return self.place.positions * self.place.channels**2 if self.leaves == "affine" else 0
 
 
 def tensors_of(edits: Sequence[Edit], fits: Mapping[str, Fit]) -> dict[str, Tensor]:
-    """Return the tensors that edits name, of fits by the names of their units."""
+    """Return the tensors named in edits, from fits by unit name."""
     named = {key for edit in edits if isinstance(edit, Bypass) for key in edit.tensors}
     return {key: value for one in fits.values() for key, value in one.tensors.items() if key in named}
 
 
 def numbered(edits: Sequence[Edit], fits: Mapping[str, Fit]) -> tuple[tuple[Edit, ...], dict[str, Tensor]]:
-    """Return edits that name the tensors of fits as plans do, by the number of the edit, with these tensors."""
+    """Return edits with tensor keys by the number of the edit, as in plans, and the tensors."""
     found, tensors = list[Edit](), dict[str, Tensor]()
     for number, edit in enumerate(edits):
         if isinstance(edit, Bypass) and edit.tensors:
@@ -128,7 +129,7 @@ def numbered(edits: Sequence[Edit], fits: Mapping[str, Fit]) -> tuple[tuple[Edit
 
 @dataclass
 class _Sums:
-    """Regression of what a unit gives on what a stand-in in its place reads."""
+    """Regression of a unit's output on the input of its replacement."""
 
     place: FitPlace
     affine: AffineRegression = field(default_factory=AffineRegression)
@@ -145,12 +146,12 @@ class _Sums:
             regression.add(rows, targets, torch.ones_like(rows[:, 0]))
 
     def all(self) -> tuple[Fit, ...]:
-        """Solve for everything that may stand there."""
+        """Return the fits of all possible forms."""
         able = {"constant": not self.place.trains}
         return tuple(self.solve(*form) for form in FORMS[self.place.kind] if able.get(form[0], self.alike))
 
     def solve(self, leaves: str, ridge: float) -> Fit:
-        """Solve for one form."""
+        """Return the fit of one form."""
         place, regression = self.place, self._regression(leaves)
         if isinstance(regression, ChannelRegression):
             values = dict(zip(PARAMETERS["slope_bias"], regression.solve(), strict=True))
@@ -170,11 +171,11 @@ class _Sums:
 def fits_alone(
     model: nn.Module, places: Sequence[FitPlace], batches: Sequence[ModelInputs]
 ) -> dict[str, tuple[Fit, ...]]:
-    """Return all that may stand for each unit, by its name, each fitted as if the unit alone went; in few passes.
+    """Return all possible replacements of each unit removed alone, by unit name; computed in few passes.
 
     Args:
         model: Dense, in evaluation mode.
-        places: Where something may stand.
+        places: Locations of replacements.
         batches: Calibration samples on the model's device.
     """
     if len(places) > 1 and sum(place.channels**2 for place in places) > MOST_NUMBERS:
@@ -198,12 +199,12 @@ def fits_alone(
 
 @contextmanager
 def _added(model: nn.Module, sums: _Sums, read: Tensor | None) -> Iterator[None]:
-    """Add what a dense unit gives in passes inside a `with` block, and what is read in its place.
+    """Add the dense unit's outputs, and the replacement's inputs, in passes inside a `with` block.
 
     Args:
         model: Dense.
-        sums: What it is added to.
-        read: What is read; None: what enters the place's entry.
+        sums: Sums to add to.
+        read: Input of the replacement; None: the input of the location's entry.
     """
     before = [] if read is None else [read]
 
@@ -221,7 +222,7 @@ def _added(model: nn.Module, sums: _Sums, read: Tensor | None) -> Iterator[None]
 
 
 def _read_at(network: nn.Module, path: str, batch: ModelInputs) -> Tensor:
-    """Return a copy of the first tensor that a module is given, and end the pass there."""
+    """Return a copy of the first tensor in a module's input, and end the pass there."""
     found: list[Tensor] = []
 
     def enter(_: Any, args: Any, kwargs: Any) -> None:
@@ -237,16 +238,16 @@ def _read_at(network: nn.Module, path: str, batch: ModelInputs) -> Tensor:
 def refit_in_order(
     model: nn.Module, edits: Sequence[Edit], batches: Sequence[ModelInputs], ridges: Mapping[str, float] | None = None
 ) -> dict[str, Fit]:
-    """Fit anew in order of execution, each from what enters it behind the others to what the dense unit gives.
+    """Refit replacements in order of execution: from the input behind earlier ones, to the dense unit's output.
 
     Args:
         model: Dense, in evaluation mode; not changed.
-        edits: All that goes at once, fitted stand-ins included; paths of modules stay as they are.
+        edits: All edits of a plan, fitted replacements included; paths of modules stay the same.
         batches: Calibration samples on the model's device.
         ridges: Strength of the ridge, by unit; None: the least.
 
     Returns:
-        What was fitted, by the names of units.
+        The fits, by unit name.
     """
     pruned = share_copy(model)
     apply_edits(pruned, edits)
@@ -267,19 +268,19 @@ def refit_in_order(
 
 
 def _place_in(edit: Bypass, dense: FrontToBack) -> FitPlace:
-    """Return where an edit puts something fitted, given passes of the dense network."""
+    """Return the location of an edit's fitted replacement, from passes of the dense network."""
     path, one = next((path, one) for path, one in edit.modules.items() if one.leaves in FITTED_STAND_INS)
     gives = [own for own in dense.calls if own in edit.modules][-1]
     return FitPlace(edit.unit, edit.kind, path, gives, one.dim, one.channels, edit.modules)
 
 
 def with_fit(edit: Edit, fits: Mapping[str, Fit], others: Sequence[Edit]) -> Edit:
-    """Return an edit that takes a unit out with what is fitted in its place; the edit itself where nothing fits.
+    """Return an edit with the unit's fitted replacement; the same edit where none fits.
 
     Args:
         edit: The edit.
-        fits: By unit.
-        others: Edits of layers, which may change the widths for which it was fitted.
+        fits: Fits by unit name.
+        others: Edits of layers, which may change the widths that the replacement was fitted for.
     """
     if not isinstance(edit, Bypass) or edit.unit not in fits:
         return edit

@@ -1,9 +1,9 @@
 """Token weights: the sensitivity of the model's output to each token of each block's output.
 
-A least-squares fit over all tokens serves the many (patches) at the cost of the one that is read (the class token),
-so fits are weighted. The weight of a token is the squared gradient of the log-likelihood of a label drawn from the
-model's own prediction with respect to the block's output: the trace of the Fisher information per token, which
-needs no labels. Where every token has an output of its own, as in language models, all weigh the same.
+A least-squares fit over all tokens serves the many (patches) at the cost of the one that matters (the class token), so
+fits are weighted. The weight of a token is the squared gradient of the log-likelihood, for a label drawn from the
+model's own prediction, by the block's output: the trace of the Fisher information per token, without labels. In models
+with an output per token, such as language models, all tokens weigh the same.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ FLOOR = 1.0
 
 
 class TokenWeights:
-    """Token weights of mean about 1 for every block and batch; padding weighs nothing.
+    """Token weights of mean about 1 for every block and batch; padding has weight 0.
 
-    What is kept does not grow with the number of batches as long as all have the same number of tokens; of other
-    batches weights are kept while there is room, and the tokens of later ones weigh all the same.
+    While all batches have the same number of tokens, memory does not grow with their number. Otherwise weights are kept
+    while there is room, and all tokens of later batches weigh the same.
 
     Args:
-        batches: On the model's device.
+        batches: Batches on the model's device.
     """
 
     def __init__(self, batches: Sequence[ModelInputs]) -> None:
@@ -67,13 +67,14 @@ def token_weights(runner: BlockRunner, batches: Sequence[ModelInputs], seed: int
     """Compute token weights for every block and batch.
 
     Where all batches have the same number of tokens, weights are averaged over samples: position matters, not content.
-    A floor of one mean weight keeps the fit from resting on a few tokens (measured better than none and than uniform on
-    DeiT-Tiny, which reads one token; uniform was better on SmolLM2-135M, which answers at each).
+    A floor of one mean weight keeps the fit from resting on a few tokens. Measured on DeiT-Tiny, which reads one token,
+    the floor was better than none and than uniform weights; on SmolLM2-135M, with an output per token, uniform was
+    better.
 
     Args:
-        runner: Of the dense model.
-        batches: On the model's device.
-        seed: Of the labels drawn from the model's predictions.
+        runner: Runner of the dense model.
+        batches: Batches on the model's device.
+        seed: Seed of the labels drawn from the model's predictions.
 
     Raises:
         ValueError: If an output is NaN or infinite.
@@ -89,13 +90,13 @@ def token_weights(runner: BlockRunner, batches: Sequence[ModelInputs], seed: int
 def row_weights(
     model: nn.Module, paths: Sequence[str], batches: Sequence[ModelInputs], seed: int = 0
 ) -> list[TokenWeights]:
-    """Compute weights of the rows that each module gives, as `token_weights` does for blocks.
+    """Compute weights of the rows of each module's output, as `token_weights` does for blocks.
 
     Args:
         model: Dense, in evaluation mode.
-        paths: Paths of modules in order of execution, each called once, whose outputs are `(N, ..., C)`.
-        batches: On the model's device.
-        seed: Of the labels drawn from the model's predictions.
+        paths: Paths of modules in order of execution, each called once, with outputs `(N, ..., C)`.
+        batches: Batches on the model's device.
+        seed: Seed of the labels drawn from the model's predictions.
 
     Raises:
         ValueError: If an output is NaN or infinite.

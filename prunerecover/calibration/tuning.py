@@ -1,7 +1,7 @@
-"""Tune what removed units of a supported family leave on the network's output; see `calibration.learning`.
+"""Tuning of fitted replacements in supported families on the network's output; see `calibration.learning`.
 
-The best epoch is that on held-out samples; none, if it is clearly worse there than what was solved. Units and forms
-were chosen on these samples, so that what is learnt looks a little worse on them than it is.
+The best epoch is the one on held-out samples, or none if it is clearly worse there than the fitted values. Units and
+forms were chosen on these samples, so their divergence favours the fitted values a little.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from prunerecover.model.hooks import removed_after
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Replace
 
-MAP = 0.17  # Adam's rate for a folded map, per width: an output sums up as many steps as there are inputs
+MAP = 0.17  # rate of a folded map, divided by the width: each output sums as many steps as there are inputs
 
 
 @dataclass(frozen=True)
 class _Lesson:
-    """What values are learnt from, and judged by.
+    """Data to learn from, and to judge by.
 
     Attributes:
-        runner: Of the model with all stand-ins in place.
+        runner: Runner of the model with all replacements in place.
         dense: Outputs on the batches.
-        batches: What is learnt from, a step each.
+        batches: Batches to learn from, one per step.
         held_out: Judges.
-        start: The first block that changes.
-        states: What enters it on the batches, and on held-out samples.
+        start: First changed block.
+        states: Hidden states before that block, on the batches and on held-out samples.
     """
 
     runner: BlockRunner
@@ -54,11 +54,11 @@ class _Lesson:
     states: tuple[Hidden, Hidden]
 
     def divergence(self) -> float:
-        """Return what is lost on held-out samples."""
+        """Return the output divergence on held-out samples."""
         return self.held_out.divergence(self.start, self.states[1])
 
     def gradients(self, number: int, learnt: Sequence[Held]) -> tuple[Tensor, ...]:
-        """Return the gradients of the loss on one batch."""
+        """Return the gradients of the divergence on one batch."""
         batch = self.batches[number]
         with torch.enable_grad():
             output = unpadded(self.runner.finish(batch, self.start, self.states[0][number], compared), batch)
@@ -74,17 +74,17 @@ def tuned(
     held_out: HeldOut,
     choices: Sequence[Choice],
 ) -> list[Choice]:
-    """Return choices with what was fitted tuned, the last one with the divergence of all of them.
+    """Return choices with their fitted values tuned, the last one with the divergence of all together.
 
-    Nothing changes where nothing was fitted, or the model takes no gradients.
+    Choices stay the same if no values were fitted, or the model has no gradients.
 
     Args:
-        runner: Of the model, in evaluation mode. Its weights take gradients.
-        dense: Of the dense model.
-        layout: Of the dense model.
-        samples: Those of `fit` are learnt from.
-        held_out: Judges what was learnt.
-        choices: All that goes.
+        runner: Runner of the model, in evaluation mode. Weights receive gradients.
+        dense: Runner of the dense model.
+        layout: Layout of the dense model.
+        samples: Calibration samples; the `fit` samples serve for learning.
+        held_out: Held-out samples to judge by.
+        choices: All choices of a plan.
     """
     places = [i for i, choice in enumerate(choices) if choice.candidate.values]
     if not places or not is_differentiable(runner.model):
@@ -125,7 +125,7 @@ def _entering(runner: BlockRunner, start: int, batches: Sequence[Any]) -> Hidden
 
 
 def _learnable(model: nn.Module, layout: Layout, candidate: Candidate, steps: int) -> dict[str, Held]:
-    """Return what is learnt of a candidate that is in the model, its map apart, in so many steps, by name."""
+    """Return the values to learn of a candidate in the model, its map apart, by name."""
     values = candidate.values
     if candidate.fold is not None:
         rate = MAP / max((value.shape[-1] for value in values.values() if value.ndim > 1), default=1)
@@ -135,7 +135,7 @@ def _learnable(model: nn.Module, layout: Layout, candidate: Candidate, steps: in
 
 
 def _path_of(layout: Layout, candidate: Candidate) -> str:
-    """Return where the module that holds a candidate's values is in the model."""
+    """Return the path of the module with a candidate's values."""
     edit = candidate.edit
     assert isinstance(edit, Replace)
     forward = layout.blocks[layout.block_of(edit.unit)].feed_forward
@@ -145,7 +145,7 @@ def _path_of(layout: Layout, candidate: Candidate) -> str:
 
 @contextmanager
 def _folded(model: nn.Module, candidate: Candidate, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Have a candidate's map, if it has one, behind the linear that it is folded into, inside a `with` block."""
+    """Apply a candidate's map, if any, behind its linear inside a `with` block."""
 
     def mapped(_: nn.Module, __: Any, output: Tensor) -> Tensor:
         weight, bias = (values[name].to(output.dtype) if name in values else None for name in ("weight", "bias"))

@@ -1,4 +1,4 @@
-"""Arguments of planning depth and width for one budget: spelled once, and checked before anything is computed."""
+"""Arguments of planning depth and width for one budget, with checks before any computation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from prunerecover.width.groups.rounding import RoundTo
 
 @dataclass(frozen=True, kw_only=True)
 class PruningConfig:
-    """All arguments of `plan_pruning` but the model, the budget and the batches; checked when they are put together.
+    """All arguments of `plan_pruning` but the model, the budget and the batches; checked on construction.
 
     Raises:
         ValueError: If a kind is unknown, or an argument does not go with another.
@@ -46,22 +46,22 @@ class PruningConfig:
         object.__setattr__(self, "ignore", self.width(FOUND_KINDS, self.ignore).ignore)
 
     def said(self) -> dict[str, Any]:
-        """Return what a plan records of the arguments, as JSON primitives: those that were set."""
+        """Return the record of the arguments in a plan, as JSON primitives: only those that were set."""
         kinds = None if self.kinds is None else list(self.kinds)
         round_to = dict(self.round_to) if isinstance(self.round_to, Mapping) else self.round_to
         given = {"kinds": kinds, "equal_layers": self.equal_layers, "round_to": round_to, "ignore": list(self.ignore)}
         return {name: value for name, value in given.items() if value}
 
     def depth_kinds(self) -> tuple[str, ...] | None:
-        """Return the kinds of depth that were asked for; None: those that are usual."""
+        """Return the requested kinds of depth; None: the default ones."""
         return None if self.kinds is None else tuple(kind for kind in self.kinds if kind in DEPTH_KINDS)
 
     def width_kinds(self, model: nn.Module, costs: Sequence[str]) -> tuple[str, ...]:
-        """Return the kinds of width that may go: those asked for, or the usual ones, and experts where they save any.
+        """Return the kinds of width that may go: as requested, or the default ones, and experts where useful.
 
         Args:
             model: Unwrapped.
-            costs: Costs of the budget; experts save parameters and what these take.
+            costs: Costs of the budget; experts save parameters, memory and checkpoint size.
         """
         if self.kinds is not None:
             return tuple(kind for kind in self.kinds if kind in WIDTH_KINDS and kind in RANKED_KINDS)
@@ -73,15 +73,15 @@ class PruningConfig:
 
     @property
     def smaller_heads(self) -> bool:
-        """Whether heads may get smaller, beside those that go."""
+        """Whether heads may get smaller, apart from removed heads."""
         return self.kinds is None or "head_dim" in self.kinds
 
     def depth(self, kinds: Sequence[str] | None, ignore: Sequence[str]) -> DepthConfig:
         """Return the arguments of planning in depth.
 
         Args:
-            kinds: Of the units; None: those that are usual.
-            ignore: Patterns of those that stay.
+            kinds: Kinds of units; None: the default ones.
+            ignore: Patterns of units to keep.
         """
         return DepthConfig(kinds=kinds, ignore=ignore, seed=self.seed, store=self.store)
 
@@ -101,8 +101,8 @@ def check_costs(budget: object) -> Budget:
     """Return the budget, in shares or amounts of costs.
 
     Raises:
-        TypeError: If this is no budget.
-        ValueError: If it is one in units.
+        TypeError: TypeError: If the argument is no Budget.
+        ValueError: ValueError: If the budget counts units.
     """
     if not isinstance(budget, Budget):
         raise TypeError(
@@ -132,10 +132,10 @@ def budget_alone(cost: str, share: float) -> Budget:
 
     Args:
         cost: Name of the cost.
-        share: Share of it that goes.
+        share: Share of the cost to remove.
 
     Raises:
-        ValueError: If only the library plans for it.
+        ValueError: ValueError: If only the library plans for this cost.
     """
     if cost not in ALONE:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Search for the plan of one budget over depth and width: plans of both together, or of one alone, are compared."""
+"""Search for the plan of one budget, among plans of depth and width together and of each alone."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from prunerecover.solvers.refine import MISSED, State
 from prunerecover.surgery.saved_cost import CLOCKS
 from prunerecover.width.allocation.latency_budget import STEP
 
-WIDTH, DEPTH = 0.0, 1.0  # shares of the budget that depth takes where one of both goes alone
+WIDTH, DEPTH = 0.0, 1.0  # depth's share of the budget where one of both is pruned alone
 Errors = tuple[type[ValueError], ...]
-HALF = 0.5  # stands for what depth takes where there is no plan of both
+HALF = 0.5  # recorded as depth's share where no joint plan exists
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan that is compared with others.
+    """Plan in the comparison.
 
     Attributes:
         plan: The plan.
-        saved: Share of each cost that goes with it.
-        divergence: Of the output on held-out samples; None: it cannot be compared, or nothing has to be.
-        warnings: What planning warned of.
+        saved: Removed share of each cost.
+        divergence: Divergence of the output on held-out samples; None: not comparable, or not needed.
+        warnings: Warnings of the planning.
     """
 
     plan: Plan
@@ -46,16 +46,16 @@ class Candidate:
 
 
 class BudgetSearch:
-    """Plans one budget: depth and width together, or one of both alone.
+    """Planner of one budget: depth and width together, or either alone.
 
     Args:
         planner: Planner of the budget's costs.
-        budget: Shares of them.
-        evaluate: See `plan_pruning`; None: plans are compared by their outputs.
+        budget: Budget, in shares of costs.
+        evaluate: Recovery of candidates, see `plan_pruning`; None: plans are compared by their outputs.
 
     Attributes:
-        tried: What was tried, in order.
-        candidates: Plans, by the share of the budget that depth takes.
+        tried: Attempts in order.
+        candidates: Plans by the share of the budget that depth takes.
     """
 
     def __init__(self, planner: Planner, budget: Budget, evaluate: Evaluate | None = None) -> None:
@@ -90,16 +90,16 @@ class BudgetSearch:
 
     @property
     def is_lonely(self) -> bool:
-        """Whether nothing can go in depth, or nothing in width."""
+        """Whether only depth, or only width, can be pruned."""
         return bool(self.planner.why_no_depth or self.planner.why_no_width)
 
     def _try(self, make: Callable[[], Candidate], share: float | None = None, refusals: Errors = (ValueError,)) -> None:
-        """Make a candidate, and note what came of it.
+        """Make a candidate, and note the result.
 
         Args:
-            make: Makes it.
-            refusals: Errors that say that there is none.
-            share: Of the budget, that depth takes; None: as much as it turns out to be.
+            make: Maker of the candidate.
+            refusals: Errors of a maker without a candidate.
+            share: Share of the budget that depth takes; None: as in the plan.
         """
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -115,7 +115,7 @@ class BudgetSearch:
         self.candidates[share] = found
 
     def together(self) -> Candidate:
-        """Return the plan of depth and width together, made anew while it is measured to miss the budget."""
+        """Return the plan of depth and width together, made again while it misses the budget as measured."""
         planner, states = self.planner, list[State]()
 
         def together(asked: Mapping[str, float]) -> State:
@@ -132,9 +132,9 @@ class BudgetSearch:
         return Candidate(plan, saved, divergence)
 
     def _alone(self, *, depth: bool) -> Candidate:
-        """Return the plan of depth or of width alone, made anew while it is measured to miss the budget.
+        """Return the plan of depth or of width alone, made again while it misses the budget as measured.
 
-        Of several costs the plan is for one: that whose plan comes nearest to all of them.
+        With several costs, each has a plan for itself, and the one that comes nearest to all costs is returned.
         """
         planner = self.planner
 
@@ -151,10 +151,10 @@ class BudgetSearch:
         return kept_plan(self.planner.store, names, lambda: self.planner.alone(depth, cost, share))
 
     def _asked(self, missed: float, over: float) -> dict[str, Wanted]:
-        """Return the shares with their tolerances; what is exceeded is asked for again where time is measured.
+        """Return the shares with their tolerances; where time is measured, an exceeded share is asked for again.
 
         Args:
-            missed: Share by which a counted cost may be missed.
+            missed: Share by which a counted cost may fall short.
             over: Share by which the latency may be exceeded.
         """
         counted = Wanted(0.0, missed, OVER if "latency" in self.wanted else math.inf)
@@ -205,12 +205,12 @@ class BudgetSearch:
 
 
 def _told(saved: Mapping[str, float]) -> Saved:
-    """Return what goes of one cost as a number, and of several by their names."""
+    """Return the removed share of a single cost as a number, of several costs by name."""
     return dict(saved) if len(saved) > 1 else next(iter(saved.values()))
 
 
 def _behind(split: TriedSplit) -> float:
-    """Return what the best split has least of: lost accuracy where it was recovered, else divergence."""
+    """Return the measure that the best split minimises: minus the recovered accuracy if known, else the divergence."""
     if split.accuracy is not None:
         return -split.accuracy
     return math.inf if split.divergence is None else split.divergence

@@ -1,4 +1,4 @@
-"""Refusals of planning depth and width for one budget that no score changes."""
+"""Checks of a budget over depth and width before any score is computed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from prunerecover.width.feasible import check_feasible as check_width
 
 
 def check_names(session: Session, budget: Budget, config: PruningConfig) -> Planner:
-    """Raise what `plan_pruning` would raise of names and kinds, however much goes; return its planner.
+    """Raise the errors of `plan_pruning` about names and kinds, for any share, and return its planner.
 
     Args:
-        session: Network and samples, of which the first is run.
+        session: Network and samples; the first sample is run.
         budget: Shares of costs.
         config: All other arguments of `plan_pruning`.
 
     Raises:
-        ValueError: If nothing can go, or a pattern in `ignore` matches nothing.
+        ValueError: ValueError: If no unit can go, or a pattern in `ignore` matches no name.
     """
     with warnings.catch_warnings():  # of a single batch, which nothing is planned on
         warnings.simplefilter("ignore")
@@ -30,12 +30,13 @@ def check_names(session: Session, budget: Budget, config: PruningConfig) -> Plan
 
 
 def check_feasible(session: Session, budget: Budget, config: PruningConfig) -> None:
-    """Raise what `plan_pruning` would raise before anything is scored.
+    """Raise the errors of `plan_pruning` that need no scores.
 
-    What depth and width can save together is not known without planning both: a budget is checked where one alone goes.
+    The joint savings of depth and width are unknown before planning: a budget is checked only where one of them is
+    impossible.
 
     Args:
-        session: Network and samples, of which the first is run.
+        session: Network and samples; the first sample is run.
         budget: Shares of costs; latency is not measured.
         config: All other arguments of `plan_pruning`.
 

@@ -1,4 +1,4 @@
-"""Frontier of a network in depth and width: what several shares of a cost would take, from one library."""
+"""Frontier of a network in depth and width: plans for several shares of a cost, from one library."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ def frontier(
     store: str | Path | None = None,
     divergence: str | Divergence | None = None,
 ) -> Frontier:
-    """Return what plans for several shares of a cost would save, and by how much they would change the output.
+    """Return the savings and divergences of plans for several shares of a cost.
 
-    The library of `plan_pruning` is made once. Of each share the first choice is fitted and judged on held-out samples,
-    before it is refined and tuned: `Frontier.plan` does that, and scores no variant alone again.
+    The library of `plan_pruning` is made once. For each share, the first choice is fitted and judged on held-out
+    samples, without refinement or tuning: `Frontier.plan` adds these, without new scores of single variants.
 
     Args:
         model: Network, wrapped or not; bit-identical afterwards.
-        cost: Cost that the shares are of: "macs", "params", "latency", "checkpoint" or "active_params"; or several, of
-            each of which as much goes.
-        batches: Calibration batches; see `plan_pruning`, as of all others.
-        shares: Shares that would go, in rising order; those that cannot go are left out.
+        cost: Cost of the shares: "macs", "params", "latency", "checkpoint" or "active_params"; or several, each with
+            the same share.
+        batches: Calibration batches; see `plan_pruning` for this and all later arguments.
+        shares: Shares to remove, in rising order; impossible ones are left out.
         loss: Loss.
-        kinds: Kinds of the units that may go.
-        equal_layers: Switch for equal sizes of layers that are alike.
-        round_to: Multiples of sizes that groups keep.
-        ignore: Shell patterns of names that stay.
+        kinds: Kinds of units to remove.
+        equal_layers: Switch for equal sizes of equal layers.
+        round_to: Multiples for the sizes of groups.
+        ignore: Shell patterns of names to keep.
         seed: Seed.
-        store: Folder of what is found on the way.
+        store: Folder of intermediate results.
         divergence: Divergence of outputs.
 
     Raises:
-        ValueError: If nothing may go in depth or in width, outputs cannot be compared, or no share can go.
+        ValueError: ValueError: If no unit may go in depth or in width, outputs cannot be compared, or no share can go.
     """
     config = PruningConfig(
         loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed, store=store
@@ -79,8 +79,8 @@ def frontier_of(
 
     Args:
         planner: Planner of the cost, or of several.
-        shares: Shares that would go.
-        divergence: Divergence of outputs, for plans that are asked for later.
+        shares: Shares to remove.
+        divergence: Divergence of outputs, for later plans.
 
     Raises:
         ValueError: See `frontier`.
@@ -97,7 +97,7 @@ def frontier_of(
 
 
 def _points(planner: Planner, shares: Sequence[float]) -> list[FrontierPoint]:
-    """Return the points of those shares that can go."""
+    """Return the points of all possible shares."""
     if "memory" in planner.budgeted:
         raise Refusal(
             "costs that no load decides",
@@ -118,7 +118,7 @@ def _points(planner: Planner, shares: Sequence[float]) -> list[FrontierPoint]:
 
 
 def _point(planner: Planner, share: float) -> FrontierPoint | None:
-    """Return the point of a share; None if so much cannot go."""
+    """Return the point of a share; None if it is impossible."""
     try:
         state = planner.together(dict.fromkeys(planner.budgeted, share), rounds=0)
     except ValueError:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def possible(make: Callable[[], T]) -> tuple[T | None, str]:
-    """Return what is made, or None and why it cannot be.
+    """Return the made object, or None and the message of the error.
 
     >>> possible(lambda: int("7")), possible(lambda: int("seven"))
     ((7, ''), (None, "invalid literal for int() with base 10: 'seven'"))
@@ -37,12 +37,12 @@ def patterns_of_depth(
 
     Args:
         model: The dense network.
-        example: Inputs for it.
-        config: With what is ignored.
-        kinds: Of width.
+        example: Inputs for the model.
+        config: Arguments with the patterns in `ignore`.
+        kinds: Kinds of width.
 
     Raises:
-        ValueError: If a pattern matches neither such a unit nor a group of width.
+        ValueError: ValueError: If a pattern matches neither a unit of depth nor a group of width.
     """
     if not config.ignore:
         return ()
@@ -56,12 +56,12 @@ def patterns_of_depth(
 def groups_that_stay(
     model: nn.Module, example: ModelInputs, config: PruningConfig, kinds: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return patterns of the groups that `ignore` names.
+    """Return the names of the groups that `ignore` matches, as patterns.
 
     Args:
         model: Dense network.
-        example: Inputs for it.
-        config: Arguments, with what is ignored.
+        example: Inputs for the model.
+        config: Arguments with the patterns in `ignore`.
         kinds: Kinds of width.
     """
     if not config.ignore:

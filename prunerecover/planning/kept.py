@@ -1,4 +1,4 @@
-"""Plans and measurements in the store of a joint search: what was finished before an interruption is not made again."""
+"""Plans and measurements of a joint search in its store, so that an interrupted search does not repeat them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from prunerecover.store.search_store import SearchStore
 
 
 def kept_plan(store: SearchStore, names: Sequence[str], make: Callable[[], Plan]) -> Plan:
-    """Return a plan, made only where the store has none of these names; what its making warns of is said either way.
+    """Return the stored plan of these names, or make it; its warnings are repeated either way.
 
     Args:
         store: Store of the search.
-        names: What the plan follows from, beside the search.
+        names: Identity of the plan within the search.
         make: Makes the plan.
     """
 
@@ -37,12 +37,12 @@ def kept_plan(store: SearchStore, names: Sequence[str], make: Callable[[], Plan]
 
 
 def kept_budget(store: SearchStore, asked: Budget, shares: Budget) -> Budget:
-    """Return the shares that an amount was found to be when the search began, by a clock perhaps.
+    """Return the shares of an amount as found, perhaps by a clock, when the search began.
 
     Args:
         store: Store of the search.
-        asked: Budget, as it was asked for.
-        shares: Its shares, as they are found now.
+        asked: Budget as requested.
+        shares: Budget in shares, as found now.
     """
     if not asked.amounts:
         return shares
