@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,8 +23,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.runner.page import Table, folded
-from benchmarks.runner.rows import CHECKPOINTS, RESULTS, Results, Row
-from benchmarks.runner.time_box import OutOfTime, TimeBox
+from benchmarks.runner.rows import Results, Row
 from prunerecover.files.atomic import write_text
 
 Names = dict[str, Any]
@@ -78,9 +76,6 @@ class Benchmark:
         options: Adds further options to the command line.
         complete: Whether all rows are wanted: the page names those that are missing.
         threads: Threads of PyTorch; 0: as many as it takes by itself.
-        minutes: Minutes in which a run ends; None: it has no end.
-        longest: Part of these minutes that one row may take.
-        rehearsal: Whether there is a rehearsal with hardly any data, of which `measure` is told.
     """
 
     name: str
@@ -98,9 +93,6 @@ class Benchmark:
     options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
     complete: bool = True
     threads: int = 1
-    minutes: float | None = None
-    longest: float = 1.0
-    rehearsal: bool = False
 
     def main(self) -> None:
         """Measure the rows that are missing, as the command line asks, and write the page."""
@@ -117,9 +109,6 @@ class Benchmark:
         for name, axis in self.axes.items():
             axis.add_to(parser, name)
         self.options(parser)
-        if self.rehearsal:
-            parser.add_argument("--rehearse", action="store_true", help="go through it with hardly any data")
-        parser.add_argument("--minutes", type=float, default=self.minutes, help="end by then, and say what is left")
         parser.add_argument("--out", type=Path, help="folder of the rows and the page (default: docs/results)")
         parser.add_argument("--again", action="store_true", help="measure rows that are there, too")
         parser.add_argument("--page", action="store_true", help="write the page anew, and measure nothing")
@@ -134,55 +123,27 @@ class Benchmark:
 
     def results(self, given: argparse.Namespace) -> Results:
         """Return the rows that are there, those of docs/results among them if they are written elsewhere."""
-        own = Results.read(self.name, self.folder(given))
-        if given.out and not self.rehearsed(given):
+        own = Results.read(self.name, given.out)
+        if given.out:
             own.rows = [row for row in Results.read(self.name).rows if not own.find(**row.names)] + own.rows
         return own
 
-    def folder(self, given: argparse.Namespace) -> Path:
-        """Return the folder that rows are written to; a rehearsal keeps to its own."""
-        return given.out or (CHECKPOINTS / "rehearsal" if self.rehearsed(given) else RESULTS)
-
-    def rehearsed(self, given: argparse.Namespace) -> bool:
-        """Whether the same steps are gone through with hardly any data."""
-        return self.rehearsal and bool(given.rehearse)
-
     def run(self, given: argparse.Namespace) -> None:
-        """Measure the rows that are missing, while there is time."""
-        chosen = {name: getattr(given, name) for name in self.axes}
-        box, left = TimeBox(given.minutes), list[str]()
+        """Measure the rows that are missing, and keep each as it is made."""
         there = self.results(given)
-        most = float("inf") if given.minutes is None else 60 * given.minutes * self.longest
-        missing = [names for names in self.wanted(chosen) if given.again or not there.find(**names)]
+        wanted = self.wanted({name: getattr(given, name) for name in self.axes})
+        missing = [names for names in wanted if given.again or not there.find(**names)]
         gc.freeze()  # timings collect garbage first, and need not look through all that is imported
         for names in track(missing, self.name, console=Console(stderr=True)):
-            try:
-                with box.piece(most):
-                    self.measured(names, given)
-            except OutOfTime as end:
-                if end.seconds is None:
-                    left.append(told(names))
-                else:
-                    self.keep(names, {"over": end.seconds}, given)
-            except Exception:
-                if box.minutes is None:
-                    raise
-                traceback.print_exc()  # rows behind it are worth the minutes that are left
-                left.append(f"{told(names)} (failed)")
-        if left:
-            print(f"{len(left)} rows are left: {'; '.join(left)}.", flush=True)
-
-    def measured(self, names: Names, given: argparse.Namespace) -> None:
-        """Measure one row, or several of these names, and keep each as it is made."""
-        found = self.measure(**names, **({"rehearse": given.rehearse} if self.rehearsal else {}))
-        for one in [found] if isinstance(found, Mapping) else found:
-            self.keep(names, one, given)
+            found = self.measure(**names)
+            for one in [found] if isinstance(found, Mapping) else found:
+                self.keep(names, one, given)
 
     def keep(self, names: Names, found: Found, given: argparse.Namespace) -> None:
         """Add a row to the file, and say so."""
         more = {name: found[name] for name in self.also if name in found}
         row = Row.of({**names, **more}, {name: value for name, value in found.items() if name not in more})
-        Results.read(self.name, self.folder(given)).add([row])
+        Results.read(self.name, given.out).add([row])
         print(f"{told(row.names)}: {', '.join(f'{k} {v.value:.4g}' for k, v in row.figures.items())}", flush=True)
 
     def write(self, results: Results) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import pytest
 from cases.paths import ROOT
 
+from benchmarks.runner.rows import Results
 from benchmarks.width import tolerance
 
 BLOCK = 'if __name__ == "__main__":\n    main()\n'
 FILES = [path for path in sorted(ROOT.glob("benchmarks/*/*.py")) if "__name__ ==" in path.read_text()]
 NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES]
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name.replace(".", "/")).with_suffix(".py").read_text()
 
 
 def test_there_are_benchmarks_in_every_folder() -> None:
@@ -24,7 +30,7 @@ def test_help_of_a_benchmark(name: str, monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.delenv("PRUNERECOVER_DATA", raising=False)
     monkeypatch.setattr("sys.argv", [name, "--help"])
     module = importlib.import_module(name)
-    assert (ROOT / name.replace(".", "/")).with_suffix(".py").read_text().endswith(BLOCK)
+    assert text_of(name).endswith(BLOCK)
     with pytest.raises(SystemExit) as stopped:
         module.main()
     assert not stopped.value.code
@@ -33,6 +39,21 @@ def test_help_of_a_benchmark(name: str, monkeypatch: pytest.MonkeyPatch, capsys:
     first = (module.__doc__ or "").splitlines()[0]
     assert first in shown
     assert f"python -m {name}" in shown
+
+
+LONG = ("llm_depth", "boundary_divergences", "experts", "width")  # pages of many rows with all their samples
+
+
+def each_page() -> list[Any]:
+    names = [name for name in NAMES if "BENCHMARK = " in text_of(name)]
+    return [pytest.param(name, marks=pytest.mark.slow) if name.endswith(LONG) else name for name in names]
+
+
+@pytest.mark.parametrize("name", each_page())
+def test_a_page_is_rendered_anew_to_the_same_bytes(name: str) -> None:
+    benchmark = importlib.import_module(name).BENCHMARK
+    results = Results.read(benchmark.name)
+    assert benchmark.markdown(results.rows, results.runs) == results.path.with_suffix(".md").read_text()
 
 
 def test_options_that_no_benchmark_has_are_refused(
