@@ -1,4 +1,4 @@
-"""Measurements of what the project claims: one module, one page in `docs/results`.
+"""Measurements behind the project's claims: each module writes a page in `docs/results`.
 
 python -m benchmarks.end_to_end.quickstart
 """

@@ -1,12 +1,11 @@
-"""How divergences before any training and accuracies after a short recovery are related: real DeiT-Tiny, nine splits.
+"""Relation of divergences before training to accuracies after a short recovery: real DeiT-Tiny, nine splits.
 
     PRUNERECOVER_DATA=... python -m benchmarks.boundary.boundary_divergences
 
-Recoveries are those of `boundary_map`: every split of eight layers, two seeds, one epoch of 2,000 images. The
-divergence of a split is that of the network as it was planned, on held-out calibration samples; nothing is trained
-here. How far accuracies are from a straight line in the divergence is what `map_synthetic` takes the scatter of its
-made-up divergences from. The map then picks from three to five of the runs, with the divergences and without them.
-About a minute a split on one core.
+Recoveries come from `boundary_map`: every split of eight layers, two seeds, one epoch of 2,000 images. The divergence
+of a split is the planned network's on held-out calibration samples, without training. The distance of the accuracies
+from a straight line in the divergence sets the scatter of the synthetic divergences in `map_synthetic`. The map then
+picks from three to five of the runs, with the divergences and without them. About a minute a split on one core.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ RUNS = (3, 4, 5)
 
 
 def measure(attention: int) -> dict[str, Any]:
-    """Return the divergence of a split, each unit with what fits best in its place, and the accuracy of its runs."""
+    """Return the divergence of a split with the best replacement of each unit, and the mean accuracy of its runs."""
     planner, runs = default_planner(), Results.read("boundary_map").find(attention=attention)
     gone = {name for names in runs[0]["removed"].values() for name in names}
     with ordinary_arithmetic(), evaluating(planner.model):
@@ -38,7 +37,7 @@ def measure(attention: int) -> dict[str, Any]:
 
 
 def relation(rows: Sequence[Row]) -> str:
-    """Return the line of least squares through accuracies over divergences, and the scatter around it."""
+    """Return the least-squares line through accuracies over divergences, and the scatter around it."""
     found, share = (np.array([row.figures[name].value for row in rows]) for name in ("divergence", "top1"))
     top1 = 100 * share
     slope, dense = np.polyfit(found, top1, 1)
@@ -51,7 +50,7 @@ def relation(rows: Sequence[Row]) -> str:
 
 
 def picks(rows: Sequence[Row]) -> str:
-    """Return a table of what the map picks from each seed's runs, with divergences and without, and the regret."""
+    """Return a table of the map's picks from each seed's runs, with divergences and without, and the regret."""
     runs = runs_of(Results.read("boundary_map").rows)
     seen = {(row["attention"], row["activation"]): row.figures["divergence"].value for row in rows}
     lines = []

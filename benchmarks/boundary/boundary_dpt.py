@@ -1,12 +1,12 @@
-"""BoundaryDPT against its peers: real DeiT-Tiny on the 200 classes of tiny_imagenet, at three latency budgets.
+"""BoundaryDPT against published methods: real DeiT-Tiny on the 200 classes of tiny_imagenet, three latency budgets.
 
     PRUNERECOVER_DATA=... python -m benchmarks.boundary.boundary_dpt
     PRUNERECOVER_DATA=... python -m benchmarks.boundary.boundary_dpt --budgets 0.2 --methods 'a attentions alone'
 
 Every method takes the least removal whose median interleaved CPU latency share meets the budget within 2 points (see
 `boundary_methods.py`), is scored on all 5,000 validation images, recovered for one epoch of 1,000 training images with
-distillation, and scored again. Plans and short runs are kept, too. The longest step, a search, takes about half an hour
-on a core. Latency is measured while planning: best on a machine that does nothing else.
+distillation, and scored again. Plans and short runs are kept. The longest step, a search, takes about half an hour on a
+core. Planning measures latency: use an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _name(method: str, budget: float) -> str:
 
 
 def measure(budget: float, method: str) -> Iterator[dict[str, Any]]:
-    """Score what a method leaves, recover it and score it again."""
+    """Score a method's network before and after recovery."""
     started = time.perf_counter()
     if method == "dense":
         notes: dict[str, Any] = {"latency_share": 1.0, "removed": {}}
@@ -89,13 +89,13 @@ def measure(budget: float, method: str) -> Iterator[dict[str, Any]]:
 
 
 def latency(line: Line) -> str:
-    """Return the share of the latency, and whether it misses the budget."""
+    """Return the share of the latency, with a note if the budget is not met."""
     share, budget = line.first["latency_share"], line.first.budget
     return f"{share:.3f}" + ("" if share <= 1 - budget + SLACK else " (not met)")
 
 
 def picture(rows: Sequence[Row]) -> Picture:
-    """Draw top-1 over the latency that is left, after recovery."""
+    """Draw top-1 after recovery over the remaining latency."""
     drawn, axes = new_figure(7.6, 4.6)
     (dense,) = (row.figures["top1"].value for row in rows if row.method == "dense")
     others = [method for method in sorted(METHODS) if method != OURS]

@@ -3,10 +3,10 @@
     PRUNERECOVER_DATA=... python -m benchmarks.boundary.boundary_map
     PRUNERECOVER_DATA=... python -m benchmarks.boundary.boundary_map --seeds 0 --attentions 0 1 2
 
-Every split is recovered once per seed, for one epoch of 2,000 training images. The map sees the accuracy on 1,000 other
-training images, of at most 5 runs, three spread and two chosen, and no divergences; its pick is judged on the 5,000
-validation images against the split that is best there. A repeated run takes the other seed's. One run takes about 4
-minutes on a core, one split's plan up to 8.
+Every split is recovered once per seed, for one epoch of 2,000 training images. The map sees accuracies on 1,000 other
+training images, of at most 5 runs (three spread, two chosen), and no divergences; its pick is compared on the 5,000
+validation images with the best split there. A repeated run takes the other seed's result. A run takes about 4 minutes
+on a core, a plan up to 8.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Runs = dict[tuple[Split, int], Row]
 
 
 def measure(seed: int, attention: int) -> dict[str, Any]:
-    """Prune one split by the default selection, recover, and score."""
+    """Prune a split by the default selection, recover, and score."""
     (split,) = (split for split in SPLITS if split[0] == attention)
     budget = Budget(remove=dict(zip(TYPES, split, strict=True)))
     name = f"{split[0]}-{split[1]}"
@@ -53,7 +53,7 @@ def runs_of(rows: Sequence[Row]) -> Runs:
 
 
 def picked(runs: Runs, seed: int, count: int = RUNS, divergences: Mapping[Split, float] | None = None) -> Split:
-    """Return the split that is picked from so many of one seed's runs, three spread and the others chosen."""
+    """Return the map's pick after `count` runs of a seed, three spread and the rest chosen."""
     asked: list[Split] = list(spread(SPLITS, FIRST))
     points = [_point(runs, split, seed) for split in asked]
     while len(points) < count:
@@ -71,7 +71,7 @@ def _point(runs: Runs, split: Split, seed: int) -> MapPoint:
 def regret(runs: Runs, picks: Sequence[Split]) -> Interval:
     """Return by how many points the best split beats the picks on the validation images, with a bootstrap interval.
 
-    Which split is best is decided anew in every resample, as the mean over seeds.
+    Every resample decides the best split anew, by the mean over seeds.
     """
     scores = np.array([np.mean([runs[split, s].figures["top1"].scores for s in SEEDS], axis=0) for split in SPLITS])
     chosen = [SPLITS.index(split) for split in picks]
@@ -86,7 +86,7 @@ def regret(runs: Runs, picks: Sequence[Split]) -> Interval:
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:
-    """Return what the map picks, once all runs are there."""
+    """Return the map's picks, once all runs are there."""
     runs = runs_of(rows)
     if len(runs) < len(SPLITS) * len(SEEDS):
         return []

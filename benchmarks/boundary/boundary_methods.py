@@ -1,9 +1,9 @@
 """The peers of `boundary_dpt.py`: each meets a budget in latency with the least removal.
 
-(a) attentions alone and (b) activations alone, by gate gradients within the type; (c) both by one ranking of the gate
-gradients, which compares scales that do not compare; (d) BoundaryDPT as published; (d1) its units, our replacements;
+(a) attentions alone and (b) activations alone, by gate gradients within the type; (c) both in a single ranking of gate
+gradients, although the scales of the types differ; (d) BoundaryDPT as published; (d1) its units with our replacements;
 (d2) our units with identities; (e) our default; (f) whole blocks by Block Influence; (g) widths by torch-pruning's
-isomorphic pruning (arXiv 2407.04616). (a)-(d) and (d2) leave identities, as the published method does.
+isomorphic pruning (arXiv 2407.04616). (a)-(d) and (d2) use identities as replacements, as the published method does.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _measured: dict[tuple[Edit, ...], float] = {}
 
 
 def removed_latency(network: nn.Module) -> float:
-    """Return the share of the dense model's latency that is gone: the median of interleaved pairs, batch 8."""
+    """Return the removed share of the dense model's latency: the median of interleaved pairs, batch 8."""
     return 1 - latency_ratio(deit_tiny(), network, IMAGES, pairs=PAIRS, warmup=5).ratio.value
 
 
 def removed_by(plan: Plan) -> float:
-    """Return the share of the latency that goes with a plan; measured once: what decides is what is reported."""
+    """Return a plan's removed share of the latency, measured once: the reported value is also the deciding one."""
     if plan.edits not in _measured:
         _measured[plan.edits] = removed_latency(pruned(plan, merged=True))
     return _measured[plan.edits]
@@ -78,7 +78,7 @@ def activations(n: int) -> Plan:
 
 
 def ranked(n: int) -> Plan:
-    """Remove what has the lowest gate gradient, whatever its type."""
+    """Remove the units with the lowest gate gradients, of any type."""
     return named(one_ranking()[:n], "identity")
 
 
@@ -117,7 +117,7 @@ def searched(planner: FamilyPlanner, budget: float, **how: str) -> Plan:
 
 
 def line_of(planner: FamilyPlanner, budget: float) -> CostLine:
-    """Return the splits of a latency budget, and those beyond it if a plan misses it by more than the slack."""
+    """Return the splits of a latency budget, and larger ones if a plan misses the budget by more than the slack."""
     shares = (share_of_one(kind) for kind in TYPES)
     return CostLine(layers_of(planner), *shares, budget, removed_by, SLACK)
 
@@ -133,13 +133,13 @@ def named(names: tuple[str, ...], replace: str) -> Plan:
 
 
 def isomorphic_ratio(budget: float) -> float:
-    """Return the least share of the channels whose removal meets a budget, to 1.4%."""
+    """Return the least share of channels whose removal meets a budget, to 1.4%."""
     return least_ratio(removed_by_width, budget - SLACK)
 
 
 @cache
 def removed_by_width(ratio: float) -> float:
-    """Return the share of the latency that goes with a share of the channels; measured once for all budgets."""
+    """Return the removed share of the latency for a share of the channels; measured once for all budgets."""
     return removed_latency(isomorphic(ratio))
 
 
@@ -150,7 +150,7 @@ def isomorphic(ratio: float) -> nn.Module:
 
 @cache
 def share_of_one(kind: str) -> float:
-    """Return the measured latency share that goes with one unit of a type, as the mean over six."""
+    """Return the measured latency share of a unit of a type, as the mean over six."""
     names = [unit.name for unit in find_units(deit_tiny(), kinds=(kind,))][::2]
     return removed_latency(pruned(named(tuple(names), "zero" if kind == "attention" else "identity"), True)) / len(
         names
@@ -171,7 +171,7 @@ def default_planner() -> FamilyPlanner:
 
 
 def plans_of(method: str, budget: float, found: Callable[[str, float], Plan]) -> Plan:
-    """Return the plan of a method; `found` gives the plans of methods that were run before."""
+    """Return the plan of a method; `found` returns the plans of methods that ran before."""
     if method == "d1 BoundaryDPT's units, our replacements":
         return renamed(found("d BoundaryDPT as published", budget), "calibrated")
     if method == "d2 our units, identities":

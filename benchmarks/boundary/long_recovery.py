@@ -4,12 +4,13 @@
     PRUNERECOVER_DATA=... python -m benchmarks.boundary.long_recovery --methods book default --seeds 0 1
 
 The dense ViT is trained here (see `long_recovery_training.py`). Every method removes a share of its MACs, and is scored
-on the 10,000 test images untrained, after a tenth of the recovery (its own short schedule) and after the whole, which
-is as long as training was. The published method leaves identities, ranks by gate gradients, and takes the split of its
-polynomial map, from the 22 runs of its published table; `boundary` is our map with its own five runs. All that is
-chosen is chosen on training images. Plans and short runs are kept, too; no step takes longer than training. With
-`--learns-from teacher` the dense network's answers are half of the loss. To train another network, for longer or on
-more images, remove checkpoints/long_recovery, the results and their trials first: rows of two networks do not compare.
+on the 10,000 test images untrained, after a tenth of the recovery (with a short schedule of its own) and after the
+whole recovery, as long as the training was. The published method uses identities as replacements, ranks by gate
+gradients, and takes the split of its polynomial map, from the 22 runs of its published table; `boundary` is our map
+with its own five runs. All choices are made on training images. Plans and short runs are kept; no step takes longer
+than training. With `--learns-from teacher`, the dense network's outputs are half of the loss. To train another network,
+longer or on more images, first remove checkpoints/long_recovery, the results and their trials: rows of two networks are
+not comparable.
 """
 
 from __future__ import annotations
@@ -63,12 +64,12 @@ def book(budget: float) -> Plan:
 
 
 def default(budget: float) -> Plan:
-    """What `DepthPrune(Budget(macs=...))` plans: whichever units change the output least, with what fits best left."""
+    """Plan of `DepthPrune(Budget(macs=...))`: the units that change the output least, with the best replacements."""
     return plan_depth(dense(), Budget(macs=budget), batches=calibration())
 
 
 def boundary(budget: float) -> Plan:
-    """`plan_boundary` with its defaults: attentions and activations, five short recoveries along the budget."""
+    """Plan of `plan_boundary` with its defaults: attentions and activations, five short recoveries along the budget."""
     return plan_boundary(dense(), Budget(macs=budget), batches=calibration(), evaluate=short_runs(RATE))
 
 
@@ -97,7 +98,7 @@ def measure(learns_from: str, seed: int, budget: float, method: str, stage: str)
 
 
 def skipped(learns_from: str, seed: int, budget: float, method: str, stage: str) -> bool:
-    """Whether a row is that of another seed or loss, untrained as it is."""
+    """Whether a row would repeat the untrained score of another seed or loss."""
     return stage == "untrained" and (seed > 0 or learns_from == TEACHER)
 
 

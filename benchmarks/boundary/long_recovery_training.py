@@ -1,9 +1,9 @@
-"""What `long_recovery.py` trains: a small ViT, the images, and one recovery that is the same for all methods.
+"""Training for `long_recovery.py`: a small ViT, the images, and the same recovery for all methods.
 
 The ViT has 12 blocks of DeiT's shape (class token, mlp_ratio 4) at a width of 64, and three convolutions instead of
-patches (arXiv 2106.14881), so that it learns from 10,000 images. It sees crops of 24 x 24, random ones in training and
-the middle otherwise, as 9 tokens: all of this has to run on one thread. Training and held-out images are both from
-CIFAR-10's training split; the test images are only scored.
+patches (arXiv 2106.14881), so that it learns from 10,000 images. Inputs are crops of 24 x 24 as 9 tokens, random in
+training and central otherwise, to fit into one thread's time. Training and held-out images come from CIFAR-10's
+training split; test images serve for scores alone.
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ def train(
 
     Args:
         network: Trained in place, and left in eval mode.
-        epochs: Of all training images.
+        epochs: Passes over all training images.
         rate: At the end of the warm-up.
-        seed: Of the order and the augmentation.
-        teacher: Whose softened predictions are half of the loss; None: the labels are all of it.
+        seed: Seed of the order and the augmentation.
+        teacher: Network whose softened predictions are half of the loss; None: labels alone.
 
     Returns:
         Accuracy on held-out images after some tenths of the epochs, at whatever rate there then is.
@@ -140,7 +140,7 @@ def _order(generator: torch.Generator) -> Iterator[Tensor]:
 
 
 def cropped(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Crop each image `(N, 3, H, W)` at random, and flip half of them."""
+    """Crop each image `(N, 3, H, W)` at random, and flip about half of them."""
     tops, lefts = torch.randint(pixels.shape[-1] - SIDE + 1, (2, len(pixels)), generator=generator).tolist()
     flips = torch.rand(len(pixels), generator=generator) < 0.5
     crops = [image[:, y : y + SIDE, x : x + SIDE] for image, y, x in zip(pixels, tops, lefts, strict=True)]
@@ -175,22 +175,22 @@ def _dense() -> nn.Module:
 
 
 def dense() -> nn.Module:
-    """Return a copy of the trained ViT; it is trained by the first call, for as long as everything is recovered."""
+    """Return a copy of the trained ViT; the first call trains it, for as long as a recovery."""
     return copy.deepcopy(_dense())
 
 
 def pruned(plan: Plan) -> nn.Module:
-    """Apply a plan to the trained ViT; nothing is merged yet."""
+    """Apply a plan to the trained ViT, without merging."""
     network = dense()
     apply_plan(network, plan)
     return network
 
 
 def short_runs(rate: float, path: Path = TRIALS) -> ShortRuns:
-    """Return what recovers the trials of a map for a short while, and scores them on held-out images.
+    """Return short recoveries for the trials of a map, scored on held-out images.
 
     Args:
-        rate: Of the recoveries.
+        rate: Learning rate of the recoveries.
         path: File of the records.
     """
 

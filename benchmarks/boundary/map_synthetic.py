@@ -1,11 +1,11 @@
-"""Accuracy that an accuracy map leaves on the table, on synthetic surfaces whose best split is known.
+"""Regret of accuracy maps on synthetic surfaces with known best splits.
 
     python -m benchmarks.boundary.map_synthetic
 
-What the surfaces and the divergences are is in `synthetic_surfaces`. Everything in the methods was settled on other
-seeds than those reported. Budgets are 6, 8 and 10 layers; each run has noise of 0.5 points. Guided maps also see the
-divergence of every feasible split before any training; those are drawn with half the usual scatter, which is what real
-DeiT-Tiny has, with twice the usual one, and such that they say nothing. No training; about six minutes on one core.
+See `synthetic_surfaces` for the surfaces and the divergences. The methods were tuned on other seeds than the reported
+ones. Budgets are 6, 8 and 10 layers; each run has noise of 0.5 points. Guided maps also see the divergence of every
+feasible split before training, drawn with half the usual scatter (as on real DeiT-Tiny), with twice the usual scatter,
+and without any information. No training; about six minutes on one core.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NOISE, TRIALS, SEED = 0.5, 400, 20260  # points per run; surfaces per family
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a method picked, and after how many runs."""
+    """Pick of a method, and the number of its runs."""
 
     split: Split
     runs: int
@@ -49,7 +49,7 @@ class Outcome:
 
 
 def from_map(points: list[MapPoint], trial: Trial, surface: str | None, guided: bool = False) -> Outcome:
-    """Fit and pick; a map that is refused for predicting above dense picks all the same, and is counted."""
+    """Fit and pick; a map refused for predictions above dense still picks, and is counted as refused."""
     fitted = fit_map(points, LAYERS, surface=surface, divergences=trial.divergences if guided else None)
     runs = sum(point.split != (0, 0) for point in points)
     try:
@@ -64,7 +64,7 @@ def fixed(design: Callable[[Trial], tuple[Split, ...]], surface: str | None) -> 
 
 
 def refined(runs: int, surface: str | None = None, guided: bool = False) -> Callable[[Trial], Outcome]:
-    """Three spread runs, then each further one by `next_split`."""
+    """Return a method of three spread runs, and further ones by `next_split`."""
 
     def play(trial: Trial) -> Outcome:
         points: list[MapPoint] = []
@@ -77,7 +77,7 @@ def refined(runs: int, surface: str | None = None, guided: bool = False) -> Call
 
 
 def best_measured(runs: int) -> Callable[[Trial], Outcome]:
-    """Spread runs and no surface: the best of what was run."""
+    """Return a method of spread runs without a surface: the best measured split wins."""
 
     def play(trial: Trial) -> Outcome:
         points = trial.run_all(spread(trial.splits, runs))
@@ -118,7 +118,7 @@ KINDS = (*SCATTERS, SHUFFLED, FOREIGN)
 
 
 def played(method: str, trials: list[Trial]) -> tuple[list[Outcome], NDArray[np.float64], list[bool]]:
-    """Return what a method picks, the regrets in points, and whether picks are within a layer of the best split."""
+    """Return a method's picks, the regrets in points, and whether picks are within a layer of the best split."""
     outcomes = [METHODS[method](trial) for trial in trials]
     truths = [np.array([trial.truth[split] for split in trial.splits]) for trial in trials]
     picks = [trial.splits.index(outcome.split) for trial, outcome in zip(trials, outcomes, strict=True)]
@@ -129,7 +129,7 @@ def played(method: str, trials: list[Trial]) -> tuple[list[Outcome], NDArray[np.
 
 @cache
 def trials_of(noise: float, divergences: str) -> list[Trial]:
-    """Return the surfaces of a comparison; those without divergences that say anything are the same."""
+    """Return the surfaces of a comparison; the same for all divergences without information."""
     if not divergences:
         return make_trials(TRIALS, noise, SEED if noise == NOISE else SEED + 2)
     if divergences in SCATTERS:
@@ -138,7 +138,7 @@ def trials_of(noise: float, divergences: str) -> list[Trial]:
 
 
 def measure(noise: float, divergences: str, method: str) -> dict[str, Any]:
-    """Play all trials with one method; with divergences, also without them on the same surfaces and runs."""
+    """Play all trials with a method; with divergences, also without them on the same surfaces and runs."""
     trials = trials_of(noise, divergences)
     outcomes, regrets, near = played(method, trials)
     found: dict[str, Any] = {"regret": Figure.within(mean_interval(regrets), len(regrets))}

@@ -18,8 +18,8 @@ def plan_named(network: nn.Module, names: Sequence[str], replace: str, batches: 
 
     Args:
         network: Dense.
-        names: Of the units.
-        replace: What they leave; see `plan_depth`.
+        names: Names of the units.
+        replace: Replacement of the units; see `plan_depth`.
         batches: Calibration batches.
     """
     others = [unit.name for unit in find_units(network, kinds=TYPES) if unit.name not in names]
@@ -30,13 +30,13 @@ def plan_named(network: nn.Module, names: Sequence[str], replace: str, batches: 
 
 
 def isomorphic(network: Any, ratio: float, batches: Sequence[Any], loss: Loss) -> nn.Module:
-    """Prune widths with torch-pruning: a share of the channels goes, by Taylor importance among layers of one shape.
+    """Prune widths with torch-pruning: a share of the channels, by Taylor importance among layers of equal shape.
 
     Args:
         network: Dense; pruned in place.
         ratio: Share of the channels.
-        batches: Labelled batches on the network's device, which gradients are taken on.
-        loss: Of a batch.
+        batches: Labelled batches for gradients, on the network's device.
+        loss: Loss of a batch.
     """
     fused = [block.attn.fused_attn for block in network.blocks]
     for block in network.blocks:
@@ -70,7 +70,7 @@ def isomorphic(network: Any, ratio: float, batches: Sequence[Any], loss: Loss) -
 
 
 def least_ratio(removed: Callable[[float], float], wanted: float, steps: int = 6) -> float:
-    """Return the least ratio whose removed share of the cost is at least the wanted one, to 0.9 halved so often."""
+    """Return the least ratio whose removed share of the cost reaches `wanted`, by `steps` bisections of 0 to 0.9."""
     low, high = 0.0, 0.9
     for _ in range(steps):
         ratio = (low + high) / 2

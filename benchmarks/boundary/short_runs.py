@@ -1,4 +1,4 @@
-"""Short recoveries behind a map of splits, kept in a file, so that none is made twice."""
+"""Short recoveries for a map of splits, recorded in a file so that none is repeated."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from prunerecover.boundary.search import Trial
 
 
 class ShortRuns:
-    """Recovers trials of `plan_boundary` for a short while and scores them; keeps what it did.
+    """Recovers trials of `plan_boundary` for a short while, scores them, and records the results.
 
     Args:
-        run: Recovers the dense network after a plan, with a seed, and returns its accuracy on held-out images.
-        path: File of the records, one per line.
-        about: Entries of a record that say how long and at which rate it was recovered: others are other runs.
+        run: Function that recovers the dense network after a plan, with a seed, and returns the held-out accuracy.
+        path: File of the records, a line each.
+        about: Settings of the recovery, such as its length and rate; records with other settings do not count.
     """
 
     def __init__(self, run: Callable[[Plan, int], float], path: Path, **about: float) -> None:
@@ -28,7 +28,7 @@ class ShortRuns:
         return [self.accuracy(trial.plan, trial.seed) for trial in trials]
 
     def accuracy(self, plan: Plan, seed: int) -> float:
-        """Return the accuracy after one recovery, of an earlier run if there was one."""
+        """Return the accuracy after a recovery, from the records if possible."""
         told = json.dumps([edit.model_dump(mode="json") for edit in plan.edits], sort_keys=True)
         key = hashlib.sha256(told.encode()).hexdigest()[:16]
         asked = {"plan": key, "seed": seed, **self.about}

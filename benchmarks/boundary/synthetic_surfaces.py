@@ -1,13 +1,13 @@
-"""Synthetic surfaces of accuracies whose best split is known, with what runs and divergences would say of them.
+"""Synthetic accuracy surfaces with known best splits, with simulated runs and divergences.
 
 Surfaces have the scale of DeiT-B (12 layers, dense 81.8%, about a point per activation, a cliff after about five
-attentions): their coefficients are drawn around what fits the table that BoundaryDPT publishes (arXiv 2607.03784). How
-sharp the cliffs are, and how they move with the activations removed, the table leaves open; it was set so that the
-paper's 22 runs with a polynomial leave about a quarter of a point of regret.
+attentions): coefficients are drawn around a fit to BoundaryDPT's published table (arXiv 2607.03784). The table leaves
+open how sharp the cliffs are and how they move with removed activations; these were set so that the paper's 22 runs
+with a polynomial have about a quarter of a point of regret.
 
-Divergences before any training are in proportion to what a split loses, up to a scatter of 8% of it: half of its
-variance is common to neighbours, half is not. The nine splits of real DeiT-Tiny scatter half as much around a straight
-line (`boundary_divergences`); other networks may scatter more.
+Divergences before training are proportional to a split's loss, up to a scatter of 8%: half of the variance is common to
+neighbours, half is not. The nine splits of real DeiT-Tiny scatter half as much around a straight line
+(`boundary_divergences`); other networks may scatter more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ATTENTION, ACTIVATION = np.meshgrid(np.arange(LAYERS + 1.0), np.arange(LAYERS + 
 
 
 def quadratic(rng: np.random.Generator) -> Array:
-    """Losses of each type and their product; least squares with losses >= 0 on the table: 0, 0.92, 0.25, 0.015, 0."""
+    """Draw losses of each type and of their product; a nonnegative fit to the table gives 0, 0.92, 0.25, 0.015, 0."""
     attention, joint = rng.exponential(0.15), rng.exponential(0.05)
     activation, attention2 = around(rng, 0.92), around(rng, 0.25)
     activation2 = around(rng, 0.015, 0.8)
@@ -64,7 +64,7 @@ def field_root() -> Array:
 
 
 def around(rng: np.random.Generator, typical: float, spread: float = 0.4) -> float:
-    """Draw a positive number around a typical one."""
+    """Draw a positive number around a typical value."""
     return float(typical * np.exp(rng.normal(0, spread)))
 
 
@@ -77,7 +77,7 @@ FAMILIES: dict[str, Callable[[np.random.Generator], Array]] = {
 
 @dataclass(frozen=True)
 class Trial:
-    """A surface, a budget, what every run would measure, and the divergence of every split."""
+    """Surface, budget, results of all runs, and the divergence of every split."""
 
     family: str
     truth: Array
@@ -86,7 +86,7 @@ class Trial:
     divergences: dict[Split, float]
 
     def run(self, split: Split, before: list[MapPoint]) -> MapPoint:
-        """Measure a split; one that was run before gets new noise."""
+        """Measure a split; repeated runs have new noise."""
         repeat = sum(point.split == split for point in before)
         return MapPoint(*split, float(self.measured[(*split, repeat)]))
 
@@ -96,7 +96,7 @@ class Trial:
 
 
 def make_trials(count: int, noise: float, seed: int, scatter: float = SCATTER) -> list[Trial]:
-    """Draw surfaces, `count` of each family, and what runs and divergences would say of them."""
+    """Draw surfaces, `count` of each family, with simulated runs and divergences."""
     rng, divergence_rng = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     trials = []
     for family, draw in FAMILIES.items():
@@ -112,7 +112,7 @@ def make_trials(count: int, noise: float, seed: int, scatter: float = SCATTER) -
 def divergences_of(
     truth: Array, splits: tuple[Split, ...], scatter: float, rng: np.random.Generator
 ) -> dict[Split, float]:
-    """Draw what splits do to the output before any training, in points of loss; the unit is of no matter."""
+    """Draw divergences of splits before training, in points of loss; the unit does not matter."""
     lost = np.maximum([DENSE - truth[split] for split in splits], LEAST)
     common = (field_root() @ rng.standard_normal(LAYERS + 1))[[split[0] for split in splits]]
     off = scatter * np.sqrt(0.5) * (common + rng.standard_normal(len(splits)))
@@ -120,7 +120,7 @@ def divergences_of(
 
 
 def shuffled(trials: list[Trial], seed: int) -> list[Trial]:
-    """Hand the divergences of each surface to its splits in another order."""
+    """Permute the divergences of each surface among its splits."""
     rng = np.random.default_rng(seed)
     return [
         replace(t, divergences=dict(zip(t.splits, rng.permutation(list(t.divergences.values())), strict=True)))
@@ -129,7 +129,7 @@ def shuffled(trials: list[Trial], seed: int) -> list[Trial]:
 
 
 def exchanged(trials: list[Trial], seed: int) -> list[Trial]:
-    """Hand each surface the divergences of another one, of the same budget: smooth, and of no use."""
+    """Give each surface the divergences of another surface with the same budget: smooth, and without information."""
     rng = np.random.default_rng(seed)
     found = list(trials)
     for budget in {trial.splits for trial in trials}:

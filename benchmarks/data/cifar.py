@@ -1,7 +1,8 @@
-"""CIFAR-10 for the width benchmarks: images in memory, scores and one epoch of training.
+"""CIFAR-10 for the width benchmarks: images in memory, scores and an epoch of training.
 
-The 10,000 test images are only scored. Calibration and training images are drawn from the training split with the run's
-seed. JPEGs score about 10 points below lossless images with the ResNets' weights, which never saw compression.
+The 10,000 test images serve for scores alone. Calibration and training images are drawn from the training split with
+the run's seed. JPEGs score about 10 points below lossless images with the ResNets' weights, which were trained without
+compression.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def batches(n: int, seed: int, size: int = BATCH) -> list[tuple[Tensor, Tensor]]
 
 
 def hits(network: nn.Module, source: str = "cifar10", n: int | None = None) -> NDArray[np.float64]:
-    """Return whether the network is right, per test image or per one of the first `n`; in bf16, if the CPU can."""
+    """Return hits of the network, by image over all test images or the first `n`; in bf16 where the CPU supports it."""
     return right(network, *(tensor[:n] for tensor in scored_images(source)))
 
 
@@ -79,9 +80,9 @@ def train_one_epoch(
     Args:
         network: Trained in place, and left in evaluation mode.
         n: Number of images, each seen once.
-        seed: Of the images, their order and the augmentation.
+        seed: Seed of the images, their order and the augmentation.
         rate: The highest learning rate.
-        schedule: Of an optimizer, over so many steps.
+        schedule: Maker of a scheduler from an optimizer and a number of steps.
     """
     pixels, labels = training_images(n, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -100,7 +101,7 @@ def train_one_epoch(
 
 
 def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Crop each image at random after padding it by 4 pixels, and flip half of them."""
+    """Crop each image at random after padding by 4 pixels, and flip about half of them."""
     padded = F.pad(pixels, (4, 4, 4, 4))
     tops, lefts = torch.randint(9, (2, len(pixels)), generator=generator).tolist()
     flips = torch.rand(len(pixels), generator=generator) < 0.5

@@ -1,4 +1,4 @@
-"""Multiple-choice questions that SmolLM2 is asked, in a seeded order."""
+"""Multiple-choice questions for SmolLM2, in a seeded order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def encoding() -> Encoding:
 
 @cache
 def questions(file: str, longest: int) -> list[Question]:
-    """Return the questions of a file, such as `arc-easy.test`, with prompts of up to so many tokens."""
+    """Return the questions of a file, such as `arc-easy.test`, with prompts of up to `longest` tokens."""
     lines = (data_root() / "data" / "commonsense" / f"{file}.jsonl").read_text().splitlines()
     found = (question_of(json.loads(lines[i])) for i in np.random.default_rng(0).permutation(len(lines)))
     return [question for question in found if len(encoding().prompt(question.prompt)) <= longest]

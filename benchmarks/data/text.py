@@ -1,8 +1,8 @@
 """Texts and questions for language models.
 
-Planning reads wikitext2's validation text; losses are on the first tokens of wikitext2's test articles and of
-tinystories' validation stories, one score per document; questions are those of a test split, the answer being the
-choice whose tokens are likeliest together. Scores are in bf16 where the processor multiplies in it.
+Planning reads wikitext2's validation text. Losses are on the first tokens of wikitext2's test articles and of
+tinystories' validation stories, a score per document. Questions come from a test split, and the answer is the choice
+with the most likely tokens together. Scores are in bf16 where the processor supports it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ARTICLE = re.compile(r"^ = [^=].*? = $", re.MULTILINE)
 
 
 def documents(folder: str, file: str) -> list[str]:
-    """Return articles or stories, in their order."""
+    """Return articles or stories in order."""
     text = (data_root() / "data" / folder / file).read_text()
     if file.endswith(".jsonl"):
         return [json.loads(line)["text"] for line in text.splitlines()]
@@ -36,7 +36,7 @@ def documents(folder: str, file: str) -> list[str]:
 
 
 def token_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return the tokens of a text, behind the token that begins one, if there is such a token."""
+    """Return the tokens of a text, after the tokenizer's start token if it has one."""
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return start + ids

@@ -1,8 +1,8 @@
-"""DeiT-Tiny on the 200 classes of tiny_imagenet: data, recovery and scores that several benchmarks share.
+"""DeiT-Tiny on the 200 classes of tiny_imagenet: shared data, recovery and scores.
 
-Units and splits are chosen on training images only. All 5,000 validation images are kept for the result. Recovery and
-scores of every method run in bf16, if the processor multiplies in it, then with attention in separate operations: on
-such CPUs that takes half the time.
+Units and splits are chosen on training images alone. All 5,000 validation images are kept for the result. Recovery and
+scores of every method run in bf16 where the processor supports it, then with unfused attention: on such CPUs, this
+takes half the time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": 
 
 
 def module(network: nn.Module | None = None, **options: Any) -> ImageClassifier:
-    """Return the recipe's LightningModule, around the dense network or another one.
+    """Return the recipe's LightningModule, around the dense network or another.
 
     Args:
-        network: To be trained; None: the dense one.
-        options: Of `ImageClassifier`.
+        network: Network to train; None: the dense one.
+        options: Options of `ImageClassifier`.
     """
     made = ImageClassifier(
         f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}",
@@ -45,14 +45,14 @@ def module(network: nn.Module | None = None, **options: Any) -> ImageClassifier:
 
 
 def data(limit_train: int, limit_held_out: int = 1, **options: Any) -> ImageData:
-    """Return augmented training images, with others of the training split as validation.
+    """Return augmented training images, with other images of the training split for validation.
 
-    A quarter of the training split is set aside, the same one always: nothing is ever trained or calibrated on it.
+    A fixed quarter of the training split is set aside, and is never used for training or calibration.
 
     Args:
-        limit_train: How many to train on, out of 15,000.
-        limit_held_out: How many to validate on, out of 5,000.
-        options: Of `ImageData`.
+        limit_train: Number of training images, out of 15,000.
+        limit_held_out: Number of validation images, out of 5,000.
+        options: Options of `ImageData`.
     """
     augmentation = {"scale": [0.5, 1.0], "color_jitter": 0.0}
     settings = {"augment_kwargs": augmentation, "batch_size": 16, "num_workers": 1, "val_fraction": 0.25, "seed": 0}
@@ -82,14 +82,15 @@ def classes() -> torch.Tensor:
 
 
 def recover(network: nn.Module, images: int, seed: int, epochs: int = 1, rate: float | None = None) -> nn.Module:
-    """Train a pruned network with distillation from the dense one, and return it; the same for every method.
+    """Train a pruned network with distillation from the dense one, in the same way for every method; return it.
 
     Args:
         network: Trained in place.
-        images: How many to train on.
-        seed: Of their order and augmentation.
-        epochs: Of these images.
-        rate: The learning rate under `RecoverySchedule`, which tests no other; None: the recipe's, under its cosine.
+        images: Number of training images.
+        seed: Seed of the order and augmentation.
+        epochs: Passes over the images.
+        rate: Learning rate under `RecoverySchedule` without a test of others; None: the recipe's, with a cosine
+            schedule.
     """
     pl.seed_everything(seed, verbose=False)
     constant = {} if rate is None else {"learning_rate": rate, "min_learning_rate": rate, "warmup_epochs": 0.0}
@@ -112,7 +113,7 @@ def hits(network: nn.Module, batches: Iterable[Any] | None = None) -> NDArray[np
 
 @cache
 def validation() -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-    """Return the validation images in batches of 50, in what autocast makes of them."""
+    """Return the validation images in batches of 50, in the dtype of autocast."""
     source = image_data("tiny_imagenet", batch_size=50, num_workers=1)
     source.setup("validate")
     dtype = torch.bfloat16 if BF16 else torch.float32
@@ -120,7 +121,7 @@ def validation() -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
 
 
 def unfused(network: nn.Module) -> nn.Module:
-    """Have attentions computed in separate operations on processors that multiply in bf16; elsewhere that is slower."""
+    """Unfuse attentions on processors with bf16; elsewhere, this would be slower."""
     for layer in network.modules():
         if BF16 and DEVICE.type == "cpu" and hasattr(layer, "fused_attn"):
             layer.fused_attn = False

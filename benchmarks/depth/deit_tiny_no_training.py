@@ -1,11 +1,11 @@
-"""Accuracy that calibrated replacement keeps without training: real DeiT-Tiny, all 1,000 images of imagenet_sample.
+"""Accuracy with calibrated replacements and no training: real DeiT-Tiny, all 1,000 images of imagenet_sample.
 
     PRUNERECOVER_DATA=... python -m benchmarks.depth.deit_tiny_no_training
 
-Calibration sees no label: half the samples are photos (coco128), half are training images of tiny_imagenet. The
-reported images are not untouched: accuracy on imagenet_sample was seen while the fits and the calibration mix were
+Calibration is without labels: half the samples are photos (coco128), half are training images of tiny_imagenet. The
+reported images are not untouched: the accuracy on imagenet_sample was seen while the fits and the calibration mix were
 developed, and greedy became the default after one-shot gave less there. Take the figures as optimistic. "identity"
-removes the same units as the search beside it, as the published method does.
+removes the same units as the search beside it, with identities in their place as in the published method.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def loader() -> list[Any]:
 
 @cache
 def planned(search: str, budget: str) -> tuple[Plan, float]:
-    """Return a plan of a search, and its seconds."""
+    """Return the plan of a search, and its seconds."""
     started = time.perf_counter()
     plan = plan_depth(deit_tiny(), remove=REMOVALS[budget], batches=batches(), search=search)
     return plan, time.perf_counter() - started
@@ -77,7 +77,7 @@ def measure(search: str, budget: str, method: str) -> dict[str, Any]:
 
 
 def units(line: Line) -> str:
-    """Return the names of what goes."""
+    """Return the names of the removed units."""
     return ", ".join(name for names in line.first["removed"].values() for name in names) or "nothing"
 
 

@@ -1,9 +1,9 @@
-"""Real recovery: DeiT-Tiny, 6 activations and 2 attentions removed, one epoch on 2,000 tiny_imagenet images.
+"""Real recovery: DeiT-Tiny, 6 activations and 2 attentions removed, an epoch on 2,000 tiny_imagenet images.
 
     PRUNERECOVER_DATA=... python -m benchmarks.depth.deit_tiny_recovery
 
-Runs the shipped recipe through the command line, then judges it in new processes on all 5,000 validation images: the
-figure of `prunerecover test` from the checkpoint, of `load_pruned` on the checkpoint, and of `load_pruned` on a saved
+Runs the shipped recipe through the command line, then scores the result in new processes on all 5,000 validation
+images: by `prunerecover test` from the checkpoint, by `load_pruned` on the checkpoint, and by `load_pruned` on a saved
 folder.
 """
 
@@ -34,7 +34,7 @@ FOLDER = Path(tempfile.gettempdir()) / "prunerecover_deit_tiny_recovery"
 
 
 def run(*arguments: str) -> str:
-    """Run the command line in a new process and return what it printed."""
+    """Run the command line in a new process and return its output."""
     command = [sys.executable, "-m", "prunerecover", *arguments, "--trainer.logger=false"]
     command += [f"--trainer.default_root_dir={FOLDER}", "--config", RECIPE]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, check=True)
@@ -49,7 +49,7 @@ def checkpoint() -> Path:
 
 
 def tested(path: Path) -> float:
-    """Return test_top1 as a new process prints it."""
+    """Return test_top1 from a new process."""
     printed = run("test", f"--ckpt_path={path}")
     match = re.search(r"test_top1\D+([\d.]+)", printed)
     assert match is not None, printed
@@ -85,14 +85,14 @@ def measure() -> Iterator[dict[str, Any]]:
 
 
 def picture(rows: Sequence[Row]) -> Picture:
-    """Draw which layers went."""
+    """Draw the removed layers."""
     plan = Plan.load(next(FOLDER.rglob("plan.json")))
     drawn: Picture = plan.plot(units=find_units(deit_tiny(), kinds=("attention", "activation")))
     return drawn
 
 
 def closing(rows: Sequence[Row]) -> list[str]:
-    """Return lines on what goes, and on how much less there is."""
+    """Return lines on the removed units, and on the savings."""
     by = {row.method: row for row in rows}
     dense, other = by["dense"], by["recovered"]
     gone = ", ".join(name for names in other["removed"].values() for name in names)

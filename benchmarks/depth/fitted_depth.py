@@ -1,10 +1,10 @@
-"""Depth alone on networks that only the graph knows, with fitted stand-ins and without, before any training.
+"""Depth alone on networks found in the graph, with fitted replacements and without, before any training.
 
     PRUNERECOVER_DATA=... python -m benchmarks.depth.fitted_depth
 
-plans for networks of CIFAR-10 on unlabelled training images and scores what is left on the 10,000 test JPEGs. Networks
-whose weights are not there are trained first: `python -m benchmarks.width.cifar_models --models ...`. A row takes 1 to
-10 minutes on a core.
+plans for networks of CIFAR-10 on unlabelled training images, and scores the pruned networks on the 10,000 test JPEGs.
+Missing weights are trained first: `python -m benchmarks.width.cifar_models --models ...`. A row takes 1 to 10 minutes
+on a core.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODELS = ("ResNet-56", "ConvNeXt", "Swin", "MobileNetV2")
 
 
 def measure(model: str, seed: int, budget: str, method: str) -> dict[str, Any]:
-    """Plan, and score what is left."""
+    """Plan, and score the pruned network."""
     dense, started = load(model), time.perf_counter()
     if method == "dense":
         return {"top1": Figure.of(hits(dense), seed)}

@@ -1,10 +1,9 @@
-"""Whether time follows the weights that are read: a Llama-shaped decoder that writes token by token, on one thread.
+"""Decoding time against bytes of weights read: a Llama-shaped decoder, token by token, on one thread.
 
-Random weights, no data: cost does not depend on them. Layers, attentions or whole blocks are taken out at random, the
-network is merged, and a run of single tokens with a key-value cache, batch 1, is timed against the dense network's in
-interleaved pairs, both eager or both compiled. Time is that of the one thread on its processor, for the machine may be
-shared. The bytes are those of all weights that such a step reads, all but the embedding table, and of the keys and
-values that are in the cache.
+Weights are random and no data are needed, since neither changes the cost. Layers, attentions or whole blocks are
+removed at random, the network is merged, and a run of single tokens with a key-value cache, batch 1, is timed against
+the dense network's in interleaved pairs, both eager or both compiled. Time is the thread's processor time, because the
+machine may be shared. A step's bytes are all weights but the embedding table, and the keys and values in the cache.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ def calibration() -> Tensor:
 
 @lru_cache(maxsize=1)
 def dense(mode: str, hidden: int) -> Decoding:
-    """Return the dense network, ready to decode; it is compiled once."""
+    """Return the dense network, ready to decode; compiled once."""
     return MODES[mode](decoder(hidden), calibration()[:1])
 
 
 def measure(mode: str, hidden: int, method: str) -> dict[str, Any]:
-    """Take units out of a network, check that the cache still serves, and time it."""
+    """Remove units from a network, check the cache, and time the network."""
     timed, ids = dense(mode, hidden), calibration()
     how: dict[str, Any] = {"importance": "random", "replace": "zero", "search": "one_shot"}
     plan = plan_depth(timed.network, remove=COUNTS[method], batches=[{"input_ids": ids}], **how)
@@ -81,13 +80,13 @@ def measure(mode: str, hidden: int, method: str) -> dict[str, Any]:
 
 
 def check_mode(decoding: Decoding, prompt: Tensor) -> None:
-    """Raise RuntimeError if a network does not write in its mode what it writes in eager mode."""
+    """Raise RuntimeError if a network's logits differ between its mode and eager mode."""
     if not torch.allclose(decoding(TOKEN), Decoding(decoding.network, prompt)(TOKEN), atol=1e-3):
         raise RuntimeError("Expected the same logits as in eager mode, but they differ.")
 
 
 def check_cache(network: nn.Module, ids: Tensor) -> None:
-    """Raise RuntimeError if a network does not say with a cache what it says without."""
+    """Raise RuntimeError if a network's logits differ with and without a cache."""
     half = ids.shape[1] // 2
     with torch.inference_mode():
         whole = network(input_ids=ids).logits[:, -1]
@@ -117,7 +116,7 @@ def decoder(hidden: int) -> nn.Module:
 
 
 def step_bytes(decoding: Decoding) -> int:
-    """Return the bytes that a step reads: of weights, and of the cache as it is behind the prompt."""
+    """Return the bytes that a step reads: the weights, and the cache after the prompt."""
     return weight_bytes(decoding.network) + decoding.cache_bytes()
 
 
@@ -128,7 +127,7 @@ def weight_bytes(network: nn.Module) -> int:
 
 
 def over_bytes(line: Line) -> str:
-    """Return the share of the time over that of the bytes."""
+    """Return the share of the time divided by the share of the bytes."""
     return told(line.first.figures["time"], 2, 1 / line.first["bytes_share"])
 
 

@@ -1,9 +1,8 @@
-"""Decoding token by token, in two modes: eager with a cache that grows, and compiled with one of a fixed size.
+"""Decoding token by token in two modes: eager with a growing cache, and compiled with a cache of fixed size.
 
-Both write the same tokens after the same prompt and take them out of the cache again, so that every call does the same
-work. Compiled is one graph of one token for each network (torch.compile with inductor), its shapes fixed; the guards
-that Dynamo checks before each call are left out, for nothing changes between calls. Compilation belongs to the first
-call, which no one times.
+Both write the same tokens after the same prompt and remove them from the cache again, so that every call does the same
+work. Compiled is a graph of a single token for each network (torch.compile with inductor), with fixed shapes and
+without Dynamo's guards, because nothing changes between calls. The first call compiles, and is not timed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ PROMPT, WRITTEN = 64, 8
 
 
 class Decoding(nn.Module):
-    """Writes some tokens after a prompt that is in the cache, and takes them out of it again."""
+    """Writes some tokens after a cached prompt, and removes them from the cache again."""
 
     def __init__(self, network: nn.Module, prompt: Tensor) -> None:
         super().__init__()
@@ -39,7 +38,7 @@ class Decoding(nn.Module):
         return logits
 
     def filled(self, prompt: Tensor) -> dict[str, Any]:
-        """Return a cache that holds a prompt, under its name."""
+        """Return a cache with a prompt, under its argument name."""
         return cache_returned(self.network(input_ids=prompt, use_cache=True))
 
     def cache_bytes(self) -> int:
@@ -56,7 +55,7 @@ class Decoding(nn.Module):
 
 
 class CompiledDecoding(Decoding):
-    """The same with a compiled step and a cache that is as large from the start as it gets."""
+    """Decoding with a compiled step and a cache of full size from the start."""
 
     def __init__(self, network: nn.Module, prompt: Tensor) -> None:
         super().__init__(network, prompt)
@@ -69,7 +68,7 @@ class CompiledDecoding(Decoding):
         )
 
     def filled(self, prompt: Tensor) -> dict[str, Any]:
-        """Return a cache of a fixed size that holds a prompt, under its name."""
+        """Return a cache of fixed size with a prompt, under its argument name."""
         from transformers import StaticCache
 
         config: Any = self.network.config

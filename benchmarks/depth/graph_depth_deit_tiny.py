@@ -1,6 +1,6 @@
 """More kinds of units on DeiT-Tiny: layers, blocks, attentions and activations at equal MACs, against today's default.
 
-Planned on training images of tiny_imagenet, scored on validation images of its 200 classes, without training and, for
+Plans use training images of tiny_imagenet; scores use validation images of its 200 classes, without training and, for
 one seed, after the same short recovery.
 """
 
@@ -51,7 +51,7 @@ NAMES = [{"budget": 0.0, "stage": STAGES[0], "seed": 0, "method": "dense"}] + [
 
 
 def planned(method: str, share: float, seed: int) -> Plan:
-    """Plan one budget on the calibration images of a seed."""
+    """Plan a budget on the calibration images of a seed."""
     every = torch.cat([images for images, _ in calibration(SAMPLES * len(SEEDS))]).split(SAMPLES)
     budget = Budget(remove=COUNTS[share]) if method == BY_COUNT else Budget(macs=share)
     return plan_depth(deit_tiny(), budget, batches=every[SEEDS.index(seed)].split(32), seed=seed, **METHODS[method])

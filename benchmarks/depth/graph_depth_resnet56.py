@@ -1,7 +1,7 @@
 """The order of removal on ResNet-56: layers by Taylor score in either order or at random, blocks, and the joint search.
 
-Planned on training images, about 11% of the parameters removed, scored on CIFAR-10's test images: as they are, after
-BatchNorm recalibration, and after one short epoch.
+Plans on training images remove about 11% of the parameters; scores are on CIFAR-10's test images, before and after
+BatchNorm recalibration, and after a short epoch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def taylor_scores(seed: int) -> Mapping[str, float]:
 
 
 def highest_first(context: DepthContext) -> Mapping[str, float]:
-    """Return the scores with their sign turned, so that the most important layers go."""
+    """Return the scores with reversed sign, for the removal of the most important layers."""
     scores = taylor_scores(context.seed)
     return {unit.name: -scores[unit.name] for unit in context.units}
 
@@ -69,7 +69,7 @@ NAMES = [{"seed": 0, "stage": STAGES[0], "method": "dense"}] + [
 
 
 def planned(method: str, seed: int) -> Plan:
-    """Plan with one method."""
+    """Plan with a method."""
     how = METHODS[method]
     return plan_depth(load(MODEL), Budget(params=SHARE), batches=batches(SCORED, seed), seed=seed, **how)
 
@@ -92,7 +92,7 @@ def stages(network: nn.Module, seed: int) -> dict[str, Callable[[], nn.Module]]:
 
 @lru_cache(maxsize=1)
 def made(method: str, seed: int) -> tuple[Plan, float, dict[str, Callable[[], nn.Module]]]:
-    """Return the plan of a method, its seconds, and the stages of what is left."""
+    """Return the plan of a method, its seconds, and the stages of the pruned network."""
     started, plan = time.perf_counter(), Plan()
     if method != "dense":
         name = f"resnet56-{method}-{SHARE}-{seed}"
@@ -101,7 +101,7 @@ def made(method: str, seed: int) -> tuple[Plan, float, dict[str, Callable[[], nn
 
 
 def measure(seed: int, stage: str, method: str) -> dict[str, Any]:
-    """Score what a method leaves, on the test images and on those that are stored without loss."""
+    """Score a method's network on the test images, as JPEGs and without loss."""
     plan, seconds, of_stage = made(method, seed)
     network = of_stage[stage]()
     figures = {

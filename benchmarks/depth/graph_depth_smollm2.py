@@ -1,4 +1,4 @@
-"""SmolLM2-135M without some of its layers: two to one by angular distance, whole blocks, the joint search, the default.
+"""SmolLM2-135M with layers removed: two to one by angular distance, whole blocks, the joint search, the default.
 
 Without training, and after the recovery of `llm_depth_lora`.
 """
@@ -40,7 +40,7 @@ NAMES = [{"budget": 0.0, "stage": STAGES[0], "method": "dense"}] + [
 
 
 def planned(method: str, share: float) -> Plan:
-    """Plan one budget."""
+    """Plan a budget."""
     texts = FITTED if method == DEFAULT else SAMPLES
     ids = calibration(tokenizer(), ("wikitext2", "valid.txt"), texts, LENGTH, SEED).to(DEVICE)
     batches = [{"input_ids": some} for some in ids.split(4 if method == DEFAULT else SAMPLES)]

@@ -1,10 +1,10 @@
 """The joint search against all sets there are: pairs and triples of the 20 attentions and layers of stories260K.
 
-A case is a set of calibration stories and a goal: any two or three units, or so many of each kind. Every set is judged
-by the divergence that the search itself minimises, with its layers taken out in order of execution.
+A case is a set of calibration stories and a goal: any two or three units, or a number of each kind. Every set is judged
+by the divergence that the search minimises, with its layers removed in order of execution.
 
-Layer forwards are compared with those of a naive loop, which makes the same choices and runs the whole network once for
-every set of units that a round or an exchange considers (twice for none).
+Layer forwards are compared with a naive loop, which makes the same choices and runs the whole network once for every
+set of units in a round or an exchange (twice for the empty set).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ GOALS: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True)
 class AnyUnits:
-    """So many units, whatever their kinds."""
+    """Goal of a number of units of any kind."""
 
     units: Sequence[Unit]
     n: int
@@ -70,11 +70,11 @@ class AnyUnits:
         return self.units
 
     def open(self, chosen: Sequence[Unit]) -> list[Unit]:
-        """Return the units that are left."""
+        """Return the remaining units."""
         return free(self.units, chosen)
 
     def fits(self, chosen: Sequence[Unit], move: Sequence[Unit]) -> bool:
-        """Whether they are not more than are wanted."""
+        """Whether a move stays within the number."""
         return len(chosen) + len(move) <= self.n
 
     def price(self, units: Sequence[Unit]) -> float:
@@ -86,13 +86,13 @@ class AnyUnits:
         return f"{self.n - len(chosen)} units"
 
     def reached(self, chosen: Sequence[Unit]) -> float:
-        """Return the part of the units that is chosen."""
+        """Return the chosen part of the number."""
         return len(chosen) / self.n
 
 
 @dataclass
 class Watched(JointSearch):
-    """A joint search that notes the sets a naive loop would run."""
+    """Joint search with a record of the sets that a naive loop would run."""
 
     sets: set[frozenset[str]] = field(default_factory=set)
 
@@ -107,7 +107,7 @@ NAMES = [{"seed": seed, "method": goal} for seed in SEEDS for goal in GOALS]
 
 @lru_cache(maxsize=1)
 def planner_of(seed: int) -> GraphPlanner:
-    """Return what has the units and the calibration stories of a seed."""
+    """Return a planner with the calibration stories of a seed."""
     config = DepthConfig(kinds=KINDS, search="joint")
     return GraphPlanner(Session(network(), [{"input_ids": stories(seed)}]), KINDS, config)
 
@@ -132,7 +132,7 @@ def stories(seed: int) -> Tensor:
 
 
 def all_sets(planner: GraphPlanner, seed: int) -> Sets:
-    """Return the divergence of all pairs and triples, as an earlier run left it if there was one."""
+    """Return the divergence of all pairs and triples, from an earlier run if possible."""
     path = CHECKPOINTS / "graph_depth" / f"stories260k-{seed}.json"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def exhaustive(planner: GraphPlanner) -> Sets:
 
 
 def measure(seed: int, method: str) -> dict[str, Any]:
-    """Search once for a goal, and compare with all sets that meet it."""
+    """Search for a goal, and compare with all sets that meet it."""
     planner, counts = planner_of(seed), GOALS[method]
     with ordinary_arithmetic(), evaluating(planner.model):
         size = sum(counts.values()) or int(method.removeprefix("any "))
@@ -181,7 +181,7 @@ def measure(seed: int, method: str) -> dict[str, Any]:
 
 
 def sets_of(planner: GraphPlanner, known: Sets, counts: dict[str, int], size: int) -> Sets:
-    """Return the sets of a size that have so many units of each kind."""
+    """Return the sets of a size with the given number of units of each kind."""
     kinds = {unit.name: unit.kind for unit in planner.units}
     return {
         names: value

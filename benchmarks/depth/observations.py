@@ -1,12 +1,12 @@
-"""The observations behind BoundaryDPT (arXiv 2607.03784), on real DeiT-Tiny: three figures and their numbers.
+"""Observations behind BoundaryDPT (arXiv 2607.03784), on real DeiT-Tiny: three figures and their numbers.
 
     PRUNERECOVER_DATA=... python -m benchmarks.depth.observations
     PRUNERECOVER_DATA=... python -m benchmarks.depth.observations --parts latency --again
 
-1. Gate gradients of attentions and activations differ in scale: one ranking of both compares what does not compare.
-2. Removed activations hurt at once and recover fast, removed attentions the reverse, when both leave identities; beside
-   them the same units with calibrated replacements. Scored on 500 training images that are not trained on.
-3. Which type of layer the time goes to: the median of passes of 8 images on one thread, timed layer by layer.
+1. Gate gradients of attentions and activations differ in scale: a single ranking compares unlike quantities.
+2. With identities, removed activations hurt at once and recover fast, removed attentions the reverse; beside them, the
+  same units with calibrated replacements. Scores are on 500 training images outside the training.
+3. Latency by type of layer: the median of passes of 8 images on one thread, timed layer by layer.
 
 About 20 minutes on a core.
 """
@@ -63,7 +63,7 @@ class Curve(pl.Callback):
         self.accuracies: list[float] = []
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note it."""
+        """Append the validation accuracy."""
         self.accuracies.append(100 * float(trainer.callback_metrics["val_top1"]))
 
 
@@ -92,7 +92,7 @@ def recoveries() -> Iterator[Found]:
 
 
 def latency_by_layer() -> Iterator[Found]:
-    """Yield the share of the latency that is spent in the layers of each type."""
+    """Yield the share of the latency in the layers of each type."""
     network, passes = deit_tiny(), []
     with _timed(network) as spent, torch.inference_mode():
         for _ in range(WARMUP + PASSES):
@@ -106,7 +106,7 @@ def latency_by_layer() -> Iterator[Found]:
 
 @contextmanager
 def _timed(network: nn.Module) -> Iterator[dict[str, float]]:
-    """Add up the seconds in each type of layer, and in the whole network, while it computes."""
+    """Add up the seconds in each type of layer, and in the whole network, inside a `with` block."""
     spent: dict[str, float] = {}
     children = [child for block in network.blocks for child in block.named_children()]
     watched = {layer: kind for name, layer in children for kind, prefix in LAYERS.items() if name.startswith(prefix)}

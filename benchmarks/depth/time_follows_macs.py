@@ -26,7 +26,7 @@ KINDS = {"attention": ("attention",), "activation": ("activation",), "both": ("a
 
 
 def measure(method: str, budget: int) -> dict[str, Any]:
-    """Remove so many units of each kind at random (cost does not depend on which), merge, and time."""
+    """Remove `budget` units of each kind at random (cost does not depend on the choice), merge, and time."""
     images = torch.randn(8, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     dense, remove = deit_tiny(), dict.fromkeys(KINDS[method], budget)
     other = pruned(dense, plan_depth(dense, remove=remove, batches=[images], importance="random", replace="zero"))
@@ -36,7 +36,7 @@ def measure(method: str, budget: int) -> dict[str, Any]:
 
 
 def over_macs(line: Line) -> str:
-    """Return the share of the time over that of the MACs."""
+    """Return the share of the time divided by the share of the MACs."""
     return f"{line.first.figures['time'].value / line.first['macs_share']:.3f}"
 
 

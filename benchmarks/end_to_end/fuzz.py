@@ -2,11 +2,11 @@
 
     python -m benchmarks.end_to_end.fuzz
 
-Opened means `apply_plan(model, path)`, `load_pruned(path)` without a model, with a dense one or with the class,
-`load_routed(path)`, or `plan_depth(..., store=path)`. Each has to end well: with the network of the unbroken file, with
-one whose structure is that which the file's hash says, or with a ValueError, TypeError or FileNotFoundError that says
-what was expected, in no more than 2,000 letters. After an error the model that was passed is as it was. Nothing is
-executed, and no file is written. Bits that turn in tensors must not go unnoticed.
+Files are opened by `apply_plan(model, path)`, by `load_pruned(path)` without a model, with a dense one or with the
+class, by `load_routed(path)`, or by `plan_depth(..., store=path)`. Each call has to end well: with the network of the
+intact file, with a network whose structure matches the file's hash, or with a ValueError, TypeError or
+FileNotFoundError that names the expected content in at most 2,000 letters. After an error, the given model is
+unchanged. Nothing is executed, and no file is written. Flipped bits in tensors must not go unnoticed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LONGEST = 2000  # letters of a message
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one mutation."""
+    """Outcome of a mutation."""
 
     number: int
     subject: str
@@ -53,18 +53,18 @@ class Outcome:
 
 @torch.no_grad()
 def logits(model: nn.Module) -> Tensor:
-    """What a network computes in single precision: its weights have the dtypes of the file, one by one."""
+    """Return a network's logits in single precision; its weights have the dtypes of the file."""
     return model.eval().float()(IMAGES)
 
 
 def state(model: nn.Module | None) -> tuple[str, dict[str, Tensor]]:
-    """What must be as it was."""
+    """Return the structure and the tensors of a model, for comparison."""
     held = {} if model is None else {name: value.clone() for name, value in model.state_dict().items()}
     return repr(model), held
 
 
 def same_state(left: tuple[str, dict[str, Tensor]], right: tuple[str, dict[str, Tensor]]) -> bool:
-    """Whether nothing has changed."""
+    """Whether two states are equal."""
     (text, a), (other, b) = left, right
     return text == other and a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
@@ -75,12 +75,12 @@ def listing(folder: Path) -> list[str]:
 
 
 class TooSlow(BaseException):
-    """Opening takes too long; no clause for exceptions catches it."""
+    """Signal of a slow opening; no clause for exceptions catches it."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """Raise `TooSlow` in a block that takes longer."""
+    """Raise `TooSlow` in a `with` block over the limit."""
 
     def stop(*args: Any) -> None:
         raise TooSlow
@@ -95,7 +95,7 @@ def time_limit(seconds: int) -> Iterator[None]:
 
 
 def judge(subject: Subject, place: Path, said: str, wanted: Tensor, structures: set[str]) -> tuple[str, str]:
-    """Open broken files, and say how it went."""
+    """Open broken files, and return the outcome."""
     model = None if subject.dense is None else subject.dense()
     before, files = state(model), listing(place.parent)
     try:
@@ -122,7 +122,7 @@ def judge(subject: Subject, place: Path, said: str, wanted: Tensor, structures: 
 
 
 def _is_silent(said: str) -> bool:
-    """Whether bits turned in a file that holds tensors: nobody wrote other ones there."""
+    """Whether bits changed in a file of tensors, which must be detected, unlike a consistent file of other values."""
     return said.startswith(("flip", "zeros")) and not said.endswith(".json")
 
 
@@ -130,8 +130,8 @@ def run(numbers: Iterable[int], seed: int = 0) -> list[Outcome]:
     """Break and open files.
 
     Args:
-        numbers: Of mutations; each draws from a generator of its own.
-        seed: Of all of them.
+        numbers: Numbers of mutations, each with a generator of its own.
+        seed: Common seed of the mutations.
     """
     found = []
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
@@ -155,12 +155,12 @@ def run(numbers: Iterable[int], seed: int = 0) -> list[Outcome]:
 
 
 def measure(n: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Break and open files, and yield a row for each kind of them."""
+    """Break and open files, and yield a row for each kind."""
     yield from rows_of(run(range(n), seed))
 
 
 def rows_of(found: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
-    """Yield how many files of each kind end in each way, and those that do not end well."""
+    """Yield the number of outcomes by kind of file, and the failures."""
     for subject in sorted({each.subject for each in found}):
         own = [each for each in found if each.subject == subject]
         bad = [asdict(each) for each in own if each.outcome not in GOOD]
@@ -168,7 +168,7 @@ def rows_of(found: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
 
 
 def outcomes(rows: Sequence[Row]) -> str:
-    """Render how files end, and those that do not end well."""
+    """Render the numbers of outcomes, and the failures."""
     bad = [tuple(each.values()) for row in rows for each in row["failed"]]
     total = sum(sum(row["outcomes"].values()) for row in rows)
     ways = sorted({way for row in rows for way in row["outcomes"]}, key=lambda way: (way not in GOOD, way))

@@ -1,16 +1,15 @@
-"""Kill a run of all callbacks at random moments, resume it until it is done, and compare it with one left alone.
+"""Kill and resume of a run with all callbacks at random moments, compared with an uninterrupted run.
 
     python -m benchmarks.end_to_end.kill_and_resume
     python -m benchmarks.end_to_end.kill_and_resume --run quality --kills 20
 
 A run is `fit` with Prune, DepthPrune (three surgeries), WidthPrune, LoRARecover, DistillRecover and PruneReport, a
 checkpoint after every step and every epoch, with shuffling, augmentation and DropPath on. Kills are SIGKILL at a seeded
-step: after a batch, once its checkpoint is written, with half of a checkpoint written where the whole one belongs
-(Lightning moves it there from a temporary folder: no single operation if that is on another file system), while the
-next surgery is planned, or in the middle of it. The next process takes the newest checkpoint that can be read, and goes
-on with the planning, joint or of depth, where the store ends. In the end all weights must be the same, bit for bit.
-With `--run quality` the network is pruned in width, in steps until the validation loss rises, and kills come in the
-middle of taking a step back, too.
+step: after a batch; after its checkpoint is written; with half a checkpoint at the final path (Lightning moves
+checkpoints from a temporary folder, not atomically across file systems); during the planning of the next surgery; or
+during the surgery. The next process takes the newest readable checkpoint, and continues the planning, joint or of
+depth, from the store. At the end, all weights must be bitwise equal. With `--run quality`, the network is pruned in
+width, in steps until the validation loss rises, and kills also come in the middle of a rollback.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from prunerecover.display.markdown import table
 
 
 def start(process: Process) -> int:
-    """Run `train` in a new process and return how it ended."""
+    """Run `train` in a new process and return its exit code."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lightning.pytorch", "timm", "prunerecover.callbacks", "sklearn.datasets"])
     started = context.Process(target=train, args=(process,))
@@ -67,7 +66,7 @@ def last_step(folder: Path) -> int:
 
 
 def last_diary(folder: Path, begun: int) -> int:
-    """Return the last step that the newest process did; `begun` if none, and empty the diary."""
+    """Return the last step of the newest process, `begun` if it made none, and empty the diary."""
     diary = folder / "steps.txt"
     steps = [int(line.split()[1]) for line in diary.read_text().splitlines()] if diary.exists() else []
     diary.unlink(missing_ok=True)
@@ -75,7 +74,7 @@ def last_diary(folder: Path, begun: int) -> int:
 
 
 def kill_until(folder: Path, run: str, kills: int, epochs: int, seed: int) -> list[dict[str, Any]]:
-    """Start, kill and resume until `kills` kills are done, then let it finish; return what each kill cost."""
+    """Start, kill and resume `kills` times, then run to the end; return the cost of each kill."""
     from prunerecover.store.search_store import results_in
 
     draw, in_turn = random.Random(seed), itertools.cycle(NEAR_A_SURGERY[run])
@@ -128,7 +127,7 @@ def compare(killed: Path, whole: Path, epochs: int) -> dict[str, Any]:
 
 
 def measure(run: str, kills: int, epochs: int, seed: int) -> dict[str, Any]:
-    """Leave one run alone, kill another until it is done, and compare them."""
+    """Run once without kills and once with kills to the end, and compare."""
     with tempfile.TemporaryDirectory() as folder:
         killed, whole = Path(folder, "killed"), Path(folder, "whole")
         for each in (killed, whole):
@@ -139,7 +138,7 @@ def measure(run: str, kills: int, epochs: int, seed: int) -> dict[str, Any]:
 
 
 def about(rows: Sequence[Row]) -> str:
-    """Return what one run went through, and a table of its kills."""
+    """Return a description of the run, and a table of its kills."""
     (row,) = rows
     surgeries = "; ".join(f"epoch {event['epoch']}: {len(event['units'])} units" for event in row["events"])
     judged = [f"epoch {step['epoch']} {'kept' if step['kept'] else 'taken back'}" for step in row.get("steps", ())]

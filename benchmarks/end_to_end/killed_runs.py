@@ -1,4 +1,4 @@
-"""The runs that `kill_and_resume` kills: a fit of all callbacks with budgets, and one in steps until a metric falls."""
+"""Runs for `kill_and_resume`: a fit of all callbacks with budgets, and a fit in steps until a metric falls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNDISTURBED = {"budgets": 0, "quality": 16 * STEPS_PER_EPOCH - 3}  # steps befor
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the newest checkpoint that can be read; one that a kill cut off is passed over."""
+    """Return the newest readable checkpoint; files cut off by a kill are passed over."""
     from prunerecover.checkpoint.lightning_file import read_checkpoint
 
     for path in sorted(folder.glob("*.ckpt"), key=lambda p: p.stat().st_mtime_ns, reverse=True):
@@ -43,15 +43,15 @@ def newest(folder: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class Process:
-    """One process of a run.
+    """Process of a run.
 
     Attributes:
-        folder: Folder of its checkpoints.
-        run: Name of the run, one of `RUNS`.
+        folder: Folder of the checkpoints.
+        run: Name of the run, among `RUNS`.
         epochs: Epoch at which the run ends.
-        kill_after: Steps after which the process is no more, or at the next surgery; None: it lives to the end.
-        moment: Moment at which it is killed, one of `MOMENTS`.
-        planned: Results of a planning that it finds at most before it is killed.
+        kill_after: Steps until the kill, or until the kill at the next surgery; None: no kill.
+        moment: Moment of the kill, among `MOMENTS`.
+        planned: Largest number of stored planning results before the kill.
     """
 
     folder: Path
@@ -63,7 +63,7 @@ class Process:
 
 
 def train(process: Process) -> None:
-    """Run or resume the fit in this process, which may be killed in it."""
+    """Run or resume the fit in this process, up to the kill if any."""
     import lightning.pytorch as pl
     import torch
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -97,10 +97,10 @@ def train(process: Process) -> None:
 
 
 def all_callbacks(store: Path) -> list[Any]:
-    """Return the callbacks of the package, in an order in which each has to wait for another.
+    """Return the callbacks of the package, in an order with waits between all of them.
 
     Args:
-        store: Folder of what planning has found.
+        store: Folder of stored planning results.
     """
     from prunerecover import Budget, DepthPrune, DistillRecover, LoRARecover, Prune, PruneReport, WidthPrune
 
@@ -116,10 +116,10 @@ def all_callbacks(store: Path) -> list[Any]:
 
 
 def until_quality_falls(store: Path) -> list[Any]:
-    """Return callbacks that prune in steps, of which the last one is taken back.
+    """Return callbacks that prune in steps, with a rollback of the last step.
 
     Args:
-        store: Is not used: width keeps nothing of its planning.
+        store: Unused: planning of width has no store.
     """
     from prunerecover import DistillRecover, LoRARecover, PruneReport, Quality, RecoverySchedule, WidthPrune
 

@@ -1,6 +1,6 @@
-"""Seeded mutations of files: bytes, JSON, tensors and pickles, as accidents and attackers make them.
+"""Seeded mutations of files: bytes, JSON, tensors and pickles, as from accidents and attackers.
 
-Each takes a random generator and files, changes them in place, and returns what it did in words.
+Each takes a random generator and files, changes the files in place, and returns a description of the change.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ODD: tuple[Callable[[], Any], ...] = (
 
 
 class Bomb:
-    """What makes a folder when it is unpickled."""
+    """Object that makes a folder when unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,7 +64,7 @@ class Bomb:
 
 
 def mutate_tree(data: Any, draw: Random) -> str:
-    """Change one entry of nested lists and dicts: another value, gone, there twice, or under another name."""
+    """Change an entry of nested lists and dicts: another value, a removal, a duplicate, or another name."""
     places = [(holder, key) for holder in _holders(data) for key in _keys(holder)]
     holder, key = draw.choice(places)
     action = draw.choice(("odd", "odd", "gone", "twice", "renamed", "swapped"))
@@ -97,7 +97,7 @@ def _keys(holder: Any) -> list[Any]:
 
 
 def mutate_json(path: Path, draw: Random) -> str:
-    """Change an entry of a JSON file, mostly one that says what the plan does."""
+    """Change an entry of a JSON file, mostly among the plan's edits."""
     data = json.loads(path.read_text())
     part = draw.choice((data, data, data["edits"] or data, data["source"], data["result"]))
     said = mutate_tree(part, draw)
@@ -146,7 +146,7 @@ def _mutate_weights(tensors: dict[str, Any], draw: Random) -> str:
 
 
 def mutate_bytes(path: Path, draw: Random) -> str:
-    """Turn bits, cut the file off, add to it, replace or remove it."""
+    """Flip bits, truncate the file, append to it, replace or remove it."""
     content = bytearray(path.read_bytes())
     action = draw.choice(("flip", "flip", "flip", "flips", "cut", "cut", "empty", "longer", "gone", "payload", "zeros"))
     if action in ("flip", "flips"):
@@ -171,7 +171,7 @@ def mutate_bytes(path: Path, draw: Random) -> str:
 
 
 def mutate_checkpoint(path: Path, draw: Random) -> str:
-    """Change an entry of a checkpoint, mostly of the ledger or of the weights; or have it execute code."""
+    """Change an entry of a checkpoint, mostly of the ledger or the weights, or make it execute code."""
     checkpoint = torch.load(path, weights_only=True)
     where = draw.choice((KEY, KEY, KEY, "state_dict", "hyper_parameters", "", "payload"))
     if where == "payload":

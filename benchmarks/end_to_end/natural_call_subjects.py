@@ -1,4 +1,4 @@
-"""What `natural_call.py` prunes, inside a LightningModule as a user has it: DeiT-Tiny and ResNet-56."""
+"""Subjects of `natural_call.py`, in LightningModules like a user's: DeiT-Tiny and ResNet-56."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ IMAGES = {"deit_tiny": 1000, "resnet56": 5000}  # of the recovery's only epoch
 
 @dataclass(frozen=True)
 class Subject:
-    """A network, its data, and how it is scored.
+    """Network with its data and scores.
 
     Attributes:
-        dense: Loads it.
-        module: Makes the LightningModule around it, and its training loader, with a seed.
-        hits: Says of each test image whether a network is right.
-        block: What passes are counted by: the class of its blocks.
+        dense: Function that loads the network.
+        module: Maker of the LightningModule around the network and of its training loader, from a seed.
+        hits: Function from a network to its hits on the test images.
+        block: Class of the blocks that passes are counted by.
         target: Path of the network in the module.
-        example: One batch, to measure latency on.
-        precision: Of the Trainer.
+        example: Batch for latency.
+        precision: Precision of the Trainer.
     """
 
     dense: Callable[[], nn.Module]
@@ -75,7 +75,7 @@ def _cifar(network: nn.Module, seed: int) -> tuple[pl.LightningModule, Any]:
 
 
 def _deit_tiny() -> nn.Module:
-    """Load DeiT-Tiny, its attentions in separate operations throughout: planned for, trained and timed so."""
+    """Load DeiT-Tiny with unfused attention, for planning, training and latency alike."""
     return tiny_imagenet.unfused(deit_tiny())
 
 

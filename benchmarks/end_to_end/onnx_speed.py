@@ -1,11 +1,11 @@
-"""Exported networks in onnxruntime: what a pruned model of each task gains, beside what its MACs promise.
+"""Exported networks in onnxruntime: speedups of pruned models by task, against the savings in MACs.
 
     PRUNERECOVER_DATA=... python -m benchmarks.end_to_end.onnx_speed
 
-Each model is exported before and after pruning, and both files are timed on one thread, in interleaved pairs. MACs
-promise the share of them that is removed; what is gained is the share of the time that is. Outputs of each file are
-compared with those of its network on the batch that is timed. Values do not change the time: the head of the segmenter
-and the detectors are random, the rest is trained. About 10 minutes on a core.
+Each model is exported before and after pruning, and both files are timed on one thread, in interleaved pairs. The
+removed share of the MACs is compared with the removed share of the time. Outputs of each file are compared with its
+network's on the timed batch. Values do not change the time: the segmenter's head and the detectors are random, all
+other weights are trained. About 10 minutes on a core.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Subject:
     """A model to prune.
 
     Attributes:
-        task: Of the model.
-        model: Its name.
-        removed: In words.
+        task: Task of the model.
+        model: Name of the model.
+        removed: Description of the removed units.
         build: Returns the dense network.
-        batch: What is timed.
+        batch: Maker of the timed batch.
         plan: Decides on a dense network.
     """
 
@@ -61,10 +61,10 @@ class Subject:
 
 
 class InOnnxRuntime(nn.Module):
-    """A file of ONNX as a module that runs on one thread.
+    """ONNX file as a module on one thread.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +81,7 @@ class InOnnxRuntime(nn.Module):
 
 
 def segmenter() -> nn.Module:
-    """Return the network of the recipe `segmenter_width_camvid`; its head is not trained."""
+    """Return the network of the recipe `segmenter_width_camvid`, with an untrained head."""
     name = f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}"
     return ImageSegmenter(11, name, pretrained=True, image_size=(160, 224)).network.eval()
 
@@ -109,7 +109,7 @@ def tokens() -> dict[str, Tensor]:
 
 
 def narrower(network: nn.Module, share: float, batch: Any, **how: Any) -> Plan:
-    """Plan to take a share of the MACs in width, those units first whose weights are least: no labels are at hand."""
+    """Plan the removal of a share of the MACs in width, by the norms of weights: no labels are needed."""
     return plan_width(network, Budget(macs=share), batches=[batch], importance="l2_norm", **how)
 
 
@@ -187,7 +187,7 @@ def measure(number: int) -> dict[str, Any]:
 
 @torch.inference_mode()
 def difference(network: nn.Module, file: InOnnxRuntime, batch: Any) -> float:
-    """Return by how much outputs of a file and of its network differ, at most; relative where values are above 1."""
+    """Return the largest difference between outputs of a file and its network; relative for values above 1."""
     given = batch if isinstance(batch, dict) else {}
     output: Any = network(**given) if given else network(batch)
     if given:

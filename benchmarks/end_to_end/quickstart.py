@@ -1,4 +1,4 @@
-"""The quickstart's figures, as the README shows them; no data or weights are needed.
+"""The quickstart's figures for the README; without data or weights.
 
 python -m benchmarks.end_to_end.quickstart
 """

@@ -1,4 +1,4 @@
-"""A loader that goes on in the middle of an epoch, as runs that save every step need it."""
+"""Loader that resumes in the middle of an epoch, for runs with a checkpoint at every step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 
 class ByEpoch(Sampler[int]):
-    """Shuffles by the number of the epoch, which Lightning sets; leaves out the first `passed` samples once."""
+    """Shuffles by Lightning's epoch number; skips the first `passed` samples once."""
 
     def __init__(self, size: int) -> None:
         self.size, self.epoch, self.passed = size, 0, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the number of the epoch that comes next."""
+        """Set the number of the next epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -30,7 +30,7 @@ class ByEpoch(Sampler[int]):
 
 
 class ResumableLoader(DataLoader[Any]):
-    """Says in checkpoints how far it is (Lightning calls `state_dict`), and draws no random numbers of its own.
+    """Saves its position in checkpoints (Lightning calls `state_dict`), and leaves the global random state alone.
 
     Args:
         data: With a length.
@@ -54,5 +54,5 @@ class ResumableLoader(DataLoader[Any]):
         return {"given": self.given}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on behind these batches."""
+        """Continue after the batches in the state."""
         self.given = state["given"]

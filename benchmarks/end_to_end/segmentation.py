@@ -1,11 +1,11 @@
-"""Street scenes: a DeiT-Tiny segmenter on CamVid loses 30% of its MACs in width and recovers; 233 test scenes.
+"""Street scenes: a DeiT-Tiny segmenter on CamVid without 30% of its MACs in width, recovered; 233 test scenes.
 
     PRUNERECOVER_DATA=... python -m benchmarks.end_to_end.segmentation
 
-Runs the shipped recipe through the command line: once without its surgery, and once more from the epoch of the surgery
-on, with it. So both networks learn for as many epochs under the same schedule, from the same start. Checkpoints are
-chosen on the validation split; the test split is scored once, at the end. A run that is killed goes on from
-its last validation, a finished one is not repeated. About half an hour on a core.
+Runs the shipped recipe through the command line: once without its surgery, and once more with it, from the epoch of the
+surgery on. Both networks train for the same number of epochs under the same schedule, from the same start. Checkpoints
+are chosen on the validation split; the test split is scored once, at the end. A killed run continues from its last
+validation, a finished one is not repeated. About half an hour on a core.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def start() -> int:
 
 
 def without_surgery() -> dict[str, Any]:
-    """Return the recipe that only trains, and keeps a checkpoint of the epoch before the surgery."""
+    """Return the recipe without surgery, with a checkpoint of the epoch before it."""
     config = recipe()
     callbacks = [c for c in config["trainer"]["callbacks"] if c["class_path"] not in SURGERY]
     every = {"filename": "{epoch}", "every_n_epochs": start(), "save_top_k": -1}
@@ -61,11 +61,11 @@ def without_surgery() -> dict[str, Any]:
 
 
 def fit(stage: str, config: dict[str, Any], begin: Path | None) -> Path:
-    """Train to the end, from what an earlier run saved last, and return the folder of the checkpoints.
+    """Train to the end, from the last checkpoint of an earlier run if any; return the folder of the checkpoints.
 
     Args:
         stage: Names the folder.
-        config: What to run.
+        config: Configuration to run.
         begin: The checkpoint to begin with.
     """
     folder = FOLDER / stage
@@ -84,7 +84,7 @@ def fit(stage: str, config: dict[str, Any], begin: Path | None) -> Path:
 
 
 def best(folder: Path) -> Path:
-    """Return the checkpoint that is best on the validation split."""
+    """Return the best checkpoint on the validation split."""
     last = max(folder.glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
     states = torch.load(last, map_location="cpu", weights_only=False)["callbacks"]
     (path,) = (s["best_model_path"] for s in states.values() if str(s.get("monitor")) == "val_miou")
@@ -92,7 +92,7 @@ def best(folder: Path) -> Path:
 
 
 def networks(dense: Path, pruned: Path) -> dict[str, nn.Module]:
-    """Return the segmenters by what was done to them."""
+    """Return the segmenters by stage."""
     before = dense / f"epoch={start() - 1}.ckpt"
     only_pruned = ImageSegmenter.load_from_checkpoint(before, map_location="cpu", weights_only=True)
     apply_plan(only_pruned.network, Plan.load(pruned / "plan.json"))
@@ -116,7 +116,7 @@ def counted(network: nn.Module, batches: Any, classes: int) -> Counts:
 
 
 def class_iou(counts: Counts) -> Counts:
-    """Return intersection over union of each class, nan for those that do not occur, of counts `(..., C, C)`."""
+    """Return intersection over union of each class, nan for absent classes, from counts `(..., C, C)`."""
     hits = np.diagonal(counts, axis1=-2, axis2=-1)
     union = counts.sum(-1) + counts.sum(-2) - hits
     with np.errstate(invalid="ignore"):
@@ -124,7 +124,7 @@ def class_iou(counts: Counts) -> Counts:
 
 
 def miou(counts: Counts) -> Counts:
-    """Return the mean IoU in percent over the classes that occur."""
+    """Return the mean IoU in percent over the present classes."""
     return 100 * np.nanmean(class_iou(counts), -1)
 
 
@@ -141,13 +141,13 @@ def drawn(counts: Counts, seed: int = 0) -> Counts:
 
 
 def interval(value: float, drawn_values: Counts, n: int) -> Figure:
-    """Return a figure with its 95% percentile interval."""
+    """Return a figure with a 95% percentile interval."""
     low, high = np.quantile(drawn_values, (0.025, 0.975))
     return Figure(value, float(low), float(high), n)
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """Train what is not trained yet, score on the test split, count and time."""
+    """Train all untrained stages, score on the test split, count and time."""
     config = recipe()
     first = fit("dense", without_surgery(), None)
     found: Any = networks(first, fit("pruned", config, first / f"epoch={start() - 1}.ckpt"))

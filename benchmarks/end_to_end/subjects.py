@@ -74,14 +74,14 @@ class Module(pl.LightningModule):
 
 @dataclass(frozen=True)
 class Subject:
-    """Files that are broken, and how they are opened.
+    """Files to break, and the way to open them.
 
     Attributes:
-        name: For the table.
-        opened: Opens what lies in a folder, given a dense network or not; returns the pruned one.
-        dense: Makes the dense network that is passed; None: none is.
-        mutations: Each breaks what lies in a folder.
-        files: Where they lie unbroken.
+        name: Name in the table.
+        opened: Function that opens the files of a folder, with a dense network or None, and returns the pruned network.
+        dense: Maker of the dense network; None: opened without.
+        mutations: Functions that break the files of a folder.
+        files: Folder of the intact files.
     """
 
     name: str
@@ -136,7 +136,7 @@ def _routed(folder: Path) -> None:
 
 
 class Prompted(nn.Module):
-    """A routed model that answers always the same prompts, whatever it is given."""
+    """Routed model with the same prompts for every input."""
 
     def __init__(self, routed: RoutedCausalLM) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def _planned(store: Path) -> Plan:
 
 
 def _search_again(folder: Path, _: nn.Module | None) -> nn.Module:
-    """Prune by the plan of a search that goes on in a copy of a store."""
+    """Prune by the plan of a search resumed in a copy of a store."""
     with tempfile.TemporaryDirectory() as name:
         plan = _planned(Path(shutil.copytree(folder, Path(name) / "store")))
     model = vit()
@@ -165,7 +165,7 @@ def _search_again(folder: Path, _: nn.Module | None) -> nn.Module:
 
 
 def _any_file(folder: Path, draw: Random) -> str:
-    """Break one of the files in a folder; what is JSON may have the right sha256 afterwards."""
+    """Break a file of a folder; for JSON, perhaps with the right sha256 afterwards."""
     path = draw.choice(sorted(file for file in folder.rglob("*") if file.is_file()))
     if path.suffix != ".json" or draw.random() < 0.3:
         return mutations.mutate_bytes(path, draw)
@@ -202,7 +202,7 @@ def _checkpoint(folder: Path, draw: Random) -> str:
 
 
 def _swapped(folder: Path, draw: Random) -> str:
-    """Put the file of another plan in the place of one of these."""
+    """Replace a file by the file of another plan."""
     name = draw.choice([path.name for path in folder.iterdir()])
     others = [p for p in (folder.parent / "whole").glob("*/*") if p.suffix == Path(name).suffix]
     other = draw.choice(sorted(others))

@@ -1,11 +1,11 @@
-"""Pruning until the validation accuracy falls, beside single budgets that were tried by hand.
+"""Pruning until the validation accuracy falls, against single budgets tried by hand.
 
     python -m benchmarks.end_to_end.until_quality_falls
 
-A small digits ViT. In steps: one fit of `WidthPrune(Quality("val_top1", drop=DROP), step=STEP)`. By hand: one fit for
-each budget, pruned at once, with as many epochs as one step and the end of that fit have, and with as many as the whole
-of it; the largest that keeps the same validation accuracy is the one that somebody would have found. About two
-minutes of a core a seed.
+The network is a small digits ViT. In steps: one fit of `WidthPrune(Quality("val_top1", drop=DROP), step=STEP)`. By
+hand: a fit for each budget, pruned at once, with as many epochs as a step and the end of that fit, and with as many as
+the whole of it; the largest budget with the same validation accuracy is what a user would have found. About two minutes
+a seed on a core.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STEPS, HAND = "in steps", "by hand"
 
 
 def fitted(module: pl.LightningModule, data: DigitsData, epochs: int, callbacks: Sequence[pl.Callback]) -> pl.Trainer:
-    """Fit a module, and return the Trainer, which keeps no files."""
+    """Fit a module without writing files, and return the Trainer."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl.Trainer(
             max_epochs=epochs,
@@ -72,13 +72,13 @@ def scores(module: pl.LightningModule, data: DigitsData) -> dict[str, Figure]:
 
 
 def macs_left(module: pl.LightningModule, before: int) -> float:
-    """Return the share of the MACs that is left; 1 of a dense network."""
+    """Return the remaining share of the MACs; 1 of a dense network."""
     plan = Ledger.of(module).plans.get("model")
     return plan.result.macs / before if plan is not None and plan.edits else 1.0
 
 
 def measure(seed: int, epochs: int, budget: float, method: str) -> dict[str, Any]:
-    """Return the row of a fit that ends where the metric falls, or of one budget that goes at once."""
+    """Return the row of a fit in steps, or of a budget at once."""
     module, data = copy.deepcopy(dense(seed)[0]), dense(seed)[1]
     if method == "dense":
         return scores(module, data)

@@ -1,1 +1,1 @@
-"""Language models without blocks, and what a search for them costs."""
+"""Language models with blocks removed, and the cost of the search."""

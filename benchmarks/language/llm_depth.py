@@ -50,12 +50,12 @@ Blocks = tuple[Sequence[int], nn.Module]
 
 @cache
 def texts() -> Tensor:
-    """Return the calibration texts that everybody reads, `(CALIBRATED, LENGTH)`."""
+    """Return the calibration texts of all methods, `(CALIBRATED, LENGTH)`."""
     return calibration(tokenizer(), ("wikitext2", "valid.txt"), CALIBRATED, LENGTH, SEED).to(DEVICE)
 
 
 def plan_of(method: str, unit: str, count: int) -> Plan:
-    """Return what goes by prunerecover, or by a ranking, which leaves nothing in its place."""
+    """Return the plan of prunerecover, or of a ranking without replacements."""
     how: dict[str, Any] = {"remove": {unit: count}, "batches": [{"input_ids": some} for some in texts().split(4)]}
     if method in RANKED:
         ends = tuple(f"model.layers.{i}" + ("" if unit == "block" else ".*") for i in ENDS)
@@ -65,18 +65,18 @@ def plan_of(method: str, unit: str, count: int) -> Plan:
 
 
 def numbers(plan: Plan) -> list[int]:
-    """Return the numbers of the blocks that a plan's units are in."""
+    """Return the numbers of the blocks with a plan's units."""
     return sorted(int(name.split(".")[2]) for names in plan.removed.values() for name in names)
 
 
 def bare(count: int) -> Blocks:
-    """Return the network without the blocks that prunerecover takes, and nothing in their place."""
+    """Return the network without prunerecover's blocks, and without replacements."""
     gone = numbers(plan_of(OURS, "block", count))
     return gone, rivals.without(network(), gone)
 
 
 def by_sleb(count: int) -> Blocks:
-    """Judge on the texts that prunerecover holds out."""
+    """Return the network without SLEB's blocks, judged on prunerecover's held-out texts."""
     path = KEPT / "sleb.json"
     if not path.is_file():
         KEPT.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def measure(stage: str, unit: str, budget: int, method: str) -> dict[str, Any]:
 
 
 def skipped(stage: str, unit: str, budget: int, method: str) -> bool:
-    """Whether a method is none of attentions and MLPs, or ranks too few of them."""
+    """Whether a method does not remove attentions or MLPs, or has too few of them to rank."""
     others = method not in (OURS, "Taylor", "magnitude")
     return unit != "block" and (others or (method != OURS and COUNTS[unit][DEPTHS.index(budget)] > MOST_RANKED))
 
@@ -142,7 +142,7 @@ INSTEAD = [
 
 
 def gone(line: Line) -> str:
-    """Return the numbers of the blocks that go."""
+    """Return the numbers of the removed blocks."""
     return " ".join(map(str, line.first["blocks"]))
 
 

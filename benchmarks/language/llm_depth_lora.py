@@ -1,7 +1,7 @@
 """The short recovery of the benchmark of blocks out of SmolLM2: the same adapters, text and steps for every network.
 
-Adapters train on sequences of wikitext2's validation split, which everybody was calibrated on, and of tinystories'
-training split, half each, in an order that is the same for all. `LEARNING_RATE` was picked on other sequences of the
+Adapters train on sequences of wikitext2's validation split, also the calibration text of all methods, and of
+tinystories' training split, half each, in the same order for all. `LEARNING_RATE` was picked on other sequences of the
 same two splits, among 0.001, 0.003 and 0.006 (`--learning-rates`).
 """
 
@@ -50,7 +50,7 @@ class NextToken(pl.LightningModule):
 
 @cache
 def sequences() -> tuple[Tensor, Tensor]:
-    """Return what trains, in its order, and what is held out, `(STEPS * BATCH, LENGTH)` and `(2 HELD_OUT, LENGTH)`."""
+    """Return training and held-out sequences, `(STEPS * BATCH, LENGTH)` and `(2 HELD_OUT, LENGTH)`."""
     return drawn_sequences(STEPS * BATCH), torch.cat([drawn[-HELD_OUT:] for drawn in packed()])
 
 
@@ -71,7 +71,7 @@ def packed() -> list[Tensor]:
 
 
 def recovered(network: nn.Module, learning_rate: float = LEARNING_RATE) -> nn.Module:
-    """Return a copy of a network after the recovery, its adapters merged."""
+    """Return a copy of a network after the recovery, with adapters merged."""
     pl.seed_everything(SEED, verbose=False)
     module = NextToken(copy.deepcopy(network).train(), learning_rate, STEPS)
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}

@@ -1,4 +1,4 @@
-"""Published ways to take blocks out of a language model without training: what goes, and what is left in its place.
+"""Published methods of removing blocks from a language model without training: the blocks, and their replacements.
 
 Written from the papers' formulas, for models with the parts of Llama; benchmarks only.
 """
@@ -37,7 +37,7 @@ def without(network: nn.Module, blocks: Sequence[int]) -> Any:
 
 @torch.no_grad()
 def hidden_states(network: Any, ids: Tensor) -> list[Tensor]:
-    """Return what enters each block, and last what leaves the last one before the final norm, `(N, T, C)` each."""
+    """Return the states before each block, and before the final norm, `(N, T, C)` each."""
     seen: list[list[Tensor]] = [[] for _ in range(len(network.model.layers) + 1)]
     handles = [
         layer.register_forward_pre_hook(lambda _, args, own=own: own.append(args[0]))
@@ -64,14 +64,14 @@ def angle_at_the_end(before: Tensor, after: Tensor) -> Tensor:
 
 
 def best_run(network: nn.Module, ids: Tensor, count: int, distance: Distance, first: int = 0) -> list[int]:
-    """Return the contiguous run whose two ends are nearest to each other (Gromov et al., arXiv 2403.17887, sec. 3).
+    """Return the contiguous run with the nearest states at its ends (Gromov et al., arXiv 2403.17887, sec. 3).
 
     Args:
         network: Dense.
         ids: Calibration tokens, `(N, T)`.
-        count: Of blocks.
-        distance: Of the hidden states `(N, T, C)` before and after.
-        first: Block that a run may begin with.
+        count: Number of blocks.
+        distance: Distance of the hidden states `(N, T, C)` before and after.
+        first: First block that a run may begin with.
     """
     states = dense_states(network, ids)
     starts = range(first, len(states) - count)
@@ -81,9 +81,9 @@ def best_run(network: nn.Module, ids: Tensor, count: int, distance: Distance, fi
 
 @torch.inference_mode()
 def sleb_order(network: nn.Module, ids: Tensor, count: int) -> list[int]:
-    """Return blocks in the order in which the perplexity suffers least (SLEB, Song et al., arXiv 2402.09025, alg. 1).
+    """Return blocks in the order of least loss of perplexity (SLEB, Song et al., arXiv 2402.09025, alg. 1).
 
-    Blocks whose loss of the step before is above the best of this step are not judged again: it hardly ever falls.
+    Blocks whose loss in the last step exceeds the best in this step are not judged again: a loss hardly ever falls.
     """
     runner, inputs = BlockRunner(network, BLOCKS), ModelInputs(kwargs={"input_ids": ids})
     losses = dict.fromkeys(range(len(runner.blocks)), 0.0)
@@ -106,7 +106,7 @@ def sleb_order(network: nn.Module, ids: Tensor, count: int) -> list[int]:
 def replace_me(network: Any, ids: Tensor, count: int, *, cosine: bool) -> tuple[list[int], Any]:
     """Return the best run, and the network with a linear map in its place (ReplaceMe, arXiv 2505.02819, sec. 3).
 
-    With M the output of the MLP before the run, Y the stream that it is added to and L the stream after the run,
+    With M the output of the MLP before the run, Y the stream before that MLP's addition and L the stream after the run,
     T = argmin |M T + Y - L|^2 in closed form (eq. 5), or by the cosine distance of M T + Y and L, with Adam (eq. 7).
     """
     run = best_run(network, ids, count, cosine_distance, first=1)
@@ -138,10 +138,11 @@ def _by_cosine(mlp: Tensor, stream: Tensor, wanted: Tensor) -> Tensor:
 
 
 def prune_and_comp(network: Any, ids: Tensor, count: int) -> tuple[list[int], Any]:
-    """Return the blocks that go one by one, and the network with the magnitude of its stream made good each time.
+    """Return the blocks in order of removal, and the network with the magnitude of its stream restored each time.
 
-    Prune & Comp (arXiv 2507.18212): the block of least influence goes, and what writes to the stream before it is
-    scaled by the ratio of the stream's mean magnitude after and before it. Scores are measured anew each time.
+    Prune & Comp (arXiv 2507.18212): the block of least influence is removed, and all writers to the stream before it
+    are scaled by the ratio of the stream's mean magnitude after and before the block. Scores are measured again each
+    time.
     """
     pruned = deep_copy(network).eval()
     if pruned.config.tie_word_embeddings:  # the scale of the embedding is not that of the logits

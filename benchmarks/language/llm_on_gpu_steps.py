@@ -1,8 +1,8 @@
-"""One step of decoding of a Llama on a GPU, in two modes: eager, and compiled and captured.
+"""A decoding step of a Llama on a GPU, in two modes: eager, and compiled and captured.
 
 Both read keys and values of a fixed size and write at the same position each time, so that every call does the same
-work. Eager calls one module after another. Compiled is what servers run: every block compiled by torch.compile with
-inductor, the step of one token replayed as one CUDA graph.
+work. Eager calls the modules in turn. Compiled is the way of servers: every block compiled by torch.compile with
+inductor, and the step of a token replayed as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ PROMPT, LENGTH = 64, 128  # tokens that are known, and for which there is room
 
 
 class Memory:
-    """Keys and values of one block, of a fixed size; a step overwrites those of its position.
+    """Keys and values of a block, of a fixed size; a step overwrites its position.
 
     Args:
-        config: Of the network.
-        like: Whose dtype and device the keys have; its first size is that of the batch.
+        config: Configuration of the network.
+        like: Tensor with the dtype, device and batch size of the keys.
     """
 
     def __init__(self, config: Any, like: Tensor) -> None:
@@ -30,18 +30,18 @@ class Memory:
         self.position = torch.tensor([PROMPT], device=like.device)
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Put in what one token adds, `(B, heads, 1, C)`, and return all."""
+        """Write the keys and values of a token, `(B, heads, 1, C)`, and return all."""
         self.keys.index_copy_(2, self.position, keys)
         self.values.index_copy_(2, self.position, values)
         return self.keys, self.values
 
 
 class Step:
-    """Writes one token with a network, and returns the logits.
+    """Decodes a token with a network, and returns the logits.
 
     Args:
-        network: A Llama; blocks may be shared with others.
-        batch: How many sequences at a time.
+        network: A Llama; blocks may be shared with other networks.
+        batch: Number of sequences.
     """
 
     def __init__(self, network: Any, batch: int) -> None:
@@ -64,12 +64,12 @@ class Step:
         return logits
 
     def through(self, layer: nn.Module, states: Tensor, angles: tuple[Tensor, Tensor], memory: Memory) -> Tensor:
-        """Run one block."""
+        """Run a block."""
         return _block(layer, states, angles, self.mask, memory)
 
 
 class CapturedStep(Step):
-    """The same, its blocks compiled, replayed as one CUDA graph where there is a GPU."""
+    """Step with compiled blocks, replayed as a CUDA graph where there is a GPU."""
 
     def __init__(self, network: Any, batch: int) -> None:
         super().__init__(network, batch)
@@ -89,7 +89,7 @@ class CapturedStep(Step):
         return self.logits
 
     def through(self, layer: nn.Module, states: Tensor, angles: tuple[Tensor, Tensor], memory: Memory) -> Tensor:
-        """Run one block by its compiled code, the same for all blocks."""
+        """Run a block by the compiled code of all blocks."""
         return _compiled(layer, states, angles, self.mask, memory)
 
 
@@ -100,7 +100,7 @@ def _block(layer: Any, states: Tensor, angles: tuple[Tensor, Tensor], mask: Tens
 
 
 def _name_of_cache() -> str:
-    """Return under which name this version of transformers hands keys and values to a block."""
+    """Return the argument name for keys and values of a block in this version of transformers."""
     import inspect
 
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer

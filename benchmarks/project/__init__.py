@@ -1,1 +1,1 @@
-"""What holds of the project as a whole."""
+"""Facts about the project as a whole."""

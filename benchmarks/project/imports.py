@@ -15,13 +15,13 @@ Imports = Mapping[str, set[str]]
 
 
 def python_files(folder: Path) -> list[Path]:
-    """Return the Python files below a folder; links show files of other folders again, and are left out."""
+    """Return the Python files below a folder, without those behind links, which repeat files of other folders."""
     links = {path for path in folder.iterdir() if path.is_symlink()}
     return sorted(path for path in folder.rglob("*.py") if not links & set(path.parents))
 
 
 def module_name(path: Path) -> str:
-    """Return the name by which a file is imported."""
+    """Return the import name of a file."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     top = () if parts[0] == "prunerecover" else ("prunerecover",)
     return ".".join((*top, *parts)).removesuffix(".__init__")
@@ -35,7 +35,7 @@ def sources() -> Mapping[str, str]:
 
 @cache
 def named_in(source: str) -> tuple[str, ...]:
-    """Return every module that an import statement names; `from a import b` counts as a and a.b."""
+    """Return every module in an import statement; `from a import b` counts as a and a.b."""
     found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -56,12 +56,12 @@ def imports_of(files: Mapping[str, str]) -> Imports:
 
 
 def without_front_door(imports: Imports) -> Imports:
-    """Return the imports without those of the files that start everything."""
+    """Return the imports without the package's entry files."""
     return {name: files - set(FRONT_DOOR) for name, files in imports.items() if name not in FRONT_DOOR}
 
 
 def circle(imports: Imports) -> list[str]:
-    """Return files, or folders, that import each other in a circle; empty: there are none."""
+    """Return files, or folders, in a circle of imports; empty: there are none."""
     try:
         graphlib.TopologicalSorter(imports).prepare()
     except graphlib.CycleError as error:

@@ -1,9 +1,9 @@
-"""How much room an installation takes: the package itself, and everything that it depends on.
+"""Size of an installation: the package itself, and all its dependencies.
 
     python -m benchmarks.project.install_size
 
-Sizes are those of the files that pip wrote into this environment: the package's dependencies and theirs, but none of
-its own extras.
+Sizes are of the files that pip wrote into this environment: the package's dependencies and theirs, without its own
+extras.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def measure() -> Iterator[dict[str, Any]]:
 
 
 def needed(name: str) -> set[str]:
-    """Return the names of all installed distributions that one needs here, its own left out."""
+    """Return the names of all distributions that a distribution needs here, itself apart."""
     found: set[tuple[str, str]] = set()
     waiting = [(name, "")]
     while waiting:
@@ -48,13 +48,13 @@ def needed(name: str) -> set[str]:
 
 
 def installed_bytes(name: str) -> int:
-    """Return what the files of a distribution take."""
+    """Return the bytes of a distribution's files."""
     paths = (Path(str(file.locate())) for file in distribution(name).files or ())
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def own_bytes() -> int:
-    """Return what the package's own files take; in an editable installation they lie in the source tree."""
+    """Return the bytes of the package's own files; an editable installation keeps them in the source tree."""
     return sum(path.stat().st_size for folder in OWN for path in (ROOT / folder).glob("**/*.py"))
 
 

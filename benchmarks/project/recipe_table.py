@@ -2,7 +2,7 @@
 
     python -m benchmarks.project.recipe_table
 
-Takes a second. A test compares the page with what this makes of the recipes.
+Takes a second. A test compares the page with the output of this module.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """One recipe.
+    """Recipe with the parts of its header.
 
     Attributes:
-        name: By which `--config` knows it.
-        metric: What its header says about.
-        expected: What is expected of it, as its header says.
-        where: Hardware and time, as its header says.
-        about: First paragraph of its header.
-        task: Class of its LightningModule.
-        callbacks: Classes of what prunes and recovers.
+        name: Name for `--config`.
+        metric: Metric in the header.
+        expected: Expected value in the header.
+        where: Hardware and time in the header.
+        about: First paragraph of the header.
+        task: Class of the LightningModule.
+        callbacks: Classes of the callbacks that prune or recover.
     """
 
     name: str
@@ -88,7 +88,7 @@ def read_recipe(path: Path) -> Recipe:
     """Return a recipe.
 
     Raises:
-        ValueError: If its header has another form.
+        ValueError: ValueError: If the header has another form.
     """
     text = path.read_text()
     header = "\n".join(line.removeprefix("#").strip() for line in text.split("seed_everything:")[0].splitlines())
@@ -105,7 +105,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def with_links(text: str) -> str:
-    """Return what a header says with links to the pages of results that it names."""
+    """Return a header's text with links to pages of results."""
     return re.sub(r"docs/results/(\w+\.md)", r"[results](results/\1)", text)
 
 

@@ -2,14 +2,13 @@
 
     PRUNERECOVER_DATA=... python -m benchmarks.project.release_files --output release
 
-ResNet-20 and ResNet-56 of CIFAR-10 lose half of their MACs in width, as in the benchmark of width, and stories260K the
-block that changes its output least; nothing is trained. Each folder holds what `load_pruned` opens (the language model
-by `from_pretrained`, too), a card with the table of before and after on the test split, and SHA256SUMS for
+ResNet-20 and ResNet-56 of CIFAR-10 are narrowed to half of their MACs, as in the benchmark of width, and stories260K is
+pruned of the block that changes its output least, without training. Each folder holds the files for `load_pruned` (and
+`from_pretrained`, for the language model), a card with scores before and after on the test split, and SHA256SUMS for
 `sha256sum -c`.
 
-The weights are not kept in the repository: no licence lies beside those that they come from. Who publishes a folder
-looks it up and says it: `--models resnet20-cifar10-half --license ...`. About 10 minutes on a core; `--samples 400` is
-quicker.
+The weights are not kept in the repository, because their sources name no licence. A publisher looks the licence up and
+names it: `--models resnet20-cifar10-half --license ...`. About 10 minutes on a core; `--samples 400` is quicker.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ class Release:
 
     Attributes:
         network: After surgery.
-        dense: Before it.
+        dense: Network before pruning.
         plan: All edits.
         scored: Labelled batches of the test split.
-        metric: Of the card's table.
-        datasets: Hub ids of the data that it was pruned on.
+        metric: Metric of the card's table.
+        datasets: Hub ids of the calibration data.
     """
 
     network: nn.Module
@@ -75,8 +74,8 @@ def resnet(name: str, samples: int) -> Release:
     """Take half of the MACs out of a ResNet.
 
     Args:
-        name: Of the network.
-        samples: Test images to score on, the first ones.
+        name: Name of the network.
+        samples: Number of test images to score on, the first ones.
     """
     dense, calibrating = load(name), batches(SCORED, 0)
     network = copy.deepcopy(dense)
@@ -109,7 +108,7 @@ def language_model(samples: int) -> Release:
 
 
 def next_token_loss(scores: Tensor, tokens: Tensor) -> Tensor:
-    """Return the loss of each text, a mean over its tokens, `(N,)`."""
+    """Return the mean loss over the tokens of each text, `(N,)`."""
     return F.cross_entropy(scores[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none").mean(1)
 
 
@@ -124,10 +123,10 @@ def write_release(name: str, folder: Path, samples: int, license: str | None) ->
     """Make a pruned model and write its folder.
 
     Args:
-        name: Of the model.
-        folder: Where its folder goes.
-        samples: Of the test split, to score on.
-        license: Of its weights, for the card; None: the card says nothing.
+        name: Name of the model.
+        folder: Parent of the model's folder.
+        samples: Number of samples of the test split to score on.
+        license: Licence of the weights, for the card; None: the card has none.
     """
     made = MODELS[name](samples)
     report = compare(

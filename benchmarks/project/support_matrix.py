@@ -1,10 +1,9 @@
-"""What works on which family of models: every cell is run on a small model, and docs/support.md is written.
+"""Support of features by family of models: every cell runs on a small model, and docs/support.md is written.
 
     python -m benchmarks.project.support_matrix
 
-The rows, the columns and what is expected of each cell are in `tests/cases/support`; the tests run a part of them. A
-cell in which something else happens stops the page from being written. Six minutes on one core; no data or weights are
-needed.
+The rows, the columns and the expected result of each cell are in `tests/cases/support`; the tests run a part of the
+cells. A cell with another result stops the page. Six minutes on one core; no data or weights are needed.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def main() -> None:
 
 
 def surprises() -> list[str]:
-    """Return a line per cell in which something else happens than the table says."""
+    """Return a line for each cell with an unexpected result."""
     from cases.support.checks import COLUMNS, outcome
     from cases.support.families import FAMILIES
 

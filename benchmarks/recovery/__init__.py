@@ -1,1 +1,1 @@
-"""What comes after surgery: statistics, reconstruction and training on."""
+"""Steps after surgery: statistics, reconstruction and further training."""

@@ -1,12 +1,12 @@
-"""Recovery at the best of three learning rates, for every method, ours and theirs: width, depth and one budget.
+"""Recovery at the best of three learning rates, for our methods and others': width, depth and a joint budget.
 
     PRUNERECOVER_DATA=... python -m benchmarks.recovery.best_rates --subjects resnet20_width --seeds 0 1
     PRUNERECOVER_DATA=... python -m benchmarks.recovery.best_rates
 
-Rows of width, graph_depth and natural_call that were trained at one rate for all say as much of the rate as of the
-method. Here each method trains at three rates under `recovery_schedule`, ours and theirs alike; the rate is chosen on
-training images that were left out, and the network of this rate alone is scored on the test images. Resumable row by
-row: half a minute for a ResNet-20 on a core, two for a ResNet-56, eight for DeiT-Tiny and its planning besides.
+Rows of width, graph_depth and natural_call at a single rate depend on the rate as much as on the method. Here each
+method trains at three rates under `recovery_schedule`, ours and others' alike; the rate is chosen on held-out training
+images, and only the network of the chosen rate is scored on the test images. Resumable row by row: half a minute for a
+ResNet-20 on a core, two for a ResNet-56, eight for DeiT-Tiny and its planning besides.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ METHODS = tuple(dict.fromkeys(method for subject in SUBJECTS.values() for method
 
 @dataclass(frozen=True)
 class BestOfRates:
-    """What one start became.
+    """Result of the best rate for a network.
 
     Attributes:
-        rate: The one that is best on images that were left out of the training.
-        network: Trained at it.
-        held_out: Accuracy on these images by rate, in percent.
+        rate: Best rate on the held-out images.
+        network: Network trained at the best rate.
+        held_out: Held-out accuracy by rate, in percent.
     """
 
     rate: float
@@ -49,13 +49,13 @@ def best_of_rates(
     train: Callable[[nn.Module, float], nn.Module],
     held_out: Callable[[nn.Module], NDArray[np.float64]],
 ) -> BestOfRates:
-    """Train copies of a network at several rates, and keep the best; of equal ones that of the smallest rate.
+    """Train copies of a network at several rates, and keep the best; of equal ones, the smallest rate wins.
 
     Args:
-        network: Left as it is.
-        rates: In ascending order.
-        train: Trains a network in place at a rate, and returns it.
-        held_out: Says of each image that nothing is trained or reported on whether a network is right.
+        network: Network; unchanged.
+        rates: Rates in ascending order.
+        train: Function that trains a network in place at a rate, and returns it.
+        held_out: Function from a network to its hits on images outside training and results.
     """
     networks = {rate: train(copy.deepcopy(network), rate) for rate in rates}
     accuracies = {rate: 100 * float(held_out(trained).mean()) for rate, trained in networks.items()}
@@ -82,14 +82,14 @@ def measure(seed: int, subject: str, method: str) -> dict[str, Any]:
 
 
 def by_rate(line: Line, number: int) -> str:
-    """Return the held-out accuracy at a rate; that of the rate which was chosen most often in bold."""
+    """Return the held-out accuracy at a rate; the most frequently chosen rate is in bold."""
     rates, chosen = SUBJECTS[line.first["subject"]].rates, [row["rate"] for row in line.rows]
     mean = np.mean([row["held_out"][number] for row in line.rows])
     return f"**{mean:.1f}**" if rates[number] == max(rates, key=chosen.count) else f"{mean:.1f}"
 
 
 def ours(line: Line) -> str:
-    """Return the method that others of a subject are compared with."""
+    """Return the method that the others of a subject are compared with."""
     return SUBJECTS[line.first["subject"]].methods[0]
 
 

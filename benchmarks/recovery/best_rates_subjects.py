@@ -1,7 +1,7 @@
-"""Networks, methods and trainings of `best_rates.py`, those of the benchmarks whose rows after an epoch have one rate.
+"""Networks, methods and trainings of `best_rates.py`, from the benchmarks with a single rate.
 
-Width, the order of removal and one budget are pruned, calibrated and scored as in `width.py`, `graph_depth_resnet56.py`
-and `natural_call.py`. Recovery is one epoch under the schedule that the package recommends, for all methods alike.
+Width, depth in order and joint budgets are pruned, calibrated and scored as in `width.py`, `graph_depth_resnet56.py`
+and `natural_call.py`. Recovery is an epoch under the package's recommended schedule, for all methods alike.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ Hits = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Subject:
-    """A network, the ways to prune it, and how it recovers.
+    """Network with its methods of pruning and its recovery.
 
     Attributes:
-        title: For the page.
-        text: What is removed, trained and scored.
-        methods: Those that are compared, ours first.
+        title: Title on the page.
+        text: Description of the removal, the training and the scores.
+        methods: Compared methods, ours first.
         rates: Three, ascending.
-        start: Returns the network of a method and a seed, before it trains.
-        train: Trains a network at a rate with a seed, and returns it.
-        held_out: Says of each training image that was left out whether a network is right, given the seed.
-        hits: Says so of each test image.
+        start: Function from a method and a seed to the network before training.
+        train: Function that trains a network at a rate with a seed, and returns it.
+        held_out: Function from a network and a seed to its hits on the held-out training images.
+        hits: Function from a network to its hits on the test images.
         macs: Returns a network's MACs.
     """
 
@@ -129,7 +129,7 @@ def _ratio() -> float:
 
 
 def _planned(plan: Callable[..., Plan], **how: Any) -> Callable[[], Plan]:
-    """Return a planning with nothing but a budget, as the callbacks plan."""
+    """Return a planning with only a budget, as callbacks plan."""
     return lambda: plan(deit_tiny(), Budget(macs=THIRD), batches=tiny_imagenet.calibration(), **how)
 
 

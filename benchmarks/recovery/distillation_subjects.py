@@ -1,7 +1,7 @@
-"""What `distillation.py` prunes and recovers: ResNet-56, DeiT-Tiny and SmolLM2-135M, each with its data and scores.
+"""Subjects of `distillation.py`: ResNet-56, DeiT-Tiny and SmolLM2-135M, each with its data and scores.
 
 Plans are made once and kept: half of the MACs of ResNet-56 in width, 6 activations and 2 attentions of DeiT-Tiny, and
-the 7 of 30 blocks of SmolLM2 that `llm_depth` found, with the maps in their place fitted anew.
+the 7 of 30 blocks of SmolLM2 from `llm_depth`, with refitted maps in their place.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ SEQUENCES, WINDOWS = 48, 48  # texts of an epoch; windows of each source that ar
 
 @dataclass(frozen=True)
 class Distilled:
-    """A subject with its surgery.
+    """Subject with its surgery.
 
     Attributes:
         subject: Network and its data.
-        plan: Function that returns what goes.
-        surgeon: Callback that prunes by a plan.
-        again: The same for all fits but the first, if that one takes long.
-        beside: Function that makes further callbacks.
+        plan: Function that returns the plan.
+        surgeon: Maker of a callback that prunes by a plan.
+        again: Maker of a faster callback for later fits, if the first is slow.
+        beside: Maker of further callbacks.
     """
 
     subject: Subject
@@ -64,7 +64,7 @@ def _deit_plan() -> Plan:
 
 @cache
 def _deit_images() -> tuple[Tensor, Tensor]:
-    """Return training images that are not augmented, the same in every epoch."""
+    """Return training images without augmentation, the same in every epoch."""
     source = tiny_imagenet.data(DEIT_IMAGES, augment=False, augment_kwargs={}, num_workers=0)
     source.setup("fit")
     images, labels = zip(*source.train_dataloader(), strict=True)

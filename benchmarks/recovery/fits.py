@@ -1,4 +1,4 @@
-"""Fits of the benchmarks of recovery: an ordinary module at a constant rate, in a Trainer that says nothing."""
+"""Fits of the benchmarks of recovery: an ordinary module at a constant rate, in a silent Trainer."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 
 @dataclass(frozen=True)
 class Subject:
-    """A network that is pruned and trained on.
+    """Network to prune and to train.
 
     Attributes:
-        text: Words for what is pruned, trained and scored.
+        text: Description of the removal, the training and the scores.
         dense: Function that loads the network.
-        loader: Function of a seed that returns the training data in batches.
+        loader: Function from a seed to the training batches.
         loss: Loss of a network on a batch.
         optimizer: Optimizer of parameters at a rate.
-        scores: Function that scores a network on each image or text that nothing is trained on.
+        scores: Function from a network to its scores by image or text, outside the training data.
         rates: Learning rates, the middle one first.
         scale: Factor of the scores on the page; 100 for a share in percent.
         digits: Digits of the scores on the page.
@@ -94,7 +94,7 @@ def fit(
         seed: Seed of everything random in the fit.
         callbacks: Callbacks of the Trainer.
         resume: Checkpoint to go on from.
-        save: Path of a checkpoint that is written at the end.
+        save: Path for a checkpoint at the end.
     """
     with tempfile.TemporaryDirectory() as folder, isolate_rng():
         pl.seed_everything(seed, verbose=False)
@@ -115,6 +115,6 @@ def fit(
 
 
 def shuffled(data: tuple[Tensor, ...], size: int, seed: int | None = None) -> DataLoader[Any]:
-    """Return data in batches, each epoch in another order, by its own seed if there is one."""
+    """Return data in batches, in another order each epoch, by a seed of its own if given."""
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     return DataLoader(TensorDataset(*data), size, shuffle=True, generator=generator)

@@ -2,9 +2,9 @@
 
     PRUNERECOVER_DATA=... python -m benchmarks.recovery.optimizer_state --seeds 0 1
 
-ResNet-20 trains an epoch of 3,000 JPEGs of CIFAR-10, loses half of its MACs in width, is reconstructed, and trains
-another epoch. Resumable: rows that are there are not made again, and fits of one seed, optimizer and rate share the
-epoch before the surgery, the plan and the reconstructed weights. Ten seconds a fit on a core.
+ResNet-20 trains an epoch of 3,000 JPEGs of CIFAR-10, is narrowed by half of its MACs, reconstructed, and trained for
+another epoch. Resumable: finished rows are not made again, and fits of a seed, optimizer and rate share the epoch
+before the surgery, the plan and the reconstructed weights. Ten seconds a fit on a core.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ KEPT: dict[str, Any] = {"method": "kept", "same": ("optimizer", "rate")}
 
 
 class Surgeon(WidthPrune):
-    """WidthPrune that does something to the state of the optimizers when all of the surgery is done.
+    """WidthPrune with a change of the optimizers' state after the surgery.
 
     Args:
-        state: What is done, one of `STATES`.
+        state: Change of the state, among `STATES`.
         reconstructed: File of the weights after reconstruction, which takes longer than the training and is the same
             for all fits of a seed, optimizer and rate.
-        arguments: Of WidthPrune.
+        arguments: Arguments of WidthPrune.
     """
 
     def __init__(self, state: str, reconstructed: Path, **arguments: Any) -> None:
@@ -58,7 +58,7 @@ class Surgeon(WidthPrune):
         self.state, self.reconstructed, self.size, self.scale = state, reconstructed, 0.0, 1.0
 
     def before_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
-        """Note the weights in the state, where they lose the same entries."""
+        """Keep the weights in the state, so that surgery narrows them, too."""
         super().before_surgery(trainer, pl_module, target)
         if self.state == "scaled":
             self.size = sum(float(p.detach().square().sum()) for p in pl_module.parameters())
@@ -67,10 +67,10 @@ class Surgeon(WidthPrune):
 
 
 class Remembered(Reconstruction):
-    """Reconstruction that is done once for all fits alike, and what is done to the optimizers after it.
+    """Reconstruction shared by equal fits, and the change of the optimizers after it.
 
     Args:
-        surgeon: Callback whose surgery it is.
+        surgeon: Callback of the surgery.
     """
 
     def __init__(self, surgeon: Surgeon) -> None:
@@ -78,7 +78,7 @@ class Remembered(Reconstruction):
         self.surgeon = surgeon
 
     def recover(self, surgery: Surgery, plan: Plan, before: nn.Module | None) -> str:
-        """Reconstruct the network, or load what is there, and change the optimizers' state."""
+        """Reconstruct the network, or load the reconstructed weights, and change the optimizers' state."""
         surgeon, module, said = self.surgeon, surgery.module, ""
         if surgeon.reconstructed.is_file():
             module.load_state_dict(torch.load(surgeon.reconstructed))
@@ -96,11 +96,11 @@ class Remembered(Reconstruction):
 def scale_momentum(optimizers: Iterable[Optimizer], size: float) -> float:
     """Multiply momenta by one minus the relative change of the weights (Zimmer 2023, arXiv 2111.00843), at least zero.
 
-    Returns that factor.
+    Returns the factor.
 
     Args:
-        optimizers: With the weights from before in their state.
-        size: Sum of squares of all weights before the surgery; those that went have changed to zero.
+        optimizers: Optimizers with the weights from before in their state.
+        size: Sum of squares of all weights before the surgery; removed weights count as zero afterwards.
     """
     change = size
     for parameter, state in _states(optimizers):
@@ -120,7 +120,7 @@ def _states(optimizers: Iterable[Optimizer]) -> list[tuple[Parameter, dict[str, 
 
 @dataclass(frozen=True)
 class Shared:
-    """Epoch before the surgery, which fits of one seed, optimizer and rate share, with files beside its checkpoint."""
+    """Epoch before the surgery, shared by fits of a seed, optimizer and rate, with files beside its checkpoint."""
 
     seed: int
     optimizer: str
@@ -149,7 +149,7 @@ class Shared:
         return path
 
     def plan(self) -> Plan:
-        """Return what goes, planned after the first epoch."""
+        """Return the plan after the first epoch."""
         network, weights = load("ResNet-20"), torch.load(self.begun, weights_only=True)["state_dict"]
         network.load_state_dict({name.removeprefix("net."): value for name, value in weights.items()})
         images = (tensor[:CALIBRATION].split(64) for tensor in training_images(IMAGES, self.seed))
@@ -158,7 +158,7 @@ class Shared:
 
 
 def measure(seed: int, optimizer: str, rate: float, schedule: str, method: str) -> dict[str, Any]:
-    """Prune and train on with one state of the optimizer, and score."""
+    """Prune and train on with a state of the optimizer, and score."""
     shared = Shared(seed, optimizer, rate)
     surgeon = Surgeon(
         method,

@@ -1,11 +1,11 @@
-"""What a ResNet is worth after width pruning, before and after training on, by what is done to it right after surgery.
+"""Scores of a ResNet after width pruning, before and after further training, by the step right after surgery.
 
     PRUNERECOVER_DATA=... python -m benchmarks.recovery.resnets
 
 ResNet-18 is pruned in the middle of its training, where BatchNorm statistics lag behind the weights; ResNet-20 is
-trained elsewhere, and its statistics are right. Starts: BatchNorm statistics estimated anew; layers fitted to the dense
-network with the statistics that it has; `reconstruct`, which looks at these first and keeps what is nearest. All three
-get the same plan, and train on the same batches. An hour on a core.
+trained elsewhere, with right statistics. Starts: recalibrated BatchNorm; layers fitted to the dense network with its
+present statistics; and `reconstruct`, which checks the statistics first and keeps the nearest result. All three get the
+same plan, and train on the same batches. An hour on a core.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Training:
     """How a network trains on: SGD with momentum.
 
     Attributes:
-        rate: Learning rate at its highest.
-        linear: Whether it falls to zero.
-        warmup: Steps before it is at its highest.
+        rate: Peak learning rate.
+        linear: Whether the rate falls to zero.
+        warmup: Steps before the peak.
     """
 
     rate: float
@@ -113,7 +113,7 @@ def calibration(model: str, seed: int) -> Batches:
 
 @cache
 def plan_of(model: str, seed: int) -> Plan:
-    """Return the plan that all starts get."""
+    """Return the plan of all starts."""
     batches = calibration(model, seed)
     return plan_width(dense_of(model, seed), Budget(macs=SHARES[model]), batches=batches, seed=seed)
 
@@ -140,7 +140,7 @@ STARTS: dict[str, Callable[[nn.Module, nn.Module, Plan, Batches], str]] = {
 
 @cache
 def start_of(model: str, seed: int, method: str) -> tuple[nn.Module, str]:
-    """Return a network before it trains on, and which way `reconstruct` has kept."""
+    """Return a network before further training, and the way that `reconstruct` has kept."""
     network, plan = copy.deepcopy(dense_of(model, seed)), Plan()
     if not method.startswith("dense"):
         plan = plan_of(model, seed)
@@ -158,7 +158,7 @@ def measure(seed: int, model: str, training: str, method: str) -> dict[str, Any]
 
 
 def top1(line: Line, training: str) -> str:
-    """Return the mean over seeds, and how far it is ahead of statistics anew."""
+    """Return the mean over seeds, and its lead over recalibrated statistics."""
     own = line.only(training=training)
     if not own.rows:
         return ""
@@ -175,7 +175,7 @@ def top1(line: Line, training: str) -> str:
 
 
 def kept(line: Line) -> str:
-    """Return the way that was kept, by seed."""
+    """Return the kept way by seed."""
     return ", ".join(f"{row['seed']}: {row['kept']}" for row in line.only(training=UNTRAINED).rows if row["kept"])
 
 

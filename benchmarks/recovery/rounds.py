@@ -1,4 +1,4 @@
-"""A budget in one surgery, and in three with an epoch behind each, at equal epochs.
+"""A budget in a single surgery, and in three with an epoch after each, at equal epochs.
 
     PRUNERECOVER_DATA=... python -m benchmarks.recovery.rounds --subjects ResNet-56 DeiT-Tiny
 
@@ -34,7 +34,7 @@ BASE: dict[str, Any] = {"method": ONCE, "same": ("budget",)}
 
 @cache
 def photos() -> tuple[Tensor, Tensor]:
-    """Return 600 training images of tiny_imagenet, the same for each seed, as DeiT-Tiny sees them."""
+    """Return 600 training images of tiny_imagenet, the same for each seed, with DeiT-Tiny's transforms."""
     images, labels = zip(*tiny_imagenet.calibration(600), strict=True)
     return torch.cat(images), torch.cat(labels)
 
@@ -71,7 +71,7 @@ SUBJECTS = {
 
 
 def measure(seed: int, model: str, budget: float, method: str) -> dict[str, Any]:
-    """Prune and train in one fit, and score."""
+    """Prune and train in a single fit, and score."""
     subject, dense = SUBJECTS[model], SUBJECTS[model].dense()
     if method == "dense":
         return {"top1": Figure.of(subject.scores(dense))}

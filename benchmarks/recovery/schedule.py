@@ -1,12 +1,12 @@
-"""The learning rate after surgery: as the user has it, and with RecoverySchedule beside the pruning callback.
+"""Learning rates after surgery: the user's own, and with RecoverySchedule beside the pruning callback.
 
     PRUNERECOVER_DATA=... python -m benchmarks.recovery.schedule --subjects resnet20 --seeds 0 1 2
     PRUNERECOVER_DATA=... python -m benchmarks.recovery.schedule --scored held-out curve
 
 ResNet-20 without half of its MACs and DeiT-Tiny without a third or half train on in the fit that prunes them, at three
-constant rates. Rows are scored on test images, on training images that were left out (the default is what is best
-there, of all `--schedules`), or over the steps, for the picture. A minute a fit on a core; a plan of DeiT-Tiny takes a
-quarter of an hour.
+constant rates. Rows are scored on test images, on held-out training images (the default is the best there, of all
+`--schedules`), or over the steps, for the picture. A minute a fit on a core; a plan of DeiT-Tiny takes a quarter of an
+hour.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LINES = {CONSTANT: (VERMILION, 1.2), "linear to zero": (ORANGE, 1.2), DEFAULT: (
 
 
 def measure(scored: str, seed: int, subject: str, rate: float, method: str) -> dict[str, Any]:
-    """Prune and train in one fit, and score."""
+    """Prune and train in a single fit, and score."""
     one, callbacks, curve = SUBJECTS[subject], SCHEDULES[method](), Curve()
     beside = [one.surgeon(seed), *callbacks, *([curve] if scored == CURVE else [])]
     network = fit(one.subject, rate, one.epochs, seed, beside)
@@ -54,14 +54,14 @@ def measure(scored: str, seed: int, subject: str, rate: float, method: str) -> d
 
 
 def skipped(scored: str, seed: int, subject: str, rate: float, method: str) -> bool:
-    """Whether a row is of another rate, seed or network than what it is scored by."""
+    """Whether a row has another rate, seed or network than its score needs."""
     if rate not in SUBJECTS[subject].subject.rates or (scored == HELD_OUT) != (seed == CHOSEN_ON):
         return True
     return scored == CURVE and (subject, rate, seed) != ("resnet20", CURVES_AT, 0)
 
 
 def picture(rows: Sequence[Row]) -> Picture:
-    """Draw top-1 in percent over the steps after the surgery, one line per schedule."""
+    """Draw top-1 in percent over the steps after the surgery, a line per schedule."""
     drawn, axes = new_figure(7.0, 3.6)
     for name, (color, width) in LINES.items():
         for row in (row for row in rows if row["scored"] == CURVE and row.method == name):

@@ -28,13 +28,13 @@ NOTED, EVERY = 1000, 10  # test images that a curve is of, and steps from one of
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A subject with its surgery.
+    """Subject with its surgery.
 
     Attributes:
         subject: Network and its data.
         epochs: Epochs after the surgery.
-        surgeon: Callback that prunes, of a seed.
-        held_out: Scores on training images that nothing was planned or trained on, of a seed.
+        surgeon: Maker of the pruning callback for a seed.
+        held_out: Function from a network and a seed to its scores on training images outside planning and training.
     """
 
     subject: Subject
@@ -59,7 +59,7 @@ class Curve(pl.Callback):
             self.on_train_end(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Note a point, the last one here."""
+        """Append the last point."""
         images, labels = (tensor[:NOTED] for tensor in cifar.scored_images("cifar10"))
         with torch.no_grad():
             right = torch.cat([pl_module.net.eval()(batch).argmax(1) for batch in images.split(100)]).eq(labels)

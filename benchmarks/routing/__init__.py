@@ -1,1 +1,1 @@
-"""Prompt-routed depth, and adapters that all routes share."""
+"""Prompt-routed depth, and adapters shared by all routes."""

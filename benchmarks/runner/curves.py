@@ -1,4 +1,4 @@
-"""Curves of benchmarks: a figure of each method over what is left or gone, the mean over seeds."""
+"""Curves of benchmarks: a figure of each method over the remaining or removed share, the mean over seeds."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def draw_curves(
     dense: float,
     name: str = "top1",
 ) -> None:
-    """Draw a figure in percent, a line for each method, the dense network's as a dotted one.
+    """Draw a figure in percent, a line for each method, and a dotted line for the dense network.
 
     Args:
         axes: Axes of a picture.
-        rows: Rows that are shown, whose figures are shares.
-        along: Function from a row to its place.
+        rows: Rows to draw, with figures as shares.
+        along: Function from a row to the horizontal position.
         styles: Label, colour and marker by method.
-        ours: Method whose line is broad.
+        ours: Method with the broad line.
         dense: Figure of the dense network.
         name: Name of the figure.
     """
@@ -49,7 +49,7 @@ def draw_curves(
 
 
 def _point(rows: Sequence[Row], along: Callable[[Row], float], name: str) -> tuple[float, float, tuple[float, float]]:
-    """Return place, mean, and how far the interval reaches below and above it; of several seeds it is left out."""
+    """Return position, mean, and the interval's extent below and above it, zero with several seeds."""
     found = [row.figures[name] for row in rows]
     value, (first, *others) = float(np.mean([one.value for one in found])), found
     ends = (0.0, 0.0) if others or first.low is None or first.high is None else (value - first.low, first.high - value)

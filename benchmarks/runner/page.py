@@ -1,7 +1,7 @@
 """Pages of benchmarks: tables of rows, paired differences with intervals, and, folded, commands, machines and versions.
 
-A table has a line for each method, or for each of the names that `line` gives; rows of a line differ in their seed. A
-column makes one cell of a line. Columns may be repeated for each value of a name, such as the budget.
+A table has a line for each method, or for each value of the names in `line`; the rows of a line differ by seed. A
+column makes a cell of each line. Columns may be repeated for each value of a name, such as the budget.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Order = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Line:
-    """Rows of one line, and all rows of its table, which it may be compared with."""
+    """Rows of a line, and all rows of its table for comparison."""
 
     rows: Sequence[Row]
     there: Sequence[Row]
@@ -33,13 +33,13 @@ class Line:
         return self.rows[0]
 
     def only(self, **names: Any) -> Line:
-        """Return the line with its rows of these names alone, beside the same rows."""
+        """Return the line with only the rows of these names, and the same rows for comparison."""
         return Line([row for row in self.rows if row.is_of(**names)], self.there)
 
 
 @dataclass(frozen=True)
 class Column:
-    """Head of a column, and the cell of a line in it."""
+    """Head of a column, and the function for its cells."""
 
     head: str
     cell: Callable[[Line], str]
@@ -47,15 +47,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Tables of rows, one for each value of some names.
+    """Tables of rows, a table for each value of some names.
 
     Attributes:
         columns: Columns from left to right.
         title: Heading, a format of the names of the first row; empty: none.
-        by: Names that have a table each.
-        line: Names that have a line each.
-        where: Rows that have a line; others are there to be compared with.
-        text: Lines above a table, given its rows.
+        by: Names with a table for each value.
+        line: Names with a line for each value.
+        where: Condition of rows with a line; other rows serve for comparison.
+        text: Function from the rows to the lines above a table.
     """
 
     columns: Sequence[Column]
@@ -66,7 +66,7 @@ class Table:
     text: Callable[[Sequence[Row]], str] = lambda rows: ""
 
     def markdown(self, rows: Sequence[Row], order: Order) -> list[str]:
-        """Render the rows; names come in an order, others as the rows do."""
+        """Render the rows; names come in the given order, or in the order of the rows."""
         lines = []
         for own in grouped(rows, self.by, order):
             several = grouped([row for row in own if self.where(row)], self.line, order)
@@ -85,7 +85,7 @@ class Table:
 
 
 def grouped(rows: Sequence[Row], names: Sequence[str], order: Order | None = None) -> list[list[Row]]:
-    """Return rows in groups that have the same names; values without an order come as they do in the rows."""
+    """Return rows in groups with equal names; values without an order come in the order of the rows."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(repr([row.get(name) for name in names]), []).append(row)
@@ -132,7 +132,7 @@ def mean(name: str, head: str, form: str = "{:.1%}") -> Column:
 
 
 def counts(name: str, head: str, kinds: Sequence[str] = ()) -> Column:
-    """Return the column of how many units of each kind a note lists or counts; of these kinds alone, if given."""
+    """Return the column of numbers of units in a note, by kind; of `kinds` alone, if given."""
 
     def cell(line: Line) -> str:
         found = line.first.get(name) or {}
@@ -150,7 +150,7 @@ def seeds(head: str = "seeds") -> Column:
 
 
 def figure(name: str, head: str, digits: int = 1, scale: float = 1, unit: str = "", ends: bool = True) -> Column:
-    """Return the column of a figure: with its interval of one seed, the mean with each value of several.
+    """Return the column of a figure: of a single seed with its interval, of several seeds the mean and each value.
 
     Args:
         name: Name of the figure.
@@ -158,7 +158,7 @@ def figure(name: str, head: str, digits: int = 1, scale: float = 1, unit: str = 
         digits: Digits behind the point.
         scale: Factor; 100 for percent.
         unit: Text behind the number.
-        ends: Whether the interval of one seed is shown.
+        ends: Whether to show the interval of a single seed.
     """
 
     def cell(line: Line) -> str:
@@ -174,7 +174,7 @@ def figure(name: str, head: str, digits: int = 1, scale: float = 1, unit: str = 
 
 
 def signed(name: str, head: str, digits: int = 1, scale: float = 1) -> Column:
-    """Return the column of a figure that is a difference, of the first row."""
+    """Return the column of the first row's figure, as a signed difference."""
 
     def cell(line: Line) -> str:
         found = line.first.figures.get(name)
@@ -200,9 +200,9 @@ def ahead(
         head: Head of the column.
         digits: Digits behind the point.
         scale: Factor; 100 for percent.
-        same: Names that the compared rows have in common.
+        same: Names in common between a line and the rows of its comparison.
         turned: Whether the line is said to be ahead, instead.
-        base: Names of the rows that lines are compared with.
+        base: Names of the rows to compare with.
     """
 
     def cell(line: Line) -> str:
@@ -218,7 +218,7 @@ def ahead(
 
 
 def across(name: str, values: Sequence[Any], columns: Sequence[Column], form: str = "{}") -> list[Column]:
-    """Return columns for each value of a name; a head of theirs that has `{}` is told the value."""
+    """Return columns for each value of a name; `{}` in a head becomes the value."""
 
     def only(column: Column, value: Any) -> Column:
         head = column.head.replace("{}", form.format(value))
@@ -235,13 +235,13 @@ def mean_scores(rows: Sequence[Row], name: str) -> Scores:
 
 
 def difference(ours: Sequence[Row], theirs: Sequence[Row], name: str, digits: int = 1, scale: float = 1) -> str:
-    """Return ours minus theirs on the same samples, with the paired 95% interval; means over seeds that both have."""
+    """Return ours minus theirs on the same samples, over common seeds, with the paired 95% interval."""
     found = paired(ours, theirs, name)
     return "" if found is None else told(found, digits, scale, "+")
 
 
 def paired(ours: Sequence[Row], theirs: Sequence[Row], name: str) -> Interval | None:
-    """Return the interval of ours minus theirs; None if they have no seed in common."""
+    """Return the interval of ours minus theirs; None without a common seed."""
     own, other = ({row.get("seed") for row in rows if name in row.figures} for rows in (ours, theirs))
     both = own & other
     first, second = ([row for row in rows if row.get("seed") in both] for rows in (theirs, ours))

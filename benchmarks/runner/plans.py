@@ -1,4 +1,4 @@
-"""Plans of benchmarks: kept in a file for the next run, applied to a copy, and what is left then."""
+"""Plans of benchmarks: saved for later runs, applied to a copy, and the remaining costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prunerecover.model.copies import deep_copy
 
 
 def saved_plan(name: str, make: Callable[[], Plan], folder: Path = CHECKPOINTS) -> Plan:
-    """Return the plan that an earlier run kept under a name in a folder, or make it."""
+    """Return a saved plan by name, or make and save it."""
     path = folder / f"{name}.json"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -24,7 +24,7 @@ def saved_plan(name: str, make: Callable[[], Plan], folder: Path = CHECKPOINTS) 
 
 
 def pruned(network: nn.Module, plan: Plan, merged: bool = True) -> nn.Module:
-    """Return a copy of a network after a plan, with linears merged unless it trains on."""
+    """Return a copy of a network after a plan, with linears merged unless it is to be trained."""
     copied = deep_copy(network).eval()
     apply_plan(copied, plan)
     if merged:
@@ -33,17 +33,17 @@ def pruned(network: nn.Module, plan: Plan, merged: bool = True) -> nn.Module:
 
 
 def removed(plan: Plan) -> dict[str, list[str]]:
-    """Return the names of what goes, by kind, as JSON has them."""
+    """Return the names of the removed units by kind, for JSON."""
     return {kind: list(names) for kind, names in plan.removed.items()}
 
 
 def share_of_parameters(dense: nn.Module, other: nn.Module) -> float:
-    """Return the share of the parameters that is left."""
+    """Return the remaining share of the parameters."""
     left, whole = (sum(parameter.numel() for parameter in network.parameters()) for network in (other, dense))
     return left / whole
 
 
 def shares(dense: nn.Module, other: nn.Module, example: Any) -> dict[str, float]:
-    """Return the shares of the parameters and MACs that are left."""
+    """Return the remaining shares of the parameters and MACs."""
     macs = count_macs(other, example) / count_macs(dense, example)
     return {"params_share": share_of_parameters(dense, other), "macs_share": macs}

@@ -1,8 +1,8 @@
-"""Rows of benchmarks: figures of one method at one budget, with their intervals, kept in one JSON file a benchmark.
+"""Rows of benchmarks: figures of a method at a budget, with intervals, in a JSON file per benchmark.
 
-A figure keeps the score of every sample where there are samples, so that later rows are compared with it on the same
-ones. A file is written anew for each row, under a lock: a run that is killed loses nothing, and runs may add rows side
-by side. It also says which commands made the rows, on which machine and with which versions.
+A figure keeps the score of every sample, if any, for later paired comparisons. The file is rewritten for each row,
+under a lock: a killed run loses no finished row, and runs may add rows in parallel. The file also records the commands,
+the machine and the versions.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Figure:
 
     Attributes:
         value: Estimate.
-        low: Lower end of its 95% interval; None: no interval.
+        low: Lower end of the 95% interval; None: no interval.
         high: Upper end.
-        n: Number of samples or repetitions behind it.
-        samples: Score of each sample as text: hits 8 to a byte, others in single precision; empty: not kept.
+        n: Number of samples or repetitions.
+        samples: Encoded score of each sample: hits 8 to a byte, other scores in single precision; empty: not kept.
     """
 
     value: float
@@ -52,7 +52,7 @@ class Figure:
 
     @classmethod
     def of(cls, scores: ArrayLike, seed: int = 0) -> Figure:
-        """Return the mean of scores `(N,)` with its interval; the scores stay with it."""
+        """Return the mean of scores `(N,)` with its interval; the scores are kept."""
         values = np.asarray(scores, dtype=np.float64)
         raw = np.packbits(values.astype(bool)) if is_share(values) else values.astype(np.float32)
         found = cls.within(mean_interval(values, seed=seed), len(values))
@@ -79,14 +79,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """Figures of one method at one budget.
+    """Figures of a method at a budget.
 
     Attributes:
         method: Name of the method.
-        budget: Share or units that go; None: the benchmark has no budgets.
+        budget: Share or units to remove; None: the benchmark has no budgets.
         about: Further names of the row, such as its model, stage and seed.
         figures: Measured numbers by name.
-        notes: Whatever else is known, such as units removed and seconds.
+        notes: Further results, such as removed units and seconds.
     """
 
     method: str
@@ -97,7 +97,7 @@ class Row:
 
     @classmethod
     def of(cls, names: Mapping[str, Any], found: Mapping[str, Any]) -> Row:
-        """Return the row of some names, given its figures and notes."""
+        """Return the row of some names, from its figures and notes."""
         figures = {name: value for name, value in found.items() if isinstance(value, Figure)}
         notes = {name: value for name, value in found.items() if name not in figures}
         about = {name: value for name, value in names.items() if name not in ("method", "budget")}
@@ -105,7 +105,7 @@ class Row:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Row:
-        """Return the row of its record in JSON."""
+        """Return the row of a JSON record."""
         figures = {name: Figure(**found) for name, found in record["figures"].items()}
         return cls(record["method"], record.get("budget"), record["about"], figures, record["notes"])
 
@@ -115,7 +115,7 @@ class Row:
         return {"method": self.method, "budget": self.budget, **self.about}
 
     def is_of(self, **names: Any) -> bool:
-        """Whether the row has these names, read back from JSON."""
+        """Whether the row has these names, as read from JSON."""
         return all(name in self.names and self.names[name] == value for name, value in names.items())
 
     def __getitem__(self, name: str) -> Any:
@@ -132,7 +132,7 @@ class Results:
 
     Attributes:
         path: JSON file.
-        rows: Rows, in the order in which they were made.
+        rows: Rows in the order of measurement.
         runs: Command, processor and versions of each run that added rows.
     """
 
@@ -142,7 +142,7 @@ class Results:
 
     @classmethod
     def read(cls, name: str, folder: Path | None = None) -> Results:
-        """Return the results of a benchmark by its name; without rows if there are none."""
+        """Return the results of a benchmark by name, without rows if the file is missing."""
         path = (folder or RESULTS) / f"{name}.json"
         record = json.loads(path.read_text()) if path.is_file() else {"rows": [], "runs": []}
         return cls(path, [Row.read(row) for row in record["rows"]], record["runs"])
@@ -152,7 +152,7 @@ class Results:
         return [row for row in self.rows if row.is_of(**names)]
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Append rows to the file as it is now: another run may have added some. Rows of the same names give way."""
+        """Append rows to the present file, which another run may have changed, and replace rows of the same names."""
         with _locked(self.path.parent):
             there = Results.read(self.path.stem, self.path.parent)
             run = {"command": command(), "processor": cpu_name(), "versions": versions()}
@@ -177,7 +177,7 @@ def as_lines(record: Mapping[str, Sequence[Any]]) -> str:
 
 
 def command() -> str:
-    """Return the command that runs this process."""
+    """Return the command of this process."""
     path = Path(sys.argv[0]).resolve()
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts) if path.is_relative_to(ROOT) else path.stem
     return shlex.join(["python", "-m", module, *sys.argv[1:]])

@@ -15,13 +15,13 @@ from prunerecover.cost.latency import stopwatch_for
 def in_turns(
     runs: Mapping[str, Callable[[], object]], rounds: int, warmup: int, device: torch.device
 ) -> dict[str, Scores]:
-    """Return seconds by name, one per round behind the first ones; every round has another order.
+    """Return seconds by name, for each round after the warmup; every round has another order.
 
     Args:
         runs: Functions by name.
-        rounds: Rounds that count.
-        warmup: Rounds before them.
-        device: Device whose clock is read.
+        rounds: Number of timed rounds.
+        warmup: Number of rounds before them.
+        device: Device for the clock.
     """
     found: dict[str, list[float]] = {name: [] for name in runs}
     seconds, names = stopwatch_for(device), list(runs)

@@ -1,1 +1,1 @@
-"""Width pruning beside its peers."""
+"""Width pruning against published methods."""

@@ -1,8 +1,8 @@
-"""Networks of CIFAR-10 for the benchmarks: real ResNets, and a small ConvNeXt, Swin and MobileNetV2 that train here.
+"""Networks of CIFAR-10 for the benchmarks: real ResNets, and a ConvNeXt, a Swin and a MobileNetV2 trained here.
 
     PRUNERECOVER_DATA=... python -m benchmarks.width.cifar_models --models ConvNeXt Swin MobileNetV2
 
-trains those whose weights are not there: a few epochs of all 50,000 images, in up to 10 minutes each on a core.
+trains networks without weights: a few epochs of all 50,000 images, in up to 10 minutes each on a core.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EPOCHS = {"ConvNeXt": 12, "Swin": 3, "MobileNetV2": 3}  # of those that are trai
 
 
 def load(model: str) -> nn.Module:
-    """Load one of the networks, in evaluation mode."""
+    """Load a network by name, in evaluation mode."""
     if model in EPOCHS:
         network = untrained(model)
         load_model(network, _weights(model))
@@ -57,7 +57,7 @@ def untrained(model: str) -> nn.Module:
 
 
 def train(model: str) -> nn.Module:
-    """Train a network: AdamW under one cycle of the learning rate, random crops and flips."""
+    """Train a network: AdamW under a one-cycle learning rate, random crops and flips."""
     torch.manual_seed(0)
     pixels, labels = training_images(IMAGES, 0)
     generator = torch.Generator().manual_seed(0)
@@ -76,7 +76,7 @@ def train(model: str) -> nn.Module:
 
 
 def main() -> None:
-    """Train networks whose weights are not there, and score them."""
+    """Train networks without weights, and score them."""
     arguments = command_line(__doc__)
     arguments.add_argument("--models", nargs="+", choices=EPOCHS, default=["ConvNeXt"])
     for model in arguments.parse_args().models:

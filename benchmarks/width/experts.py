@@ -1,12 +1,11 @@
-"""Which routed experts go: a mixture-of-experts language model, trained here, at matched expert budgets.
+"""Choice of routed experts: a mixture-of-experts language model, trained here, at matched expert budgets.
 
     PRUNERECOVER_DATA=... python -m benchmarks.width.experts
 
 A Qwen3-MoE of 4 layers with 16 experts each, 2 per token, learns stories and encyclopedia articles (TinyStories and
-WikiText-2, 512 tokens of vocabulary) for some minutes. Then 25, 50 and 75% of its experts go, at once and without any
-training, by each rule on the same 256 training sequences. Scored by the loss per token on text it has not seen; the
-intervals are paired over sequences. About 8 minutes a seed on a core, most of it training; a seed that lacks rows is
-trained again.
+WikiText-2, 512 tokens of vocabulary) for some minutes. Then each rule removes 25, 50 and 75% of the experts, at once
+and without training, on the same 256 training sequences. Scores are the loss per token on unseen text; intervals are
+paired over sequences. About 8 minutes a seed on a core, most of it training; a seed with missing rows is trained again.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def losses(network: nn.Module, unseen: Tensor) -> Scores:
 
 @lru_cache(maxsize=1)
 def model(seed: int) -> tuple[nn.Module, WidthPlanner, Tensor]:
-    """Train one model; return it, what plans for it, and unseen sequences."""
+    """Train a model; return it, its planner, and unseen sequences."""
     training, unseen = (torch.cat([sequences(*source) for source in sources]) for sources in (TRAINING, UNSEEN))
     network = trained(training, seed)
     order = torch.randperm(len(training), generator=torch.Generator().manual_seed(seed))[:CALIBRATION]

@@ -1,10 +1,10 @@
-"""One tolerance for all networks, against a tolerance tuned for each: how much goes, and what is left.
+"""A single tolerance for all networks, against a tolerance tuned for each: removed shares, and accuracies.
 
     PRUNERECOVER_DATA=... python -m benchmarks.width.tolerance
 
-Tolerance of Difference by the book on real ResNet-20 and ResNet-56 and on the ConvNeXt of `cifar_models.py`: the
-published way, one tolerance for every network, and the tolerance that removes 30% of each network's MACs. Scores come
-from 256 training images; top-1 is that of all 10,000 test JPEGs after BatchNorm recalibration. 10 minutes on a core.
+Tolerance of Difference as published, on real ResNet-20 and ResNet-56 and on the ConvNeXt of `cifar_models.py`: with a
+single tolerance for every network, and with the tolerance that removes 30% of each network's MACs. Scores are from 256
+training images; top-1 is on all 10,000 test JPEGs after BatchNorm recalibration. 10 minutes on a core.
 """
 
 from __future__ import annotations

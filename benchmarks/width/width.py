@@ -1,14 +1,14 @@
-"""Width pruning against its peers: real ResNet-20 and ResNet-56, and a ConvNeXt, on the 10,000 test JPEGs of CIFAR-10.
+"""Width pruning against other methods: real ResNet-20 and ResNet-56, and a ConvNeXt, 10,000 test JPEGs of CIFAR-10.
 
     pip install network-pruner==2.16
     PRUNERECOVER_DATA=... python -m benchmarks.width.width --models ResNet-20 --match macs
     PRUNERECOVER_DATA=... python -m benchmarks.width.width --stages prune_only bn_recalibrated one_epoch
 
-Every method removes 20, 30 and 50% of the MACs or of the parameters and is scored as it is, after BatchNorm
-recalibration on 1,024 other training images (the ConvNeXt has no BatchNorm, and stays as it is), and, if asked for,
-after one epoch on 5,000 training images. The 400 test images that are stored without loss are scored beside. Units and
-statistics are chosen on training images only. The published package's scores take minutes per network and seed; all
-else about a minute per row on two cores. `cifar_models.py` trains the ConvNeXt.
+Every method removes 20, 30 and 50% of the MACs or of the parameters and is scored at once, after BatchNorm
+recalibration on 1,024 other training images (the ConvNeXt has no BatchNorm, and stays the same), and, as an option,
+after an epoch on 5,000 training images. The 400 lossless test images are scored besides. Units and statistics are
+chosen on training images alone. The published package's scores take minutes per network and seed; all other rows about
+a minute each on two cores. `cifar_models.py` trains the ConvNeXt.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ STYLES = {
 
 @lru_cache(maxsize=1)
 def narrowed(model: str, match: str, seed: int, budget: float, method: str) -> tuple[nn.Module, float]:
-    """Return what a method leaves, and its seconds; scores are kept: only the first budget of a seed pays for them."""
+    """Return a method's network, and its seconds; scores are shared, and only a seed's first budget pays for them."""
     started = time.perf_counter()
     network = load(model) if method == "dense" else METHODS[method](model, seed, match, budget)
     return network, time.perf_counter() - started
@@ -58,7 +58,7 @@ def narrowed(model: str, match: str, seed: int, budget: float, method: str) -> t
 
 @lru_cache(maxsize=1)
 def recalibrated(network: nn.Module, model: str, match: str, share: float, method: str, seed: int) -> nn.Module:
-    """Return a copy after what the method does without training, and after BatchNorm recalibration."""
+    """Return a copy after the method's training-free steps and BatchNorm recalibration."""
     network = copy.deepcopy(network)
     settle(network, method, model, seed, match, share)
     recalibrate_batchnorm(network, [x for x, _ in batches(RECALIBRATION, seed + OTHER)])
@@ -66,7 +66,7 @@ def recalibrated(network: nn.Module, model: str, match: str, share: float, metho
 
 
 def measure(model: str, match: str, seed: int, budget: float, method: str, stage: str) -> dict[str, Any]:
-    """Narrow by one method and score on all test images."""
+    """Narrow by a method and score on all test images."""
     network, seconds = narrowed(model, match, seed, budget, method)
     if stage != STAGES[0]:
         network = recalibrated(network, model, match, budget, method, seed)
@@ -93,7 +93,7 @@ def top1(line: Line) -> str:
 
 
 def picture(rows: Sequence[Row]) -> Picture:
-    """Draw top-1 over the MACs that go, one panel per network; the best of torch-pruning's ways at each point."""
+    """Draw top-1 over the removed MACs, a panel per network, with the best of torch-pruning's methods at each point."""
     drawn = empty_figure(9.0, 3.4)
     panels = drawn.subplots(1, len(MODELS), sharey=True, squeeze=False)[0]
     for axes, model in zip(map(styled, panels), MODELS, strict=True):

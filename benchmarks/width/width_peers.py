@@ -1,16 +1,17 @@
-"""The methods of `width.py`: each narrows a CIFAR network to a share of its MACs or parameters.
+"""Methods of `width.py`: each narrows a CIFAR network to a share of its MACs or parameters.
 
-Ours are the default (gate gradients per cost; weights that read a removed unit take over what the kept ones predict of
-it; every layer is reconstructed, on the same images, before BatchNorm is recalibrated), the same without reconstruction
-and besides with nothing taken over, Tolerance of Difference as published, the same units' order with uniform shares
-(which shows what Tolerance of Difference brings), and the default's order with uniform shares; these not reconstructed.
+Ours are the default (gate gradients per cost; readers of a removed unit refitted on the kept units; every layer
+reconstructed on the same images, before BatchNorm is recalibrated); the default without reconstruction, and also
+without refitting; Tolerance of Difference as published; its order of units with uniform shares (to show the effect of
+its allocation); and the default's order with uniform shares, the last three without reconstruction.
 
-Peers are `torch-pruning` (Taylor, magnitude, Hessian, BatchNorm's scale; ranked globally, uniformly or among isomorphic
-layers) and `network-pruner`, the published package of FAIR-Pruner. Neither can follow a padded shortcut, so for them it
-is an equal 1 x 1 convolution, which counts neither in MACs nor in parameters. At most 90% of a layer goes, for all but
-network-pruner, whose own bound is 99%. All score the same 256 training images. Peers run as released: torch-pruning
-1.6.1's Hessian looks parameters up by name where it keeps them by identity, and so ends with the last image alone.
-network-pruner leaves the norms of a ConvNeXt at their former width, whose next forward pass fails.
+Others are `torch-pruning` (Taylor, magnitude, Hessian, BatchNorm's scale; ranked globally, uniformly or among
+isomorphic layers) and `network-pruner`, the published package of FAIR-Pruner. Neither can follow a padded shortcut, so
+both get an equal 1 x 1 convolution, which counts neither in MACs nor in parameters. At most 90% of a layer is removed,
+for all but network-pruner, whose own bound is 99%. All score the same 256 training images. The packages run as
+released: torch-pruning 1.6.1's Hessian looks parameters up by name although they are stored by identity, and so uses
+the last image alone. network-pruner leaves the norms of a ConvNeXt at their former width, and the next forward pass
+fails.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ TOLERANCES = 40  # of the published package that are tried
 
 
 def cost_of(network: nn.Module, what: str) -> int:
-    """Return MACs or parameters, without those of convolutions that stand for padded shortcuts."""
+    """Return MACs or parameters, without convolutions in the place of padded shortcuts."""
     shortcuts = {path for path, module in network.named_modules() if path.endswith("shortcut")}
     if what == "macs":
         macs = macs_by_module(network, EXAMPLE)
@@ -64,7 +65,7 @@ def full_cost(model: str, what: str) -> int:
 
 
 def removed(network: nn.Module, model: str, what: str) -> float:
-    """Return the share of the cost that is gone."""
+    """Return the removed share of the cost."""
     return 1 - cost_of(network, what) / full_cost(model, what)
 
 
@@ -76,7 +77,7 @@ def rewritten(model: str) -> nn.Module:
 
 
 def closest(make: Callable[[float], nn.Module], model: str, what: str, share: float) -> nn.Module:
-    """Return the network whose removed share is the closest one that bisection of a ratio finds."""
+    """Return the network whose removed share comes closest, by bisection of a ratio."""
     low, high = 0.0, 1.0
     best = make(high / 2)
     for _ in range(STEPS):
@@ -98,14 +99,14 @@ def planner(model: str, seed: int) -> WidthPlanner:
 
 
 def ours(model: str, seed: int, what: str, share: float, **how: Any) -> nn.Module:
-    """Narrow by one of our rules."""
+    """Narrow by a rule of ours."""
     network = load(model)
     apply_plan(network, planner(model, seed).plan(Budget(**{what: share}), WidthRule(**how)))
     return network
 
 
 def settle(network: nn.Module, method: str, model: str, seed: int, what: str, share: float) -> None:
-    """Do what a method does to a narrowed network before BatchNorm is recalibrated: the default reconstructs then."""
+    """Run a method's steps between narrowing and BatchNorm recalibration: reconstruction, for the default."""
     if method == OURS and batchnorms(network):
         plan = planner(model, seed).plan(Budget(**{what: share}))
         reconstruct(network, load(model), plan, batches(SCORED, seed), seed=seed)
@@ -169,7 +170,7 @@ def prepared(model: str, seed: int, importance: str) -> tuple[nn.Module, Any]:
 
 
 class _Pooled(CifarResNet):
-    """A ResNet that averages positions by a pooling and a flattening: the package cannot follow `mean`."""
+    """ResNet that averages positions by a pooling and a flattening, because the package cannot follow `mean`."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.layer3(self.layer2(self.layer1(F.relu(self.bn1(self.conv1(x))))))
@@ -203,7 +204,7 @@ def published_scores(model: str, seed: int) -> Any:
 
 
 def _layers(network: nn.Module) -> list[int]:
-    """Return the numbers of the convolutions that are not shortcuts, among all modules."""
+    """Return the numbers of the convolutions outside shortcuts, among all modules."""
     return [
         number
         for number, (path, module) in enumerate(network.named_modules())
@@ -212,9 +213,9 @@ def _layers(network: nn.Module) -> list[int]:
 
 
 def network_pruner(model: str, seed: int, what: str, share: float) -> nn.Module:
-    """Narrow by the published package: by the tolerance that comes closest, or by a share of what tolerance 0 takes.
+    """Narrow by the published package: by the closest tolerance, or by a share of the removal at tolerance 0.
 
-    What it removes is not monotone in the tolerance, so tolerances are tried one by one.
+    The removal is not monotone in the tolerance, so tolerances are tried in turn.
     """
     less = closest(lambda part: _published(model, seed, part, 0.0), model, what, share)
     return min((less, *_by_tolerance(model, seed)), key=lambda network: abs(removed(network, model, what) - share))

@@ -3,11 +3,11 @@
     pip install network-pruner==2.16
     PRUNERECOVER_DATA=... python -m benchmarks.width.width_speed
 
-One run, one process, the same 256 CIFAR-10 images for all: U- and R-Score of ResNet-20 by us (median of 5) before and
-after the published package (once: it takes a minute); the same of ResNet-56 in units of one forward and backward pass
-over the images (medians of interleaved runs); and another tolerance for known scores. Finding the groups, which the
-package does later, is timed by itself. The package scores 8 images of each class for its distances; ours scores all.
-Peak memory is what a process of its own needs beyond the loaded network and images, with finding the groups.
+All runs are in one process on the same 256 CIFAR-10 images: U- and R-Score of ResNet-20 by us (median of 5) before and
+after the published package (once, a minute); the same of ResNet-56 in units of a forward and backward pass over the
+images (medians of interleaved runs); and another tolerance for known scores. Finding the groups, a later step of the
+package, is timed by itself. The package computes distances from 8 images of each class; ours from all. Peak memory is a
+separate process's, beyond the loaded network and images, with finding the groups.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def score(model: str) -> WidthPlanner:
 
 
 def find(model: str) -> WidthPlanner:
-    """Find the groups; the published package does it when it prunes."""
+    """Find the groups, as the published package does in its pruning step."""
     return WidthPlanner(Session(load(model), batches(SCORED, SEED), seed=SEED), WidthConfig(seed=SEED))
 
 
 def scoring(model: str) -> tuple[float, float]:
-    """Return the seconds that finding the groups takes, and those that scoring them takes."""
+    """Return the seconds of finding the groups, and of scoring them."""
     started = time.perf_counter()
     planner = find(model)
     found = time.perf_counter() - started
@@ -72,20 +72,20 @@ def one_pass(model: str) -> None:
 
 
 def another_tolerance(planner: WidthPlanner) -> float:
-    """Return the seconds that depths for one more tolerance take, everything from the scores on."""
+    """Return the seconds of depths for another tolerance, from the scores on."""
     low, high = planner.scores(*SIGNALS)
     return median(seconds_of(lambda: depths(curves(low, high), 0.3)) for _ in range(REPEATS))
 
 
 def memory_of(what: str) -> float:
-    """Return the MiB that scoring ResNet-20 needs beyond what is loaded, in a process of its own."""
+    """Return the MiB that scoring ResNet-20 needs beyond the loaded data, in a separate process."""
     program = f"from benchmarks.width.width_speed import needed; print(needed({what!r}))"
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     return float(ran.stdout.split()[-1])
 
 
 def needed(what: str) -> float:
-    """Return the MiB that one thing needs in this process."""
+    """Return the MiB of a measurement in this process."""
     batches(SCORED, SEED)
     Path("/proc/self/clear_refs").write_text("5")  # anew: reading the images took more than scoring
     before = peak_mib()
@@ -94,13 +94,13 @@ def needed(what: str) -> float:
 
 
 def peak_mib() -> float:
-    """Return the peak memory of this process; `getrusage` counts that of the process which started it, too."""
+    """Return the peak memory of this process; `getrusage` would include its parent's."""
     status = Path("/proc/self/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """Measure everything, each thing side by side with what it is compared to."""
+    """Measure everything, each time beside its comparison."""
     batches(SCORED, SEED)
     score("ResNet-20")  # imports and caches
     runs = [scoring("ResNet-20") for _ in range(REPEATS)]

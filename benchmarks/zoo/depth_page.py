@@ -1,4 +1,4 @@
-"""The page of the zoo in depth: how many of each suite end well, what became of the rest, and random sequences."""
+"""Page of the zoo in depth: successes of each suite, all other outcomes, and random sequences."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _line(suite: str, rows: Sequence[Row]) -> tuple[object, ...]:
 
 
 def _fewer(rows: Sequence[Row]) -> list[str]:
-    """Name the networks that lost fewer units than were drawn."""
+    """Name the networks with fewer removed units than drawn."""
     found = [(row, sum(map(len, row["removed"].values()))) for row in rows if "removed" in row]
     told = [f"{row['name']} ({count} of {row['asked']})" for row, count in found if count < row["asked"]]
     return (
@@ -112,7 +112,7 @@ def _fewer(rows: Sequence[Row]) -> list[str]:
 
 
 def _sequences(rows: Sequence[Row]) -> list[str]:
-    """Return what became of units that were taken out one after another."""
+    """Return the outcomes of sequential removals."""
     if not rows:
         return []
     lines = [(row["name"], row["n"], row["ok"], row["removed"], f"{row['seconds']:.0f}") for row in rows]

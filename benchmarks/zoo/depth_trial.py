@@ -1,8 +1,8 @@
-"""One network of the zoo pruned in depth: three of its units are drawn, and as many of their kinds are removed.
+"""A network of the zoo pruned in depth: three of its units are drawn, and as many of their kinds are removed.
 
-`plan_depth` draws again which units of these kinds go, and says if they cannot go together: then one fewer is tried,
-and one of another kind where even one cannot go.
-What happens is told as an outcome: "ok" only if parameters or MACs are really fewer, and as many as the plan says.
+`plan_depth` draws units of these kinds again, and refuses units that cannot go together: then the trial asks for a unit
+less, and for another kind if not even a single one can go. The outcome is "ok" only if parameters or MACs are really
+fewer, and equal to the plan's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOO_MANY = ("none is left that can go", "to stay, so that at most")  # of errors
 
 
 def pruned(suite: str, name: str, folder: Path) -> Row:
-    """Plan, apply, train and save a network; leave its outputs beside it, and return what its row says of that."""
+    """Plan, apply, train and save a network; save its outputs, too, and return entries for the row."""
     network = networks_of(suite)[name]
     model, given = dense(network, SEED), batches(network)
     sample = as_inputs(without_labels(given[0])).select(torch.tensor([0]))
@@ -58,11 +58,11 @@ def pruned(suite: str, name: str, folder: Path) -> Row:
 
 
 def drawn(units: Sequence[Unit], most_blocks: int) -> list[str]:
-    """Return the kinds of the units that are to go: those of units that are drawn, none inside another.
+    """Return the kinds of randomly drawn units, none inside another.
 
     Args:
-        units: Of a network.
-        most_blocks: Of it that may go.
+        units: Units of a network.
+        most_blocks: Largest number of blocks to remove.
     """
     taken: list[Unit] = []
     for unit in random.Random(SEED).sample([*units], len(units)):
@@ -78,12 +78,12 @@ def size(model: nn.Module, sample: ModelInputs) -> tuple[int, int]:
 
 
 def judged(before: tuple[int, int], after: tuple[int, int], plan: Plan) -> list[float]:
-    """Return which shares of the parameters and of the MACs are gone.
+    """Return the removed shares of the parameters and of the MACs.
 
     Raises:
-        Ended: If the parameters are not as many as the plan says, or neither they nor the MACs fewer than before (but
-            for activations, which leave slopes), or the MACs are neither fewer nor as many as the plan says (routes to
-            experts depend on the data).
+        Ended: Ended: If the parameters differ from the plan's, if neither they nor the MACs are fewer than before
+            (except for activations, whose replacements have slopes), or if the MACs are neither fewer nor equal to the
+            plan's (routes to experts depend on the data).
     """
     (params, macs), said = after, plan.result
     only_activations = {*plan.removed} == {"activation"}
@@ -108,7 +108,7 @@ def _units(model: nn.Module, batch: Any) -> tuple[Unit, ...]:
 
 
 def _planned(model: nn.Module, given: list[Any], kinds: list[str], others: Sequence[str]) -> Plan:
-    """Return a plan of units of these kinds, of fewer if not so many can go together, of another kind if none can."""
+    """Return a plan of units of these kinds, of fewer if refused, or of another kind if none can go."""
     wanted = dict(Counter(kinds))
     try:
         return plan_depth(model, remove=wanted, batches=given, importance="random", seed=SEED)

@@ -1,6 +1,6 @@
-"""Groups of networks that are larger than memory, found on the meta device: seconds of processor time.
+"""Groups of networks larger than memory, found on the meta device: seconds of processor time.
 
-Weights are not needed to find groups, and none are made. Each is found in a process of its own.
+Finding groups needs no weights, and none are made. Each network has a process of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def build(settings: dict[str, Any]) -> nn.Module:
 
 
 def measured(name: str) -> Row:
-    """Return the row of a network: its parameters, how many groups it has, and the seconds that finding them took."""
+    """Return the row of a network: its parameters, the numbers of its groups, and the seconds of finding them."""
     network = build(NETWORKS[name])
     example = {"input_ids": torch.zeros(1, TOKENS, dtype=torch.long, device="meta")}
     started = time.process_time()

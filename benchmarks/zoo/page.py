@@ -1,4 +1,4 @@
-"""What pages of the zoo have in common: shares, lists of networks with reasons, and versions."""
+"""Shared parts of the zoo's pages: shares, lists of networks with reasons, and versions."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LONGEST = 800  # characters of a reason
 
 
 def stored(name: str, key: str = "rows") -> list[Row]:
-    """Return the rows that earlier runs left in the results of a name."""
+    """Return the rows of earlier runs in the results of a name."""
     path = RESULTS / f"{name}.json"
     return list(json.loads(path.read_text()).get(key, [])) if path.is_file() else []
 
 
 def write(name: str, result: Mapping[str, Any], page: str) -> None:
-    """Write the rows as JSON and the page, each at once: a run that is killed leaves those of before."""
+    """Write the rows as JSON and the page, each atomically: a killed run leaves the former files."""
     record = {"command": command(), "cpu": cpu_name(), "versions": versions(), **result}
     write_text(RESULTS / f"{name}.json", json.dumps(record, indent=2) + "\n")
     write_text(RESULTS / f"{name}.md", page.rstrip() + "\n")
@@ -46,7 +46,7 @@ def share(ok: int, others: int) -> str:
 
 
 def rebuilt(rows: Sequence[Row]) -> list[str]:
-    """Say which networks of libraries that plans can name were made again without the dense one."""
+    """Return a line on the networks of timm and transformers that were rebuilt without the dense network."""
     own = [row for row in rows if row["suite"] in ("timm", "transformers") and "rebuilt" in row]
     others = [row["name"] for row in own if not row["rebuilt"]]
     told = f", all but {', '.join(others)}" if others else ""
@@ -61,7 +61,7 @@ SILENT = (
 
 
 def silent(count: dict[str, int]) -> str:
-    """Return how many networks end in each way that no error tells.
+    """Return the numbers of networks by silent failure.
 
     >>> silent({"ok": 3, "dead": 1, "over": 0, "slow": 2})
     '1, 0, 2'
@@ -70,7 +70,7 @@ def silent(count: dict[str, int]) -> str:
 
 
 def not_tried(rows: Sequence[Row]) -> list[str]:
-    """Say of how many networks it is not known yet whether they end in such a way: their rows are earlier."""
+    """Return a line on networks whose silent failures are unknown, because their rows are earlier."""
     left = sum("dead" not in row for row in rows)
     told = f"Dead parameters are not tried yet of {left} networks, whose rows are of an earlier version."
     return [told, ""] if left else []
@@ -83,7 +83,7 @@ EXPORTED = (
 
 
 def exports(rows: Sequence[Row]) -> str:
-    """Return how many networks are exported with free sizes, with fixed ones, and not; empty if none was tried.
+    """Return the numbers of exports with free sizes, with fixed sizes, and refused; empty if none was tried.
 
     >>> exports([{"onnx": "free sizes"}, {"onnx": "free sizes"}, {"onnx": "refused"}, {"onnx": None}])
     '2, 0, 1'
@@ -93,7 +93,7 @@ def exports(rows: Sequence[Row]) -> str:
 
 
 def not_with_free_sizes(rows: Sequence[Row]) -> list[str]:
-    """Return the networks that are exported with fixed sizes alone or not at all, with the reasons."""
+    """Return the networks exported with fixed sizes alone or not at all, with the reasons."""
     left = [row for row in rows if row["outcome"] == "ok" and not row.get("onnx")]
     earlier = "whose rows are of an earlier version or of a run without it"
     waiting = [f"ONNX is not tried yet of {len(left)} networks, {earlier}.", ""] if left else []
@@ -102,13 +102,13 @@ def not_with_free_sizes(rows: Sequence[Row]) -> list[str]:
 
 
 def section(title: str, rows: Sequence[Row], field: str, ends: str = "outcome") -> list[str]:
-    """Return a list of networks with what their rows say.
+    """Return a list of networks with a field of their rows.
 
     Args:
-        title: Of the section.
-        rows: Of the networks.
-        field: Of a row, that is told.
-        ends: Field that says how it ended.
+        title: Title of the section.
+        rows: Rows of the networks.
+        field: Field to show.
+        ends: Field of the outcome.
     """
     if not rows:
         return []
@@ -122,12 +122,12 @@ def _short(text: str) -> str:
 
 
 def names(rows: Sequence[Row]) -> str:
-    """Return the names of the networks that are ok."""
+    """Return the names of the successful networks."""
     return ", ".join(row["name"] for row in rows if row["outcome"] == "ok")
 
 
 def installed() -> str:
-    """Return a line with the versions that the rows depend on."""
+    """Return a line with the versions of the relevant packages."""
     found = versions()
     for name in FURTHER:
         try:

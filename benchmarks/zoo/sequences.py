@@ -26,7 +26,7 @@ def names() -> list[str]:
 
 
 def empty(name: str) -> Row:
-    """Return the row of an architecture of which no sequence was tried."""
+    """Return the row of an architecture without sequences."""
     return {"name": name, "n": 0, "ok": 0, "removed": 0, "seconds": 0.0}
 
 
@@ -45,12 +45,12 @@ def run(name: str, seeds: Sequence[int]) -> Row:
 
 
 def lost(seeds: Sequence[int], why: str) -> Row:
-    """Return what is added to a row if the process was lost: none of the sequences is ok."""
+    """Return the addition to a row for a lost process: no sequence is ok."""
     return {**empty(""), "n": len(seeds), "reason": f"seeds {seeds[0]} to {seeds[-1]}: {why}"}
 
 
 def add(row: Row, found: Row) -> None:
-    """Add sequences to the row of their architecture, which keeps the first failure.
+    """Add sequences to the row of their architecture; the first failure is kept.
 
     >>> row = {"name": "a", "n": 2, "ok": 2, "removed": 7, "seconds": 0.1}
     >>> add(row, {"name": "", "n": 2, "ok": 1, "removed": 3, "seconds": 0.2, "reason": "seed 3: no"})

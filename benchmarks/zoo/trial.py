@@ -1,4 +1,4 @@
-"""What trials of the zoo have in common: seeds, a step of training, and a network that is loaded in another process."""
+"""Shared parts of the zoo's trials: seeds, a training step, and a network loaded in another process."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Ended(Exception):
     """A network ends in another way than "ok".
 
     Args:
-        outcome: Of its row.
-        reason: What was tried, and the error.
-        error: That ended it; a refusal leaves its cause and its way out in the row.
+        outcome: Outcome of the row.
+        reason: Failed step, and the error.
+        error: Error behind it; the row keeps a refusal's cause and way out.
     """
 
     def __init__(self, outcome: str, reason: str, error: Exception | None = None) -> None:
@@ -40,19 +40,19 @@ class Ended(Exception):
 
 
 def parts_of(error: Exception | None) -> dict[str, str]:
-    """Return the cause and the way out of a refusal; nothing of another error."""
+    """Return the cause and the way out of a refusal; empty for any other error."""
     return {"cause": error.cause, "way_out": error.way_out} if isinstance(error, Refusal) else {}
 
 
 def prepare() -> None:
-    """Set up a process: one thread, whose sums have one order."""
+    """Set up a process: a single thread, for a fixed order of sums."""
     torch.set_num_threads(1)
 
 
 def reloaded(suite: str, name: str, folder: Path) -> Row:
-    """Load what `trained_and_saved` saved, and return how it ends: ok if its outputs are the same bits.
+    """Load the saved network of `trained_and_saved`, and return the outcome: ok if its outputs are bitwise equal.
 
-    Where the plan cannot build the network, a dense one of other weights is passed.
+    Where the plan cannot build the network, a dense network with other weights is passed.
     """
     network = networks_of(suite)[name]
     rebuilt = Plan.load(folder / FOLDER / "plan.json").source.constructor is not None
@@ -71,7 +71,7 @@ def reloaded(suite: str, name: str, folder: Path) -> Row:
 
 
 def exported(suite: str, name: str, folder: Path) -> Row:
-    """Write what `trained_and_saved` saved as ONNX, which runs it in onnxruntime; return with which sizes that goes."""
+    """Export the network of `trained_and_saved` as ONNX, checked in onnxruntime; return the kind of sizes."""
     network = networks_of(suite)[name]
     rebuilt = Plan.load(folder / FOLDER / "plan.json").source.constructor is not None
     model = load_pruned(folder / FOLDER, None if rebuilt else dense(network, SEED + 1))
@@ -90,10 +90,10 @@ def applied(model: nn.Module, plan: Plan) -> None:
 
 
 def trained_and_saved(model: nn.Module, plan: Plan, given: list[Any], network: Network, folder: Path) -> list[str]:
-    """Train a pruned network for a step, save it, and leave its outputs for the first batch beside it.
+    """Train a pruned network for a step, save it, and save its outputs for the first batch.
 
     Returns:
-        Parameters that get no gradient, but do in the dense network.
+        Parameters without a gradient that have a gradient in the dense network.
     """
     with stage("training"):
         reached = _backward(dense(network, SEED), given[1], network)
@@ -107,11 +107,11 @@ def trained_and_saved(model: nn.Module, plan: Plan, given: list[Any], network: N
 
 
 def silently(dead: list[str], seconds: float) -> Row:
-    """Return how a trial ends whose steps all work, but for what goes in silence.
+    """Return the outcome of a trial without errors, which may be a silent failure.
 
     Args:
-        dead: What `trained_and_saved` returned.
-        seconds: Of processor time that finding and planning took.
+        dead: Result of `trained_and_saved`.
+        seconds: Processor seconds of finding and planning.
 
     >>> silently([], 1.5)
     {'outcome': 'ok'}
@@ -129,7 +129,7 @@ def silently(dead: list[str], seconds: float) -> Row:
 
 @contextmanager
 def timed(row: Row) -> Iterator[None]:
-    """Note the seconds of processor time that finding and planning take, also where they end in a refusal."""
+    """Note the processor seconds of finding and planning, also on a refusal."""
     started = time.process_time()
     try:
         yield
@@ -151,7 +151,7 @@ def batches(network: Network) -> list[Any]:
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Any error of a step that comes after the plan is a failure."""
+    """Turn any error of a step after the plan into a failure."""
     try:
         yield
     except Exception as error:
@@ -159,7 +159,7 @@ def stage(name: str) -> Iterator[None]:
 
 
 def _backward(model: nn.Module, batch: Any, network: Network) -> set[str]:
-    """Run backward once in training mode; return the names of the parameters that get a gradient."""
+    """Run backward once in training mode; return the names of the parameters with a gradient."""
     loss = loss_of(model.train(), batch, network.loss or supervised_loss)
     loss.backward()
     assert loss.isfinite(), f"the loss is {loss}"

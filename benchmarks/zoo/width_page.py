@@ -1,4 +1,4 @@
-"""The page of the zoo in width: how many of each suite end well, and what became of the rest."""
+"""Page of the zoo in width: successes of each suite, and all other outcomes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _line(suite: str, rows: Sequence[Row]) -> tuple[object, ...]:
 
 
 def _planning(rows: Sequence[Row]) -> list[str]:
-    """Say how long plans take; one that was lost counts as too long, rows of earlier versions are not timed."""
+    """Return a line on planning times; a lost process counts as too long, and earlier rows have no time."""
     tried = [row for row in rows if "planning_seconds" in row]
     others = [row["seconds"] for row in rows if "planning_seconds" not in row]
     timed = sorted((row for row in tried if row["planning_seconds"] is not None), key=_seconds, reverse=True)

@@ -1,7 +1,7 @@
-"""One network of the zoo pruned in width: planned with default arguments for 30% of the MACs.
+"""A network of the zoo pruned in width: planned with default arguments for 30% of the MACs.
 
-Where less than that can go, as the refusal says, half of what can go is asked for instead. What happens is told as an
-outcome: "ok" only if the share that is really gone is the one asked for, or a warning names both.
+If the refusal names a smaller maximum, half of the maximum is the budget instead. The outcome is "ok" only if the
+really removed share is the budget, or if a warning names both.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ AT_MOST = re.compile(r"at most ([\d.]+)% can go")  # of the error that says that
 
 
 def pruned(suite: str, name: str, folder: Path) -> Row:
-    """Plan, apply, train and save a network; leave its outputs beside it, and return what its row says of that."""
+    """Plan, apply, train and save a network; save its outputs, too, and return entries for the row."""
     network = networks_of(suite)[name]
     model, given = dense(network, SEED), batches(network)
     example = without_labels(given[0])
@@ -60,7 +60,7 @@ def pruned(suite: str, name: str, folder: Path) -> Row:
 
 
 def judged(removed: float, told: Sequence[str], asked: float = ASKED) -> Row:
-    """Return how a share of the MACs that is really gone ends, given the warnings of planning.
+    """Return the outcome of a really removed share of the MACs, given the warnings of planning.
 
     >>> judged(0.31, [])
     {'outcome': 'ok'}
@@ -85,7 +85,7 @@ def _names(text: str, share: float) -> bool:
 
 
 def _planned(model: nn.Module, given: list[Any], network: Network, row: Row) -> tuple[Plan, list[str]]:
-    """Return the plan by default arguments, and the warnings; leave in the row what is asked for, and why if less."""
+    """Return the plan by default arguments, and the warnings; note the budget in the row, and the reason if reduced."""
     loss = {} if network.loss is None else {"loss": network.loss}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

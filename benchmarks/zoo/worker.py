@@ -1,4 +1,4 @@
-"""A process that calls functions for another one, which it can crash or keep waiting without harm."""
+"""Process that calls functions for another process, whose crashes and delays do no harm there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Lost(Exception):
-    """The process died or took too long; the message says which."""
+    """The process died or took too long, as the message tells."""
 
 
 class Late(Lost):
@@ -20,10 +20,10 @@ class Late(Lost):
 
 
 class Worker:
-    """One process for many calls; it is started when it is needed, and anew after it was lost.
+    """Process for many calls; started on demand, and again after a loss.
 
     Args:
-        prepare: Is called there before anything else.
+        prepare: Function called in the process first.
     """
 
     def __init__(self, prepare: Callable[[], object] | None = None) -> None:
@@ -32,11 +32,11 @@ class Worker:
         self._connection: Connection | None = None
 
     def call(self, function: Callable[..., Any], *args: Any, timeout: float) -> Any:
-        """Return what a function of some module returns there.
+        """Return the result of a module-level function, called in the process.
 
         Args:
-            function: Not a local one: its name is sent.
-            args: Can be pickled, as can what it returns.
+            function: Module-level function, sent by name.
+            args: Picklable arguments; the result has to be picklable, too.
             timeout: Seconds; starting the process does not count.
 
         Raises:
@@ -61,7 +61,7 @@ class Worker:
         return result
 
     def stop(self) -> None:
-        """End the process, if there is one."""
+        """End the process, if any."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -70,7 +70,7 @@ class Worker:
         self._process = self._connection = None
 
     def start(self) -> Connection:
-        """Start the process, if there is none; return what it is reached by."""
+        """Start the process if needed; return the connection to it."""
         if self._connection is not None:
             return self._connection
         context = multiprocessing.get_context("spawn")

@@ -5,14 +5,13 @@
     python -m benchmarks.zoo.zoo --kind depth --sequences N [--only NAME ...]
 
 Every network of benchmarks/zoo/networks is planned (in width at 30% of its MACs, in depth for three of its units, drawn
-at random), pruned, trained for one step, saved, loaded in another process, where it has to give the same bits, and
-exported as ONNX in a third, where onnxruntime has to compute the same, with free sizes or with fixed ones. With
-`--sequences N`, up to five units after another are taken out of each small architecture of tests/cases/depth, in N
-random ways; with `--large`, the groups of a Llama-2-7B are found on the meta device. Rows are written as they are
-measured; a run that was interrupted goes on where it was, and rows that lack a figure are measured anew. A network that
-crashes or takes longer than `--timeout` is a row, too. torchvision, timm and transformers come with the project; for
-the suite ultralytics, which is no dependency (its licence is AGPL-3.0), that package has to be installed by hand, else
-the page says that it is missing. Two hours on one core.
+at random), pruned, trained for a step, saved, loaded in another process with bitwise equal outputs, and exported as
+ONNX in a third process, where onnxruntime has to compute the same outputs, with free sizes or with fixed ones. With
+`--sequences N`, up to five units in a row are removed from each small architecture of tests/cases/depth, in N random
+ways; with `--large`, the groups of a Llama-2-7B are found on the meta device. Rows are written at once; an interrupted
+run continues, and rows with missing figures are measured again. A network that crashes or takes longer than `--timeout`
+has a row, too. torchvision, timm and transformers come with the project; the suite ultralytics (AGPL-3.0) is no
+dependency, and its package has to be installed by hand, or the page lists it as missing. Two hours on one core.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ UNKNOWN: Row = {"planning_seconds": None, "dead": None, "onnx": None}  # of a ro
 
 @dataclass(frozen=True)
 class Dimension:
-    """What is measured of every network: the page's name, the first step, and what a row begins with.
+    """Measurement of networks: the page's name, the first step, and the initial row.
 
-    A row without one of these entries is of an earlier version.
+    A row without all of these entries is from an earlier version.
     """
 
     page: str
@@ -56,7 +55,7 @@ class Dimension:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """Each in a process of its own."""
+        """Steps of a trial, each in a process of its own."""
         return self.pruned, reloaded, exported
 
 
@@ -67,7 +66,7 @@ DIMENSIONS = {
 
 
 def main() -> None:
-    """Measure the networks that have no row yet, large ones, or random sequences."""
+    """Measure the networks without a row, large networks, or random sequences."""
     options = arguments()
     if options.sequences:
         measure_sequences(options)
@@ -152,17 +151,17 @@ def measure_sequences(options: argparse.Namespace) -> None:
 
 
 def is_chosen(name: tuple[str, ...], patterns: list[str]) -> bool:
-    """Return whether a network is one of those that were named."""
+    """Whether a network's name matches a pattern."""
     return any(fnmatch(name[-1], pattern) for pattern in patterns)
 
 
 def is_due(row: Row | None, again_failed: bool, dimension: Dimension) -> bool:
-    """Return whether a network is to be measured, given the row that it has."""
+    """Whether to measure a network, given its present row."""
     return row is None or not dimension.row.keys() <= row.keys() or (again_failed and row["outcome"] != "ok")
 
 
 def key(row: Row) -> Name:
-    """Return the network that a row is of."""
+    """Return the network of a row."""
     return row["suite"], row["name"]
 
 
@@ -188,7 +187,7 @@ def measured(workers: Mapping[Step, Worker], kind: str, which: Name, timeout: fl
 
 
 def joined(row: Row, found: Row) -> dict[str, Any]:
-    """Return what a step adds to a row: the first outcome that is not ok stays, with every reason.
+    """Return a step's additions to a row: the first outcome other than ok stays, with every reason.
 
     >>> joined({"outcome": "failed", "reason": "too much"}, {"outcome": "ok", "rebuilt": True})
     {'outcome': 'failed', 'rebuilt': True, 'reason': 'too much'}
@@ -202,10 +201,10 @@ def save(kind: str, rows: Iterable[Row], missing: dict[str, str], others: list[R
     """Write the rows and the page, suite by suite.
 
     Args:
-        kind: Of the units.
-        rows: Of networks.
-        missing: Why suites are left out; it counts for suites that earlier runs left no rows of.
-        others: Rows of sequences in depth, of large networks in width; None: those of earlier runs.
+        kind: Kind of the trials, "width" or "depth".
+        rows: Rows of networks.
+        missing: Reasons for missing suites; they count for suites without rows.
+        others: Rows of sequences in depth, or of large networks in width; None: the rows of earlier runs.
     """
     page = DIMENSIONS[kind].page
     in_order = sorted(rows, key=lambda row: SUITES.index(row["suite"]))

@@ -1,4 +1,4 @@
-"""Command that draws all pictures of the documents anew: `python -m benchmarks.project.pictures`."""
+"""Command that redraws all pictures of the documents: `python -m benchmarks.project.pictures`."""
 
 from benchmarks.project.pictures import FOLDER, PICTURES
 

@@ -6,7 +6,7 @@ from benchmarks.project.pictures.drawing import Drawing
 
 
 def draw_flow() -> Drawing:
-    """Return the way from a network to a smaller one."""
+    """Return the steps from a network to a smaller one."""
     drawing = Drawing(760, 250, "From a model to a pruned and recovered one, step by step")
     drawing.box(160, 14, 590, 104, fill="band")
     drawing.box(10, 132, 292, 104, fill="band")
@@ -34,7 +34,7 @@ def draw_flow() -> Drawing:
 
 
 def draw_block() -> Drawing:
-    """Return a block of a transformer, with what may go in it."""
+    """Return a transformer block with its removable units."""
     drawing = Drawing(
         760, 300, "A transformer block: the block, its attention, its MLP, their heads, neurons and activation may go"
     )
@@ -76,7 +76,7 @@ def draw_block() -> Drawing:
 
 
 def draw_group() -> Drawing:
-    """Return channels of several layers that go together."""
+    """Return coupled channels of several layers."""
     drawing = Drawing(
         760, 240, "One channel of a residual stream: all layers that make, scale or read it lose it together"
     )
@@ -100,7 +100,7 @@ def draw_group() -> Drawing:
 
 
 def draw_replacements() -> Drawing:
-    """Return what stands in the place of removed units, before and after merging."""
+    """Return the replacements of removed units, before and after merging."""
     drawing = Drawing(760, 322, "Replacements of removed units, and what they are after merging")
     for x, words in ((90, "removed"), (330, "replacement, fitted"), (630, "merged")):
         drawing.text(x, 26, words, 12, soft=True)
@@ -128,7 +128,7 @@ def draw_replacements() -> Drawing:
 
 
 def draw_ledger() -> Drawing:
-    """Return what a checkpoint of a pruned run holds, and who reads it."""
+    """Return the content of a pruned run's checkpoint, and its readers."""
     drawing = Drawing(760, 270, "A Lightning checkpoint with the ledger, and its two readers")
     drawing.box(10, 14, 300, 242, fill="band")
     drawing.text(24, 34, "last.ckpt", 13, "start")
@@ -166,7 +166,7 @@ def draw_ledger() -> Drawing:
 
 
 def draw_library() -> Drawing:
-    """Return sites with their variants, and the frontier of the plans that they allow."""
+    """Return sites with their variants, and the frontier of their plans."""
     drawing = Drawing(
         760, 290, "A library: the variants of each site, one of them chosen; and the frontier of all budgets"
     )

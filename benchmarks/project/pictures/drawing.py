@@ -49,7 +49,7 @@ class Drawing:
     def box(
         self, x: float, y: float, width: float, height: float, text: str = "", fill: str = "plain", size: float = 12
     ) -> None:
-        """Draw a box with lines of text in its middle.
+        """Draw a box with centred lines of text.
 
         Args:
             x: Left side.
@@ -89,7 +89,7 @@ class Drawing:
         self._path("M" + " L".join(f"{x:.0f} {y:.0f}" for x, y in points))
 
     def curve(self, points: Sequence[tuple[float, float]]) -> None:
-        """Draw a line with a head at its end, that leaves every point and arrives at every other one upright."""
+        """Draw a line with a head at its end, vertical at every point."""
         x, y = points[0]
         path = f"M{x:.0f} {y:.0f}"
         for to_x, to_y in points[1:]:

@@ -1,7 +1,7 @@
 """The picture of the house: folders by floor from the ground up, and who imports whom.
 
-A folder is a box, a file of the package's root, too; a subfolder has a box of its own where its parent would be in a
-circle with it. An arrow leads to a folder that is imported; one that other arrows say already is left out.
+Boxes are folders, and files of the package's root; a subfolder has a box of its own where its parent would close a
+circle. Arrows lead to imported folders; redundant arrows are left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Places = dict[str, tuple[float, float, float]]  # centre, upper side and width o
 
 
 def folders() -> dict[str, set[str]]:
-    """Return the folders that each folder imports; subfolders stand alone where a circle would be closed else."""
+    """Return the imported folders of each folder; subfolders stand alone where a circle would close otherwise."""
     imports = without_front_door(imports_of(sources()))
     whole = _merged(imports, {name: name.split(".")[1] for name in imports})
     tangled = set().union(*(part for part in nx.strongly_connected_components(_graph(whole)) if len(part) > 1))
@@ -43,7 +43,7 @@ def folders() -> dict[str, set[str]]:
 
 
 def _folder(name: str) -> str:
-    """Return the folder of a file, without the package's name; a file of the root is its own."""
+    """Return the folder of a file, without the package's name; a file of the root stands for itself."""
     parts = name.split(".")[1:]
     is_folder = any(other.startswith(f"{name}.") for other in sources())
     return ".".join(parts if is_folder else parts[:-1] or parts)
@@ -73,7 +73,7 @@ def floors_of(imports: Imports) -> dict[str, int]:
 
 
 def rows_of(imports: Imports) -> list[list[str]]:
-    """Return the folders row by row, from the top down: a folder stands below all that import it."""
+    """Return the folders row by row, from the top down, each below all folders that import it."""
     height, floors = dict[str, int](), floors_of(imports)
     for folder in reversed(list(nx.lexicographical_topological_sort(_graph(imports)))):
         below = [other for other in imports[folder] if floors[other] == floors[folder]]
@@ -83,7 +83,7 @@ def rows_of(imports: Imports) -> list[list[str]]:
 
 
 def routed(rows: list[list[str]], arrows: nx.DiGraph) -> tuple[list[list[str]], list[list[str]]]:
-    """Return the rows with a place for every arrow that passes by, and the stops of each arrow."""
+    """Return the rows with a place for every passing arrow, and the stops of each arrow."""
     rows, stops = [list(row) for row in rows], []
     at = {name: number for number, row in enumerate(rows) for name in row}
     for name, other in sorted(arrows.edges):
@@ -95,7 +95,7 @@ def routed(rows: list[list[str]], arrows: nx.DiGraph) -> tuple[list[list[str]], 
 
 
 def placed(rows: list[list[str]], stops: list[list[str]], floors: Mapping[str, int]) -> Places:
-    """Return the places of all stops: near those before and behind on the arrows."""
+    """Return the places of all stops, near their neighbours on the arrows."""
     centre = {name: WIDTH * (place + 1) / (len(row) + 1) for row in rows for place, name in enumerate(row)}
     near: dict[str, list[str]] = {name: [] for name in centre}
     for name, other in (pair for arrow in stops for pair in pairwise(arrow)):
@@ -119,7 +119,7 @@ def _width(name: str) -> float:
 
 
 def _spread(row: list[str], wanted: Mapping[str, float]) -> dict[str, float]:
-    """Return the centres of a row, as near as possible to what is wanted: nothing overlaps, all is inside."""
+    """Return the centres of a row, as near as possible to the wanted ones, without overlap and inside the picture."""
     found, least = dict[str, float](), 0.0
     ordered = sorted(row, key=lambda name: (wanted[name], name))
     for name in ordered:
@@ -156,6 +156,6 @@ def draw_house() -> Drawing:
 
 
 def _ends(place: tuple[float, float, float], name: str) -> list[tuple[float, float]]:
-    """Return where arrows reach a stop, and where they leave it."""
+    """Return the ends of arrows into and out of a stop."""
     x, y, _ = place
     return [(x, y), (x, y + BOX)]

@@ -1,4 +1,4 @@
-"""Small networks that are hard to prune: one for each way in which units can be tied."""
+"""Small networks that are hard to prune, with units coupled in all different ways."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.zoo.networks.network import CLASSES, MakeBatch, Network, images,
 N = 8
 PICTURES = images(16, samples=N)
 Body = Callable[[], nn.Module]
-# What lies between a stem and a head, and how many channels come out.
+# Body between a stem and a head, and its number of output channels.
 BODIES: dict[str, tuple[Body, int]] = {
     "groups": (lambda: nn.Sequential(conv(WIDTH, 64), conv(64, 64, groups=4), conv(64, 64, groups=8)), 64),
     "groups-that-widen": (lambda: nn.Sequential(conv(WIDTH, 96, groups=8), conv(96, 64)), 64),
@@ -88,7 +88,7 @@ def _pairs(generator: Generator) -> tuple[Tensor, Tensor]:
 
 
 def _keywords(categories: bool) -> MakeBatch:
-    """Return what makes two inputs by name: numbers beside bags of categories, or beside pictures."""
+    """Return a maker of two named inputs: numbers with bags of categories, or with pictures."""
 
     def batch(generator: Generator) -> dict[str, Tensor]:
         numbers = torch.randn(N, 8, generator=generator)

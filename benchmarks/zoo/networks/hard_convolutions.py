@@ -1,4 +1,4 @@
-"""Small convolutional networks whose channels are tied in ways that are easy to get wrong."""
+"""Small convolutional networks whose channels are coupled in error-prone ways."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH = 32
 
 
 def conv(c_in: int, c_out: int, size: int = 3, **kwargs: int) -> nn.Sequential:
-    """Convolution, norm and ReLU that keep the size."""
+    """Convolution of equal size, norm and ReLU."""
     return nn.Sequential(
         nn.Conv2d(c_in, c_out, size, padding=size // 2, bias=False, **kwargs), nn.BatchNorm2d(c_out), nn.ReLU()
     )
@@ -57,7 +57,7 @@ class Shuffle(nn.Module):
 
 
 class Dense(nn.Module):
-    """Every layer reads all before it."""
+    """Layers that read all earlier layers."""
 
     def __init__(self, layers: int = 4, growth: int = 16) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Dense(nn.Module):
 
 
 class Repeated(nn.Module):
-    """One convolution is used three times on the same stream."""
+    """A convolution used three times on the same stream."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Repeated(nn.Module):
 
 
 class Chunked(nn.Module):
-    """Halves that go different ways and meet again (as in C2f and CSP)."""
+    """Halves with different paths, joined again (as in C2f and CSP)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Split(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Channels scaled by a gate that a bottleneck makes of their means."""
+    """Channels scaled by a gate, from a bottleneck on their means."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class ByIndex(nn.Module):
 
 
 class Functional(nn.Module):
-    """A parameter that is no module's weight convolves, and another one scales channels."""
+    """A bare parameter that convolves, and another that scales channels."""
 
     def __init__(self) -> None:
         super().__init__()

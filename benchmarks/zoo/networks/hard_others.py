@@ -1,4 +1,4 @@
-"""Small networks of other kinds: attention by hand, tables, recurrence, several inputs and outputs."""
+"""Small networks of further kinds: explicit attention, tables, recurrence, several inputs and outputs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Encoder(nn.Module):
 
 
 class SwiGlu(nn.Module):
-    """A gated MLP whose two halves are one weight, and one whose are two."""
+    """A gated MLP whose two halves are a single weight, and another with two weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class GroupedLinear(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Convolutions over time before an LSTM, whose outputs another layer reads."""
+    """Convolutions over time before an LSTM, whose outputs a linear layer reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class TiedTables(nn.Module):
 
 
 class Bags(nn.Module):
-    """Categories in bags, beside numbers that batch norm scales; crossed, as in recommenders."""
+    """Categories in bags, and numbers scaled by batch norm; crossed, as in recommenders."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Bags(nn.Module):
 
 
 class TwoInputs(nn.Module):
-    """A picture and numbers, whose features are added, and multiplied onto the channels (FiLM)."""
+    """A picture and numbers, with features added, and multiplied onto the channels (FiLM)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class TwoInputs(nn.Module):
 
 
 class DictOutputs(nn.Module):
-    """A shared trunk with three heads, in a mapping that holds a list."""
+    """A shared trunk with three heads, and a mapping with a list as output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class DictOutputs(nn.Module):
 
 
 class Siamese(nn.Module):
-    """One trunk for two pictures, and what its features have in common."""
+    """A trunk for two pictures, and the agreement of their features."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One network of the zoo: how it is built with random weights, what a batch of it is, and its loss."""
+"""Network of the zoo: its construction with random weights, a batch, and its loss."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MakeBatch = Callable[[Generator], Any]
 
 @dataclass(frozen=True)
 class Network:
-    """A network under the name that its row gets.
+    """Network under the name of its row.
 
     Attributes:
-        build: Makes it, with random weights from torch's global random state.
-        batch: Makes a batch of the form that a user's loader gives.
+        build: Function that builds the network, with weights from torch's global random state.
+        batch: Function that makes a batch, in the form of a user's loader.
         loss: None: the batches are labelled, and the default loss does.
     """
 
@@ -35,7 +35,7 @@ class Network:
 
 
 def images(*size: int, channels: int = 3, classes: int = CLASSES, samples: int = SAMPLES) -> MakeBatch:
-    """Return what makes labelled images, `(N, channels, *size)`; one size stands for a square."""
+    """Return a maker of labelled images, `(N, channels, *size)`; a single size means a square."""
     size = size * 2 if len(size) == 1 else size
 
     def batch(generator: Generator) -> tuple[Tensor, Tensor]:
@@ -46,19 +46,19 @@ def images(*size: int, channels: int = 3, classes: int = CLASSES, samples: int =
 
 
 def outputs(model: nn.Module, batch: Any) -> list[Tensor]:
-    """Return all tensors that a network gives for a batch."""
+    """Return all output tensors of a network for a batch."""
     found = call(model, as_inputs(without_labels(batch)))
     return [leaf for leaf in tree_leaves(_plain(found)) if isinstance(leaf, Tensor)]
 
 
 def squares(model: nn.Module, batch: Any) -> Tensor:
-    """Return a loss that every network has: the mean square of each floating-point output, summed."""
+    """Return a loss for any network: the mean square of each floating-point output, summed."""
     found = [output for output in outputs(model, batch) if output.is_floating_point() and output.numel()]
     return torch.stack([output.square().mean() for output in found]).sum()
 
 
 def _plain(output: Any) -> Any:
-    """Return outputs of transformers as dictionaries, without the caches that no pytree opens."""
+    """Return outputs of transformers as dictionaries, without caches, which pytrees cannot flatten."""
     if hasattr(output, "to_tuple"):
         return {name: value for name, value in output.items() if name not in CACHES}
     return output

@@ -1,4 +1,4 @@
-"""The suites of the zoo by name, and which of them cannot be measured here."""
+"""Suites of the zoo by name, and reasons for missing ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def networks_of(suite: str) -> dict[str, Network]:
 
 
 def available() -> tuple[dict[str, dict[str, Network]], dict[str, str]]:
-    """Return the networks of all suites whose packages are installed, and why others are left out."""
+    """Return the networks of all suites with installed packages, and the reasons for missing suites."""
     found, missing = dict[str, dict[str, Network]](), dict[str, str]()
     for suite in SUITES:
         try:

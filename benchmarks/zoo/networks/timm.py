@@ -1,4 +1,4 @@
-"""Networks of timm: one of nearly every family, small, on small images where the family allows."""
+"""Networks of timm: a small one of nearly every family, on small images where the family allows."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ CONVOLUTIONAL = {
     "visformer_tiny": 224,
     "botnet26t_256": 256,
 }
-# What transformers of timm are made with, so that they take small images.
+# Arguments of timm's transformers for small images.
 SMALL = {"img_size": 64}
 SHALLOW = {"img_size": 64, "patch_size": 8, "depth": 4}
 TRANSFORMERS: dict[str, dict[str, Any]] = {

@@ -43,7 +43,7 @@ CLASSIFIERS = {
 SWIN = partial(models.SwinTransformer, [4, 4], 48, [2, 2, 2], [3, 6, 12], [4, 4], num_classes=CLASSES)
 SEGMENTERS = ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
 VIDEO = ("r3d_18", "mc3_18", "r2plus1d_18")
-# Few boxes, and none left out for a low score, which is what untrained networks give.
+# Few boxes, and no threshold of scores, which untrained networks would miss.
 REGIONS = {"rpn_post_nms_top_n_train": 50, "rpn_post_nms_top_n_test": 50, "box_score_thresh": 0.0}
 REGIONS |= {"box_detections_per_img": 10, "min_size": 96, "max_size": 96}
 ANCHORS = {"score_thresh": 0.0, "detections_per_img": 10}
@@ -86,14 +86,14 @@ def _model(name: str, **kwargs: Any) -> Callable[..., nn.Module]:
 
 
 def _small_maxvit() -> nn.Module:
-    """MaxViT with windows that fit small images; its builder sets them for 224 pixels."""
+    """MaxViT with windows for small images; its builder sets them for 224 pixels."""
     sizes = {"input_size": (64, 64), "partition_size": 2, "stem_channels": 32, "head_dim": 32}
     layers = {"block_channels": [32, 64, 128, 256], "block_layers": [1, 1, 2, 1]}
     return models.MaxVit(**sizes, **layers, stochastic_depth_prob=0.2, num_classes=CLASSES)
 
 
 def _pictures(alone: bool) -> MakeBatch:
-    """Return what makes lists of images and of targets, as detectors take them: of one, or of two."""
+    """Return a maker of lists of images and targets, as detectors take them: of a single image, or of two."""
 
     def batch(generator: Generator) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
         pictures = [torch.rand(3, 96, 96, generator=generator) for _ in range(1 if alone else 2)]
@@ -113,7 +113,7 @@ def _target(generator: Generator) -> dict[str, Tensor]:
 
 
 def _boxes_loss(model: nn.Module, batch: tuple[list[Tensor], list[dict[str, Tensor]]]) -> Tensor:
-    """The sum of what detectors return in training mode; BatchNorm stays in the mode that it has."""
+    """Return the sum of a detector's losses in training mode; BatchNorm stays in its present mode."""
     modes = {module: module.training for module in model.modules() if not isinstance(module, nn.BatchNorm2d)}
     for module in modes:
         module.training = True

@@ -1,4 +1,4 @@
-"""What networks of transformers have in common: sizes for their configs, how they are built, and random inputs."""
+"""Shared parts of networks of transformers: sizes for their configs, their construction, and random inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOTH |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim"
 
 
 def model_of(name: str, settings: dict[str, Any]) -> Callable[[], nn.Module]:
-    """Return what builds a model of this class from a config of these settings."""
+    """Return a builder of a model class from a config of these settings."""
     return partial(_built, name, settings)
 
 
@@ -37,7 +37,7 @@ def _built(name: str, settings: dict[str, Any]) -> nn.Module:
 
 
 def tokens(generator: Generator) -> Tensor:
-    """Return random tokens, none of them special, `(N, T)`."""
+    """Return random tokens without special ones, `(N, T)`."""
     return torch.randint(3, VOCABULARY, (SAMPLES, LENGTH), generator=generator)
 
 
@@ -47,13 +47,13 @@ def class_labels(generator: Generator) -> Tensor:
 
 
 def masked(generator: Generator) -> dict[str, Tensor]:
-    """Return tokens that are labels, too, as language models take them."""
+    """Return tokens with themselves as labels, as language models take them."""
     drawn = tokens(generator)
     return {"input_ids": drawn, "labels": drawn}
 
 
 def translated(generator: Generator) -> dict[str, Tensor]:
-    """Return tokens for both halves; collators of transformers shift labels into what the decoder reads."""
+    """Return tokens for both halves; collators of transformers shift labels into the decoder's inputs."""
     drawn = tokens(generator)
     return {"input_ids": tokens(generator), "decoder_input_ids": drawn.roll(1, 1), "labels": drawn}
 

@@ -1,4 +1,4 @@
-"""Networks of transformers that are harder to build again: of parts, with forwards that write, with unusual configs."""
+"""Networks of transformers that are harder to rebuild: composed, with forwards that write, or with unusual configs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text networks of transformers that mix attention with other things: state spaces, linear attention, sparse attention.
+"""Text networks of transformers with more than attention: state spaces, linear attention, sparse attention.
 
 Beside them are encoder-decoders, and encoders with convolutions, hashes or random blocks for attention.
 """

@@ -1,4 +1,4 @@
-"""Networks of transformers that see or hear: depth, poses, boxes, masks, videos, sounds, and images beside text."""
+"""Networks of transformers for images and sounds: depth, poses, boxes, masks, videos, sounds, and images with text."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _blip2() -> nn.Module:
 
 
 def _spoken(family: str) -> nn.Module:
-    """Return a decoder that reads projected patches of an image where a token stands for them."""
+    """Return a decoder that reads projected image patches at the places of a special token."""
     text = {**TEXT, "num_key_value_heads": 2, "model_type": "gemma" if family == "PaliGemma" else "llama"}
     vision = {**TOWER, "model_type": "siglip_vision_model" if family == "PaliGemma" else "clip_vision_model"}
     settings = {"text_config": {**text, "head_dim": 16}, "vision_config": vision, "image_token_id": VOCABULARY - 1}
@@ -251,14 +251,14 @@ def _prompts(generator: Generator) -> dict[str, Tensor]:
 
 
 def _seen(length: int, generator: Generator) -> dict[str, Tensor]:
-    """Return images, and text that opens with as many tokens as an image becomes."""
+    """Return images, and text with a placeholder token for each image token at its start."""
     marks = torch.full((SAMPLES, length), VOCABULARY - 1)
     text = tokens(generator).clamp(max=VOCABULARY - 5)
     return {"pixel_values": pixels(generator), "input_ids": torch.cat([marks, text], 1)}
 
 
 def _patches(generator: Generator) -> dict[str, Tensor]:
-    """Return one sample, for rows of patches are no samples: 16 patches of an image that become 4 tokens."""
+    """Return a single sample, because rows of patches are no samples: 16 patches of an image, 4 tokens."""
     marks = torch.full((1, 4), VOCABULARY - 1)
     text = tokens(generator)[:1].clamp(max=VOCABULARY - 5)
     kinds = torch.cat([torch.ones(1, 4, dtype=torch.long), torch.zeros_like(text)], 1)

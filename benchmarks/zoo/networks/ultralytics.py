@@ -1,4 +1,4 @@
-"""Networks of ultralytics by the YAML files that it ships; that package is no dependency of the project (AGPL-3.0)."""
+"""Networks of ultralytics by its YAML files; the package is no dependency of the project (AGPL-3.0)."""
 
 from __future__ import annotations
 

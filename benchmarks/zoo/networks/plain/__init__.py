@@ -1,4 +1,4 @@
-"""Plain forms of networks that people write by hand: sequence-first encoders, sounds, graphs, restorers, diffusion."""
+"""Plain handwritten networks: sequence-first encoders, sounds, graphs, restorers, diffusion."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _latents(generator: Generator) -> dict[str, Tensor]:
 
 
 def _noised(side: int, channels: int, *, told: bool) -> MakeBatch:
-    """Return what makes noised images with their steps, and states of text or classes."""
+    """Return a maker of noised images with their steps, and states of text or classes."""
 
     def batch(generator: Generator) -> dict[str, Tensor]:
         drawn = {

@@ -1,4 +1,4 @@
-"""Networks of diffusion in plain forms: a U-Net that reads text, a transformer, and an autoencoder of latents."""
+"""Plain networks of diffusion: a U-Net with text, a transformer, and an autoencoder of latents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sines(step: Tensor, size: int = STEPS) -> Tensor:
 
 
 class TimedResidual(nn.Module):
-    """A residual block to which a projected step is added."""
+    """Residual block with an added projection of the step."""
 
     def __init__(self, made: int, width: int, timed: int | None = 64) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class SpatialTransformer(nn.Module):
 
 
 class ConditionedUNet(nn.Module):
-    """A U-Net of diffusion that reads a step and states of text."""
+    """U-Net of diffusion with a step and states of text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class DiffusionTransformer(nn.Module):
 
 
 class PixelAttention(nn.Module):
-    """An attention with one head among pixels."""
+    """Attention with a single head among pixels."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class PixelAttention(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """An autoencoder whose latents are means and variances; the means are decoded."""
+    """Autoencoder with means and variances as latents; the means are decoded."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks that restore, make, segment or classify pictures in plain forms."""
+"""Plain networks that restore, make, segment or classify pictures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.zoo.networks.network import CLASSES
 
 
 def conv(made: int, width: int, size: int = 3, **options: Any) -> nn.Conv2d:
-    """Return a convolution that keeps the size of a picture if its stride is 1."""
+    """Return a convolution with outputs of the picture's size if its stride is 1."""
     return nn.Conv2d(made, width, size, padding=size // 2, **options)
 
 
@@ -75,7 +75,7 @@ class ShiftedWindows(nn.Module):
 
 
 class WindowGroup(nn.Module):
-    """Two layers of window attention and a convolution, around which a shortcut goes."""
+    """Two layers of window attention and a convolution, inside a shortcut."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class SwinRestorer(nn.Module):
 
 
 class ScaledResidual(nn.Module):
-    """Two convolutions without norms, scaled before they are added."""
+    """Two convolutions without norms, scaled before the addition."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class SuperResolution(nn.Module):
 
 
 class DenseResidual(nn.Module):
-    """Convolutions that read all that came before, scaled before they are added."""
+    """Convolutions that read all earlier outputs, scaled before the addition."""
 
     def __init__(self, width: int, growth: int) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class DenseSuperResolution(nn.Module):
 
 
 class SqueezeResidual(nn.Module):
-    """A residual block whose channels, and positions if asked, are scaled by what it computes."""
+    """Residual block with channels, and optionally positions, scaled by computed gates."""
 
     def __init__(self, made: int, width: int, *, spatial: bool) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class Discriminator(nn.Sequential):
 
 
 class Modulated(nn.Module):
-    """A convolution whose input is scaled and shifted by a style, after a norm of instances."""
+    """Convolution whose input is scaled and shifted by a style, after an instance norm."""
 
     def __init__(self, made: int, width: int) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class Modulated(nn.Module):
 
 
 class ModulatedGenerator(nn.Module):
-    """A generator that starts at a learned constant and is steered by a style."""
+    """Generator with a learned constant as its start, steered by a style."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class ModulatedGenerator(nn.Module):
 
 
 class GatedMixer(nn.Module):
-    """A mixer of tokens by a gate over positions, and one of channels."""
+    """Mixer of tokens by a gate over positions, and a mixer of channels."""
 
     def __init__(self, width: int, tokens: int) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class GatedMixer(nn.Module):
 
 
 class MixerWithGates(nn.Module):
-    """Patches that are mixed by gates."""
+    """Patches mixed by gates."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ class GraphLayer(nn.Module):
 
 
 class GraphNetwork(nn.Module):
-    """A graph network over dense adjacencies that labels nodes."""
+    """Graph network over dense adjacencies with labels of nodes."""
 
     def __init__(self, *, attention: bool) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class GraphNetwork(nn.Module):
 
 
 class PointNet(nn.Module):
-    """Points, turned by a matrix that is computed from them, and their maximum."""
+    """Points, turned by a matrix computed from them, and their maximum."""
 
     def __init__(self) -> None:
         super().__init__()

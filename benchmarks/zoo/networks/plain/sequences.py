@@ -14,7 +14,7 @@ FEATURES, WIDTH, HEADS, VOCABULARY = 16, 64, 4, 50
 
 
 class SequenceFirst(nn.Module):
-    """An `nn.TransformerEncoder` with `(T, N, C)` inside, as it is by default."""
+    """`nn.TransformerEncoder` with `(T, N, C)` inside, the default."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Translator(nn.Module):
 
 
 class Attention(nn.Module):
-    """A self-attention over `(T, N, C)` with one projection of queries, keys and values."""
+    """Self-attention over `(T, N, C)` with a single projection of queries, keys and values."""
 
     def __init__(self, width: int = WIDTH, heads: int = HEADS) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class ResidualAttention(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """A vision transformer that permutes to `(T, N, C)`, with a class token and a projection as a parameter."""
+    """Vision transformer with a permutation to `(T, N, C)`, a class token and a projection as a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Conformer(nn.Module):
 
 
 class Chomp(nn.Module):
-    """Cuts what a padded convolution sees of the future."""
+    """Cuts the future positions of a padded convolution."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class TemporalBlock(nn.Module):
 
 
 class TemporalConvolutions(nn.Module):
-    """A TCN that classifies by the last step."""
+    """TCN that classifies by the last step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class WaveNet(nn.Module):
 
 
 class ConvolutionsThenLstm(nn.Module):
-    """A CRNN that reads a line of text."""
+    """CRNN that reads a line of text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class ConvolutionsThenLstm(nn.Module):
 
 
 class SequenceToSequence(nn.Module):
-    """A recurrent encoder and a decoder that attends to its states."""
+    """Recurrent encoder, and a decoder that attends to its states."""
 
     def __init__(self) -> None:
         super().__init__()
