@@ -1,9 +1,4 @@
-"""Texts and questions for language models.
-
-Planning reads wikitext2's validation text. Losses are on the first tokens of wikitext2's test articles and of
-tinystories' validation stories, a score per document. Questions come from a test split, and the answer is the choice
-with the most likely tokens together. Scores are in bf16 where the processor supports it.
-"""
+"""Texts for language models: documents, the first tokens of some, and the losses of a network on sequences."""
 
 from __future__ import annotations
 
@@ -14,16 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.data.real import DEVICE, autocast, data_root
+from benchmarks.data.real import data_root
+from benchmarks.runner.rows import Scores
 
-DOCUMENTS, QUESTIONS = 62, 80  # as many articles as wikitext2 has
 TEXTS = {"wikitext2": ("wikitext2", "test.txt"), "tinystories": ("tinystories", "validation.jsonl")}
-TOKENS = {"wikitext2": 512, "tinystories": 160}
-CHOICES = ("arc-easy.test",)
 ARTICLE = re.compile(r"^ = [^=].*? = $", re.MULTILINE)
 
 
@@ -51,35 +43,10 @@ def calibration(tokenizer: Any, source: tuple[str, str], texts: int, tokens: int
 
 
 @torch.inference_mode()
-def losses(network: nn.Module, tokenizer: Any, text: str) -> NDArray[np.float64]:
-    """Return the mean loss per token of each held-out document, `(DOCUMENTS,)`."""
+def losses(network: nn.Module, ids: Tensor, together: int = 32) -> Scores:
+    """Return the mean loss per token of each text of `ids`, `(N, T)` to `(N,)`, so many at a time."""
     found = []
-    for document in documents(*TEXTS[text])[:DOCUMENTS]:
-        ids = torch.tensor([token_ids(tokenizer, document)[: TOKENS[text]]], device=DEVICE)
-        found.append(float(F.cross_entropy(_logits(network, ids)[0, :-1], ids[0, 1:])))
-    return np.array(found)
-
-
-@torch.inference_mode()
-def right(network: nn.Module, tokenizer: Any, split: str) -> NDArray[np.float64]:
-    """Return per question whether the right choice is the likeliest, `(QUESTIONS,)`."""
-    lines = (data_root() / "data" / "commonsense" / f"{split}.jsonl").read_text().splitlines()
-    return np.array([_is_right(network, tokenizer, json.loads(line)) for line in lines[:QUESTIONS]], dtype=float)
-
-
-def _is_right(network: nn.Module, tokenizer: Any, asked: dict[str, Any]) -> bool:
-    prompt = token_ids(tokenizer, f"Question: {asked['question']}\nAnswer:")
-    answers = [tokenizer(f" {choice}", add_special_tokens=False)["input_ids"] for choice in asked["choices"]]
-    longest = max(map(len, answers))
-    rows = [prompt + own + [0] * (longest - len(own)) for own in answers]  # causal: needs no mask
-    ids = torch.tensor(rows, device=DEVICE)
-    logs = _logits(network, ids)[:, len(prompt) - 1 : -1].log_softmax(-1)
-    likely = logs.gather(2, ids[:, len(prompt) :, None])[..., 0]
-    totals = [float(row[: len(answer)].sum()) for row, answer in zip(likely, answers, strict=True)]
-    return int(np.argmax(totals)) == asked["answer"]
-
-
-def _logits(network: nn.Module, ids: Tensor) -> Tensor:
-    with autocast():
-        logits: Tensor = network(input_ids=ids).logits
-    return logits.float()
+    for some in ids.split(together):
+        logits = network(input_ids=some, use_cache=False).logits[:, :-1].float()
+        found.append(F.cross_entropy(logits.transpose(1, 2), some[:, 1:], reduction="none").mean(1))
+    return torch.cat(found).double().cpu().numpy()

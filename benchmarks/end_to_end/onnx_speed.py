@@ -20,11 +20,11 @@ from typing import Any
 import onnxruntime
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from benchmarks.data.cifar import batches
+from benchmarks.data.language_models import stories260k
 from benchmarks.data.real import data_root, deit_tiny, photos
-from benchmarks.depth.graph_depth_stories260k import stories
+from benchmarks.data.text import calibration
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Table, figure, text
 from benchmarks.runner.plans import pruned
@@ -91,12 +91,6 @@ def detector(name: str, **how: Any) -> nn.Module:
     return ObjectDetector(name, model_kwargs=how).network.eval()
 
 
-def language_model() -> nn.Module:
-    """Return stories260K."""
-    model: nn.Module = AutoModelForCausalLM.from_pretrained(data_root() / "models" / "stories260K")
-    return model.eval()
-
-
 def scenes(height: int, width: int, n: int) -> Tensor:
     """Return photos at a size, `(n, 3, height, width)`."""
     return nn.functional.interpolate(photos("train2017")[:n], (height, width))
@@ -104,7 +98,7 @@ def scenes(height: int, width: int, n: int) -> Tensor:
 
 def tokens() -> dict[str, Tensor]:
     """Return 8 beginnings of stories, of 128 tokens each."""
-    ids = stories(0)
+    ids = calibration(stories260k()[1], ("tinystories", "train.jsonl"), 8, 128, 0)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
@@ -144,7 +138,7 @@ SUBJECTS = (
         "language",
         "stories260K",
         "2 of 5 blocks",
-        language_model,
+        lambda: stories260k()[0],
         tokens,
         lambda network: plan_depth(network, remove={"block": 2}, batches=[tokens()]),
     ),

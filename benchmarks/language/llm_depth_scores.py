@@ -13,12 +13,11 @@ from functools import cache
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from benchmarks.data.questions import encoding, questions
 from benchmarks.data.real import BF16, DEVICE, autocast
 from benchmarks.data.smollm2 import tokenizer
-from benchmarks.data.text import TEXTS, documents, token_ids
+from benchmarks.data.text import TEXTS, documents, losses, token_ids
 from benchmarks.runner.rows import Figure, Scores
 from prunerecover.language.accuracy import choice_log_likelihoods
 from prunerecover.language.continuation import continued_right
@@ -49,27 +48,22 @@ def text_scores(network: nn.Module) -> dict[str, Figure]:
 def scores(network: nn.Module) -> dict[str, Figure]:
     """Return the losses, the share of tokens that greedy decoding gets right, and the share of correct answers."""
     found = text_scores(network)
-    losses = [figure.scores for figure in found.values()]
-    each = sum(map(len, losses)) / len(losses)  # so that the mean of all is the mean of the texts' means
+    both = [figure.scores for figure in found.values()]
+    each = sum(map(len, both)) / len(both)  # so that the mean of all is the mean of the texts' means
     right = [hits(network, name) for name in QUESTIONS]
     return {
         **found,
-        BOTH: Figure.of(np.concatenate([values * each / len(values) for values in losses]), SEED),
+        BOTH: Figure.of(np.concatenate([values * each / len(values) for values in both]), SEED),
         "exact": Figure.of(np.concatenate([exact(network, text) for text in TEXTS]), SEED),
         "acc": Figure.of(np.concatenate([acc for acc, _ in right]), SEED),
         "acc_norm": Figure.of(np.concatenate([norm for _, norm in right]), SEED),
     }
 
 
-@torch.inference_mode()
 def window_losses(network: nn.Module, ids: Tensor) -> Scores:
     """Return the mean loss per token of each window of `ids`, `(W, T)` to `(W,)`."""
-    found = []
-    for some in ids.to(DEVICE).split(10):
-        with autocast():
-            logits = network(input_ids=some).logits[:, :-1].float()
-        found.append(F.cross_entropy(logits.transpose(1, 2), some[:, 1:], reduction="none").mean(1))
-    return torch.cat(found).double().cpu().numpy()
+    with autocast():
+        return losses(network, ids.to(DEVICE), 10)
 
 
 def exact(network: nn.Module, text: str) -> Scores:

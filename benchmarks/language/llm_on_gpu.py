@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.data.language_models import random_llama, weight_bytes
 from benchmarks.data.real import DEVICE
-from benchmarks.depth.graph_depth_decode import weight_bytes
 from benchmarks.language.llm_on_gpu_steps import LENGTH, MODES, PROMPT
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Column, Line, Table, figure, text, told
@@ -43,29 +43,11 @@ READ, GENERATED, GENERATIONS, SWAPS = 512, 128, 2, 6
 Found = dict[str, Any]
 
 
-def llama(hidden: int = HIDDEN, blocks: int = BLOCKS, vocabulary: int = 128256) -> Any:
-    """Return a network of Llama-3.1-8B's shape, or its proportions at another hidden size, with random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(SEED)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=hidden * 7 // 2,
-        num_hidden_layers=blocks,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=hidden // 32,
-        max_position_embeddings=8192,
-        dtype=torch.bfloat16,
-    )
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with DEVICE:
-            return LlamaForCausalLM(config).eval()
-    finally:
-        torch.set_default_dtype(before)
+def llama(hidden: int = HIDDEN) -> Any:
+    """Return a network of Llama-3.1-8B's shape, or of its proportions at another hidden size, with random weights."""
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": hidden // 32}
+    sizes = {"vocab_size": 128256, "intermediate_size": hidden * 7 // 2, "num_hidden_layers": BLOCKS, **heads}
+    return random_llama(hidden, DEVICE, torch.bfloat16, max_position_embeddings=8192, **sizes)
 
 
 @cache

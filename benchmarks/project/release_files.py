@@ -21,10 +21,9 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.data.cifar import batches, scored_images
-from benchmarks.data.real import data_root
+from benchmarks.data.language_models import stories260k
 from benchmarks.data.text import calibration
 from benchmarks.runner.benchmark import command_line
 from benchmarks.width.cifar_models import load
@@ -44,7 +43,6 @@ from prunerecover.files.atomic import write_text
 from prunerecover.files.hashes import sha256_of
 
 SUMS = "SHA256SUMS"
-STORIES = "stories260K"
 LENGTH, TEXTS = 128, 32
 SCORED, RECALIBRATION, OTHER = 256, 1024, 1000  # images, images, seed of the latter: as in the benchmark of width
 
@@ -93,13 +91,11 @@ def language_model(samples: int) -> Release:
     Args:
         samples: Held-out stories to score on.
     """
-    folder = data_root() / "models" / STORIES
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    dense, tokenizer = stories260k()
     train, held_out = (
         calibration(tokenizer, ("tinystories", f"{split}.jsonl"), count, LENGTH, 0)
         for split, count in (("train", TEXTS), ("validation", samples))
     )
-    dense: Any = AutoModelForCausalLM.from_pretrained(folder)
     network = copy.deepcopy(dense)
     plan = plan_depth(network, remove={"block": 1}, batches=[{"input_ids": train}])
     apply_plan(network, plan)
@@ -134,7 +130,7 @@ def write_release(name: str, folder: Path, samples: int, license: str | None) ->
     )
     path = save_pruned(made.network, made.plan, folder / name)
     if name.startswith("stories"):
-        AutoTokenizer.from_pretrained(data_root() / "models" / STORIES).save_pretrained(path)
+        stories260k()[1].save_pretrained(path)
     save_model_card(path, report, license=license, datasets=made.datasets)
     files = sorted(file for file in path.iterdir() if file.name != SUMS)
     write_text(path / SUMS, "".join(f"{sha256_of(file)}  {file.name}\n" for file in files))

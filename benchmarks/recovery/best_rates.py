@@ -1,12 +1,12 @@
-"""Recovery at the best of three learning rates, for our methods and others': width, depth and a joint budget.
+"""Recovery at the best of three learning rates, for our methods and others'.
 
     PRUNERECOVER_DATA=... python -m benchmarks.recovery.best_rates --subjects resnet20_width --seeds 0 1
     PRUNERECOVER_DATA=... python -m benchmarks.recovery.best_rates
 
-Rows of width, graph_depth and natural_call at a single rate depend on the rate as much as on the method. Here each
-method trains at three rates under `recovery_schedule`, ours and others' alike; the rate is chosen on held-out training
-images, and only the network of the chosen rate is scored on the test images. Resumable row by row: half a minute for a
-ResNet-20 on a core, two for a ResNet-56, eight for DeiT-Tiny and its planning besides.
+Rows of width at a single rate depend on the rate as much as on the method. Here each method trains at three rates under
+`recovery_schedule`, ours and others' alike; the rate is chosen on held-out training images, and only the network of the
+chosen rate is scored on the test images. Networks are pruned, calibrated and scored as in `width.py`. Resumable row by
+row: half a minute for a ResNet-20 on a core, two for a ResNet-56.
 """
 
 from __future__ import annotations
@@ -17,15 +17,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.recovery.best_rates_subjects import DENSE, SUBJECTS
+from benchmarks.data import cifar
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Column, Line, Table, ahead, figure, mean, seeds, text
-from benchmarks.runner.rows import Figure, Row
+from benchmarks.runner.rows import Figure, Row, Scores
+from benchmarks.width import width_peers
+from benchmarks.width.cifar_models import load
+from benchmarks.width.width import EPOCH, OTHER, recalibrated
+from prunerecover import recovery_schedule
 
-METHODS = tuple(dict.fromkeys(method for subject in SUBJECTS.values() for method in subject.methods))
+DENSE, OURS, HALF = "dense", width_peers.OURS, 0.5  # of the MACs
+RATES, HELD_OUT = (0.01, 0.03, 0.1), 2000  # training images that choose the rate
+MODELS = {"resnet20_width": "ResNet-20", "resnet56_width": "ResNet-56"}
+BOTH = (OURS, *(f"torch-pruning, {how}" for how in ("Taylor, isomorphic", "Taylor, global", "BN scale, global")))
+BOTH += ("torch-pruning, magnitude, uniform",)
+OF_RESNET20 = ("Taylor, uniform", "magnitude, global", "Hessian, global")
+MORE = (*(f"torch-pruning, {how}" for how in OF_RESNET20), "prunerecover, not reconstructed")
+METHODS = (*BOTH, *MORE, DENSE)
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ def best_of_rates(
     network: nn.Module,
     rates: tuple[float, ...],
     train: Callable[[nn.Module, float], nn.Module],
-    held_out: Callable[[nn.Module], NDArray[np.float64]],
+    held_out: Callable[[nn.Module], Scores],
 ) -> BestOfRates:
     """Train copies of a network at several rates, and keep the best; of equal ones, the smallest rate wins.
 
@@ -63,44 +73,55 @@ def best_of_rates(
     return BestOfRates(best, networks[best], accuracies)
 
 
+def start(model: str, method: str, seed: int) -> nn.Module:
+    """Return what a method leaves, before it trains."""
+    if method == DENSE:
+        return load(model)
+    network = width_peers.METHODS[method](model, seed, "macs", HALF)
+    return recalibrated(network, model, "macs", HALF, method, seed)
+
+
+def held_out(network: nn.Module, seed: int) -> Scores:
+    """Return whether a network is right, for each training image that was left out."""
+    images = cifar.training_images(EPOCH + HELD_OUT, seed + OTHER)
+    return cifar.right(network, *(tensor[EPOCH:] for tensor in images))
+
+
 def measure(seed: int, subject: str, method: str) -> dict[str, Any]:
     """Prune by a method, recover at the best rate and score."""
-    one = SUBJECTS[subject]
-    start = one.start(method, seed)
-    best = best_of_rates(
-        start,
-        one.rates,
-        lambda network, rate: one.train(network, rate, seed),
-        lambda network: one.held_out(network, seed),
-    )
+
+    def train(network: nn.Module, rate: float) -> nn.Module:
+        return cifar.train_one_epoch(network, EPOCH, seed + OTHER, rate, recovery_schedule)
+
+    model = MODELS[subject]
+    first = start(model, method, seed)
+    best = best_of_rates(first, RATES, train, lambda network: held_out(network, seed))
     return {
-        "top1": Figure.of(one.hits(best.network)),
-        "macs_share": one.macs(start) / one.macs(one.start(DENSE, seed)),
+        "top1": Figure.of(cifar.hits(best.network)),
+        "macs_share": 1 - width_peers.removed(first, model, "macs"),
         "rate": best.rate,
-        "held_out": [best.held_out[rate] for rate in one.rates],
+        "held_out": [best.held_out[rate] for rate in RATES],
     }
 
 
 def by_rate(line: Line, number: int) -> str:
     """Return the held-out accuracy at a rate; the most frequently chosen rate is in bold."""
-    rates, chosen = SUBJECTS[line.first["subject"]].rates, [row["rate"] for row in line.rows]
+    chosen = [row["rate"] for row in line.rows]
     mean = np.mean([row["held_out"][number] for row in line.rows])
-    return f"**{mean:.1f}**" if rates[number] == max(rates, key=chosen.count) else f"{mean:.1f}"
-
-
-def ours(line: Line) -> str:
-    """Return the method that the others of a subject are compared with."""
-    return SUBJECTS[line.first["subject"]].methods[0]
+    return f"**{mean:.1f}**" if RATES[number] == max(RATES, key=chosen.count) else f"{mean:.1f}"
 
 
 def about(rows: Sequence[Row]) -> str:
     """Return the lines above a table: the subject, and the methods whose best rate may lie beyond the three."""
-    subject = SUBJECTS[rows[0]["subject"]]
-    ends = (subject.rates[0], subject.rates[-1])
+    ends = (RATES[0], RATES[-1])
     beyond = [method for method in METHODS if any(row["rate"] in ends for row in rows if row.method == method)]
-    rates = ", ".join(f"{rate:g}" for rate in subject.rates)
     said = f" Best at an end of the three rates, perhaps better beyond it: {'; '.join(beyond)}." if beyond else ""
-    return f"{subject.title}. {subject.text} Rates: {rates}.{said}"
+    return (
+        f"{MODELS[rows[0]['subject']]}, half of the MACs out in width. Methods and calibration are those of "
+        f"[width](width.md). One epoch of {EPOCH:,} training images: SGD with momentum 0.9, random crops and flips; "
+        f"the rate is chosen on {HELD_OUT:,} other training images, and the test images are all 10,000 JPEGs. Rates: "
+        f"{', '.join(f'{rate:g}' for rate in RATES)}.{said}"
+    )
 
 
 BENCHMARK = Benchmark(
@@ -116,10 +137,10 @@ BENCHMARK = Benchmark(
     measure=measure,
     axes={
         "seed": Axis((0,), open=True),
-        "subject": Axis(tuple(SUBJECTS)),
+        "subject": Axis(tuple(MODELS)),
         "method": Axis(METHODS),
     },
-    skipped=lambda seed, subject, method: method not in SUBJECTS[subject].methods,
+    skipped=lambda seed, subject, method: method in MORE and subject != "resnet20_width",
     tables=(
         Table(
             [
@@ -130,7 +151,7 @@ BENCHMARK = Benchmark(
                     for number, name in enumerate(("low", "middle", "high"))
                 ),
                 figure("top1", "top-1", 1, 100, ends=False),
-                Column("default ahead by", lambda line: ahead("top1", "", 1, 100, method=ours(line)).cell(line)),
+                ahead("top1", "default ahead by", 1, 100, method=OURS),
                 seeds(),
             ],
             title="{subject}",

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.depth.graph_depth_decode import decoder, weight_bytes
+from benchmarks.data.language_models import random_llama, weight_bytes
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Table, figure, text
 from benchmarks.runner.plans import pruned
@@ -38,7 +38,9 @@ PAIRS = (("pruned", "dense"), ("routed", "dense"), ("routed", "pruned"))
 @cache
 def models() -> dict[str, Any]:
     """Return the dense, the pruned and the routed model."""
-    dense: Any = decoder(HIDDEN)
+    heads = {"num_attention_heads": HIDDEN // 64, "num_key_value_heads": HIDDEN // 64}
+    sizes = {"vocab_size": 1000, "intermediate_size": HIDDEN * 11 // 4, "num_hidden_layers": 8, **heads}
+    dense = random_llama(HIDDEN, torch.device("cpu"), max_position_embeddings=256, **sizes)
     plans = tuple(plan_for(dense, block_removals(dense, blocks), method="by hand") for blocks in SETS)
     torch.manual_seed(SEED)
     router = PrefixRouter(HIDDEN, len(SETS)).eval()

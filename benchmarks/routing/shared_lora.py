@@ -22,6 +22,7 @@ import numpy as np
 from torch import nn
 from torch.utils.data import DataLoader
 
+from benchmarks.data.text import losses
 from benchmarks.language.llm_depth_lora import BATCH, LENGTH
 from benchmarks.routing.shared_lora_subjects import (
     ALONE,
@@ -33,7 +34,6 @@ from benchmarks.routing.shared_lora_subjects import (
     STORIES,
     SUBJECTS,
     Subject,
-    losses,
     set_of,
 )
 from benchmarks.runner.benchmark import Axis, Benchmark

@@ -12,13 +12,11 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from benchmarks.data import smollm2
 from benchmarks.data.real import BF16, data_root
-from benchmarks.data.text import TEXTS, calibration
+from benchmarks.data.text import TEXTS, calibration, losses
 from benchmarks.language.llm_depth_lora import BATCH, LENGTH, SOURCES, NextToken, drawn_sequences
-from benchmarks.runner.rows import Scores
 from prunerecover import Plan, PlanSet, plan_depth
 from prunerecover.recipes.data.language.text_data import TextData
 from prunerecover.recipes.networks.model_names import from_pretrained
@@ -67,16 +65,6 @@ class Subject:
     sets: Callable[[int], PlanSet]
     about: str
     trainer: Mapping[str, Any]
-
-
-@torch.inference_mode()
-def losses(network: Any, ids: Tensor) -> Scores:
-    """Return the mean loss per token of each text, `(N,)`."""
-    found = []
-    for some in ids.split(32):
-        logits = network.eval()(input_ids=some, use_cache=False).logits[:, :-1]
-        found.append(F.cross_entropy(logits.transpose(1, 2), some[:, 1:], reduction="none").mean(1))
-    return torch.cat(found).double().numpy()
 
 
 def first_tokens(tokenizer: Any, source: tuple[str, str], count: int, seed: int) -> Tensor:

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from benchmarks.data.real import data_root
+from benchmarks.data.text import losses
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Table, across, ahead, figure, text
-from benchmarks.runner.rows import Figure, Scores
+from benchmarks.runner.rows import Figure
 from prunerecover import Budget, apply_plan
 from prunerecover.session.session import Session
 from prunerecover.width.arguments import WidthConfig, WidthRule
@@ -93,16 +94,6 @@ def trained(training: Tensor, seed: int) -> nn.Module:
     return network.eval()
 
 
-@torch.inference_mode()
-def losses(network: nn.Module, unseen: Tensor) -> Scores:
-    """Return the mean loss per token of every sequence, `(N,)`."""
-    found = []
-    for ids in unseen.split(BATCH):
-        logits = network(input_ids=ids).logits[:, :-1]
-        found.append(nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").mean(1))
-    return torch.cat(found).double().numpy()
-
-
 @lru_cache(maxsize=1)
 def model(seed: int) -> tuple[nn.Module, WidthPlanner, Tensor]:
     """Train a model; return it, its planner, and unseen sequences."""
@@ -121,7 +112,7 @@ def measure(seed: int, budget: float, method: str) -> dict[str, Any]:
     if method != "dense":
         apply_plan(network, planner.plan(Budget(ratio={"expert": budget}), WidthRule(**METHODS[method])))
     left = [layer.mlp.experts.num_experts for layer in network.model.layers]
-    return {"loss": Figure.of(losses(network, unseen)), "experts_left": left}
+    return {"loss": Figure.of(losses(network, unseen, BATCH)), "experts_left": left}
 
 
 BENCHMARK = Benchmark(
