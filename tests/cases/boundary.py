@@ -1,4 +1,4 @@
-"""What tests of BoundaryDPT's search share: a small network, and accuracies by a formula."""
+"""Small network for tests of BoundaryDPT's search, and accuracies by a formula."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUICK = {"batches": BATCHES, **HOW}
 
 
 def quick_planner(model: nn.Module, **how: Any) -> FamilyPlanner:
-    """Return a planner of splits that fits nothing."""
+    """Return a planner of splits without fits."""
     return FamilyPlanner(Session(model, BATCHES), TYPES, DepthConfig(**HOW, **how))
 
 
@@ -36,7 +36,7 @@ def split_of(plan: Plan) -> Split:
 
 
 class Told:
-    """Accuracies by a formula in (attentions, activations removed); remembers what was asked for at once."""
+    """Accuracies by a formula in (attentions, activations removed), with a record of the trials asked for together."""
 
     def __init__(self, truth: Truth) -> None:
         self.truth = truth

@@ -1,4 +1,4 @@
-"""Models with batches, and what engine tests ask of them: outputs, and a picture of everything that must not change."""
+"""Models with batches, and helpers for engine tests: outputs, and snapshots of everything that must not change."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def plan_of(name: str, model: nn.Module, **arguments: Any) -> Plan:
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
-    """A loss that reads no labels."""
+    """Return a loss without labels."""
     return -predictions_of(call(model, as_inputs(batch))).log_softmax(-1)[..., 1].mean()
 
 
@@ -63,7 +63,7 @@ def samples_of(name: str, n: int = 128) -> CalibrationSet:
 
 
 def divergence_without(name: str, removed: Iterable[tuple[Unit, Candidate]], n: int = 128) -> float:
-    """On held-out samples, of the network with units taken out and what they leave in their place."""
+    """Return the divergence on held-out samples of the network with units replaced."""
     model, held_out = build(name), samples_of(name, n).held_out
     dense = [output_of(model, batch) for batch in held_out]
     apply_edits(model, *edits_of(model, removed))
@@ -71,7 +71,7 @@ def divergence_without(name: str, removed: Iterable[tuple[Unit, Candidate]], n: 
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:
-    """Everything about a model and the random state that planning must leave alone, values copied."""
+    """Return everything in a model and the random state that planning must not change, with values copied."""
     return {
         "modules": [(name, id(module), module.training) for name, module in model.named_modules()],
         "parameters": {n: (id(p), p.requires_grad, p.detach().clone(), p.grad) for n, p in model.named_parameters()},
@@ -97,7 +97,7 @@ def equal(a: Any, b: Any) -> bool:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Check that a `with` block leaves the model as it was, whether it ends well or raises."""
+    """Check that a `with` block leaves the model unchanged, whether or not it raises."""
     before = snapshot(model)
     try:
         yield

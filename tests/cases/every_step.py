@@ -1,4 +1,4 @@
-"""Fits that write a checkpoint after every step."""
+"""Fits with a checkpoint after every step."""
 
 from __future__ import annotations
 

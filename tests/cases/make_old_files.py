@@ -1,11 +1,11 @@
-"""Make the files in tests/checkpoint/old_files: one of each kind that prunerecover writes, and what models compute.
+"""Script that made the files in tests/checkpoint/old_files: each kind that prunerecover writes, and models' outputs.
 
-They were made with version 0.1.0, before the code was restructured, and are kept so that tests can show that such files
-still open and give the same numbers. Do not make them anew to let a test pass.
+The files were made with version 0.1.0, before the code was restructured, and are kept so that tests can show that such
+files still open and give the same numbers. Do not make them again to let a test pass.
 
     OMP_NUM_THREADS=1 PYTHONPATH=tests python tests/cases/make_old_files.py NEW_FOLDER
 
-Everything is seeded; only measured times and memory (report, trials, events) differ from one run to the next.
+Everything is seeded; only measured times and memory (report, trials, events) differ between runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Rows = list[tuple[Tensor, Tensor]]
 
 
 def stirred(name: str, images: Tensor) -> nn.Module:
-    """A seeded network whose branches all matter to its output; BatchNorm statistics are in use."""
+    """Return a seeded network whose branches all matter to its output, with BatchNorm statistics of its inputs."""
     torch.manual_seed(0)
     model, generator = cases.NETWORKS[name](), torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -60,7 +60,7 @@ def make_width(vit: nn.Module, cnn: nn.Module, rows: Rows, folder: Path) -> None
 
 
 def make_text(llama: nn.Module, mixture: nn.Module, tokens: Tensor, folder: Path) -> None:
-    """A whole block of one goes, and experts of the other; both stay standard, so their folders have a config."""
+    """Write a model without a block and a model without some experts; both stay standard, and have a config."""
     rows = [{"input_ids": part, "labels": part} for part in tokens.split(8)]
     plans = {
         "block": (llama, plan_depth(llama, remove={"block": 1}, batches=rows)),
@@ -72,7 +72,7 @@ def make_text(llama: nn.Module, mixture: nn.Module, tokens: Tensor, folder: Path
 
 
 def make_search(model: nn.Module, folder: Path) -> None:
-    """A plan of short trials, with their file."""
+    """Write a plan of short trials, and the file of the trials."""
     with tempfile.TemporaryDirectory() as place:
         cases.search(model, Path(place))
         for ending in ("json", "safetensors", "trials.jsonl"):
@@ -80,7 +80,7 @@ def make_search(model: nn.Module, folder: Path) -> None:
 
 
 def make_checkpoints(network: str, images: Tensor, folder: Path) -> Tensor:
-    """A checkpoint of a half-done fit, and for the ViT weights alone when it is done; return the logits then."""
+    """Write a checkpoint of a half-done fit, and for the ViT also final weights alone; return the final logits."""
     with tempfile.TemporaryDirectory() as place:
         files = Path(place)
         module, trainer = cases.fit(network, images, files)
@@ -93,7 +93,7 @@ def make_checkpoints(network: str, images: Tensor, folder: Path) -> Tensor:
 
 
 def copy(path: Path, target: Path) -> None:
-    """Copy a checkpoint, without the name of the folder that it was written to."""
+    """Copy a checkpoint, without the name of its original folder."""
     checkpoint = torch.load(path, weights_only=True)
     for key in {"callbacks", "prunerecover"} & checkpoint.keys():
         checkpoint[key] = without(str(path.parent.resolve()), checkpoint[key])

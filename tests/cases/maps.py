@@ -30,7 +30,7 @@ def measured(truth: Truth, splits: tuple[tuple[int, int], ...], layers: int = 12
 
 
 def polynomial(theta: tuple[float, ...], degree: int) -> Truth:
-    """A polynomial around 50%, so that it stays a percentage."""
+    """Return a polynomial around 50%, within the range of percentages."""
     return lambda a, t: 50 + sum(c * a**i * t**j for c, (i, j) in zip(theta, monomials(degree), strict=True))
 
 

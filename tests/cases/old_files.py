@@ -1,4 +1,4 @@
-"""Models, fits and a search of the tests of old files, and of the script that made those files."""
+"""Models, fits and a search for the tests of old files, and for the script that made the files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": 
 
 
 class Padded(nn.Module):
-    """A shortcut without parameters, which a plan rewrites before it narrows it."""
+    """Shortcut without parameters, which a plan rewrites before narrowing."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 2, 2))
@@ -72,7 +72,7 @@ OF_TEXT = ("block", "experts")
 
 
 def dense(name: str, folder: Path) -> nn.Module:
-    """The dense network that the file of this name is about, with the weights that lie in `folder`."""
+    """Return the dense network for a file, with the weights in `folder`."""
     network = "cnn" if name in OF_CNN else "vit"
     model = NETWORKS[network]()
     model.load_state_dict(load_file(folder / f"dense_{network}" / "model.safetensors"))
@@ -80,7 +80,7 @@ def dense(name: str, folder: Path) -> nn.Module:
 
 
 def opened(name: str, folder: Path) -> nn.Module:
-    """The pruned network in a plan, folder or checkpoint of this name."""
+    """Return the pruned network in a plan, folder or checkpoint."""
     if name.endswith(".json"):
         model = dense(name, folder)
         apply_plan(model, Plan.load(folder / name))
@@ -90,7 +90,7 @@ def opened(name: str, folder: Path) -> nn.Module:
 
 @torch.no_grad()
 def logits(model: nn.Module, name: str, inputs: Mapping[str, Tensor]) -> Tensor:
-    """What a network of the file of this name computes of the kept inputs."""
+    """Return a network's outputs for the kept inputs of a file."""
     return model(inputs["tokens"]).logits if name in OF_TEXT else model(inputs["images"])
 
 
@@ -116,7 +116,7 @@ class Classifier(pl.LightningModule):
 
 
 def callbacks(network: str) -> list[pl.Callback]:
-    """Callbacks whose surgeries are half done after the second epoch of four."""
+    """Return callbacks whose surgeries are half done after the second epoch of four."""
     every = {"every": 1, "step": 1, "alternate": True}
     rest = {"calibration": 16, "merge": "never"}
     if network == "cnn":
@@ -127,7 +127,7 @@ def callbacks(network: str) -> list[pl.Callback]:
 
 
 def fit(network: str, images: Tensor, folder: Path, ckpt: Path | None = None) -> tuple[Classifier, pl.Trainer]:
-    """Train for four epochs, or those that a checkpoint leaves; files and the dense teacher go into `folder`."""
+    """Train up to the fourth epoch, from a checkpoint if given; files and the dense teacher go into `folder`."""
     pl.seed_everything(0 if ckpt is None else 1, verbose=False)  # a resumed fit takes its random states from the file
     module, keep = Classifier(network), ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
     trainer = pl.Trainer(max_epochs=4, accelerator="cpu", callbacks=[*callbacks(network), keep], **QUIET)
@@ -137,7 +137,7 @@ def fit(network: str, images: Tensor, folder: Path, ckpt: Path | None = None) ->
 
 
 def search(dense: nn.Module, folder: Path) -> Path:
-    """Run `prunerecover plan --method boundary` for a dense ViT; return the plan, which has its trials beside it."""
+    """Run `prunerecover plan --method boundary` for a dense ViT; return the plan, with its trials beside it."""
     checkpoint, output = folder / "dense.ckpt", folder / "boundary.json"
     torch.save({"state_dict": {f"model.{name}": value for name, value in dense.state_dict().items()}}, checkpoint)
     options = {"config": "digits_vit_depth", "ckpt_path": checkpoint, "calibration": 8, "output": output}
@@ -152,6 +152,6 @@ def search(dense: nn.Module, folder: Path) -> Path:
 
 
 def rounding() -> dict[str, str]:
-    """Return what decides how numbers round: on the same processor and torch they are the same bit for bit."""
+    """Return the conditions of rounding: on the same processor and torch, numbers are bitwise equal."""
     here = measure(nn.Linear(1, 1), torch.ones(1, 1), repeats=0)
     return {"device": here.device_name, "cpu": torch.backends.cpu.get_cpu_capability(), "torch": here.versions["torch"]}

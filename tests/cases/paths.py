@@ -1,4 +1,4 @@
-"""Where the tests and the project lie, for tests that read files or start processes."""
+"""Paths of the tests and the project, for tests that read files or start processes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Fits that are refused, and a plan for the plain module."""
+"""Refused fits, and a plan for the plain module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def snapshot(module):
 
 
 def refused(folder, module, *callbacks, error=ValueError, match, data=None, **settings):
-    """The fit stops with this message before any step, and the module is what it was."""
+    """Check that the fit stops with this message before any step, and leaves the module unchanged."""
     before = snapshot(module)
     with pytest.raises(error, match=match):
         fit(folder, module, *callbacks, data=data, **settings)

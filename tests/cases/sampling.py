@@ -1,6 +1,7 @@
-"""Long lists of cases of one fact: some with every run of the tests, others with the slow ones, or some for all.
+"""Long lists of cases of the same fact: some in every run of the tests, others with the slow ones, or some for all.
 
-Of the slow ones, a seeded sample is run, too: `PRUNERECOVER_SAMPLE=1 pytest -m slow` runs another one, and `=all` all.
+Slow runs also take a seeded sample of the others: `PRUNERECOVER_SAMPLE=1 pytest -m slow` takes another sample, and
+`=all` takes all.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ MARKED = type(pytest.param())
 def one_in(step: int, cases: Iterable[Any]) -> list[Any]:
     """Mark all but every `step`-th case as slow; tuples are the values of several arguments.
 
-    Cases with marks of their own keep those, and are not counted. For a product of lists, a step without a common
-    divisor with the lengths of the inner lists takes every value of each.
+    Cases with marks keep them, and are not counted. For a product of lists, a step without a common divisor with the
+    lengths of the inner lists takes every value of each.
     """
     found = [*cases]
     return _slow_but(_unmarked(found)[::step], found)
@@ -32,9 +33,10 @@ def first(count: int, cases: Iterable[Any]) -> list[Any]:
 
 
 def covering(*lists: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return some of all combinations, such that every two values of two lists meet; the first of them tell most.
+    """Return some of all combinations that cover every pair of values from two lists; the first cover most pairs.
 
-    Greedy: the combination with most new pairs is next, the first one of equals. It stands for the whole product.
+    Greedy: the combination with the most new pairs comes next, the first among equals. The result can replace the whole
+    product.
 
     >>> covering("ab", "xy", [1, 2])
     [('a', 'x', 1), ('a', 'y', 2), ('b', 'x', 2), ('b', 'y', 1)]
@@ -50,7 +52,7 @@ def covering(*lists: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def left_out(items: Sequence[pytest.Item], seed: str) -> set[pytest.Item]:
-    """Return the cases that are not in the sample: of each test three and a tenth of its cases are.
+    """Return the cases outside the sample, which has three and a tenth of each test's cases.
 
     The sample of a test depends on the seed and on the names of its cases alone, so that all workers agree.
     """
@@ -68,7 +70,7 @@ def _unmarked(cases: Iterable[Any]) -> list[Any]:
 
 
 def _slow_but(often: Sequence[Any], cases: list[Any]) -> list[Any]:
-    """Return the cases with a mark on those that are not run often, and have none of their own."""
+    """Return the cases, with a mark for slow on those that are neither frequent nor already marked."""
     marked = []
     for case in cases:
         if isinstance(case, MARKED):

@@ -1,4 +1,4 @@
-"""Plans for the tiny models, with random fitted tensors: one for each way in which a unit can go."""
+"""Plans for the tiny models, with random fitted tensors, for every way to remove a unit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Drop = tuple[int, str, str]  # block, kind, what it leaves
 
 
 def tiny_plan(model: nn.Module, *drops: Drop) -> Plan:
-    """A plan for this dense model; blocks go last. The fitted tensors are random, seeded."""
+    """Return a plan for this dense model, blocks last. The fitted tensors are random and seeded."""
     edits: list[Edit] = []
     tensors: dict[str, Tensor] = {}
     for index, kind, leaves in drops:

@@ -21,7 +21,7 @@ def trainer_of(folder, *callbacks, epochs=2, **settings):
 
 
 def prune(**arguments):
-    """What tests are not about costs little: units are ranked by magnitude, unless a plan is given."""
+    """Return a DepthPrune that is cheap in all parts outside the test: ranked by magnitude unless a plan is given."""
     defaults = {"schedule": {"start": 1}, "calibration": 16, "merge": "never"}
     if "plan" not in arguments:
         defaults |= {"remove": REMOVE, "importance": "magnitude"}
@@ -48,7 +48,7 @@ def assert_same(left: nn.Module, right: nn.Module) -> None:
 
 
 def sharded(strategy, *callbacks):
-    """Stand in for a Trainer with a strategy that cannot run here."""
+    """Return a substitute for a Trainer with a strategy that cannot run here."""
     return SimpleNamespace(
         strategy=strategy,
         precision_plugin=None,

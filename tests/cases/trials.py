@@ -1,4 +1,4 @@
-"""Data, plans and trainers of the tests of trials, and what runs by hand give."""
+"""Data, plans and trainers for tests of trials, and the results of runs by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": 
 
 
 class Data(pl.LightningDataModule):
-    """The tiny data; asks for its trainer, and frees what it holds when that is done, as users' own do."""
+    """Tiny data that uses its trainer, and frees its content at teardown, like users' own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def seeded(make: type[pl.LightningModule] = Plain) -> pl.LightningModule:
 
 
 def plan_of(**removed: int) -> Plan:
-    """For the network that every module here starts from."""
+    """Return a plan for the initial network of every module here."""
     return plan_depth(seeded().net, remove=removed, batches=CALIBRATION, search="one_shot")
 
 
@@ -71,5 +71,5 @@ def by_hand(module: pl.LightningModule, trial: Trial, *callbacks: pl.Callback, *
 
 
 def losses_by_hand(trials: list[Trial]) -> list[float]:
-    """What runs without a TrialRunner log."""
+    """Return the logged losses of runs without a TrialRunner."""
     return [float(by_hand(seeded(), t, DistillRecover(target="net")).callback_metrics["val_loss"]) for t in trials]

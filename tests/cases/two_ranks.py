@@ -113,7 +113,7 @@ def progressive(folder):
 
 
 def until_the_metric_falls(folder):
-    """Ranks validate their own half; the last step is taken back on both."""
+    """Run with validation on each rank's half; the last step is rolled back on both."""
     fell = one_by_one(schedule={"start": 1})
     whole = fit(folder, seeded(Sized), DistillRecover(), surgeon=fell, val=loader(shuffle=False), epochs=5)
     again = {"surgeon": one_by_one(schedule={"start": 1}), "resume": folder / "epoch=2.ckpt", "epochs": 5}
@@ -141,7 +141,7 @@ def averaged(folder):
 
 
 def resumed(folder):
-    """From before and after the surgery, with the teacher in its file, and its answers in those of each rank."""
+    """Run from before and after the surgery, with the teacher in its file, and its outputs in a file of each rank."""
 
     def run(place, resume=None):
         return fit(place, seeded(Unaugmented), DistillRecover(cache=True), resume=resume)
@@ -155,7 +155,7 @@ def resumed(folder):
 
 
 def narrowed(folder):
-    """Channels with BatchNorm and a shortcut that is rewritten; from the file between the surgeries, too."""
+    """Run with channels, BatchNorm and a rewritten shortcut; also from the file between the surgeries."""
     strategies = {
         "plain": "ddp",
         "find_unused": "ddp_find_unused_parameters_true",
@@ -182,7 +182,7 @@ def depth_and_width(folder):
 
 
 def adapted(folder):
-    """Adapters from the start, folded for a surgery and laid anew; resumed from before and after it."""
+    """Run with adapters from the start, merged for a surgery and injected again; resumed from before and after it."""
     whole = fit(folder, seeded(), LoRARecover(rank=2))
     parts = [
         fit(folder / f"from{epoch}", seeded(), LoRARecover(rank=2), resume=folder / f"epoch={epoch}.ckpt")
@@ -199,7 +199,7 @@ def rated(folder):
 
 
 def local_data(folder):
-    """Each rank has samples of its own: alone, the ranks would decide differently."""
+    """Run with different samples on each rank, on which single ranks would decide differently."""
     rank = int(os.environ.get("LOCAL_RANK", 0))
     generator = torch.Generator().manual_seed(100 + rank)
     images = (1 + 2 * rank) * torch.randn(48, 1, 8, 8, generator=generator)
@@ -222,7 +222,7 @@ def local_data(folder):
 
 
 class Sharded(Plain):
-    """Shards its network in configure_model, as FSDP2 wants it."""
+    """Shards its network in configure_model, as FSDP2 requires."""
 
     def configure_model(self):
         if not hasattr(self, "sharded"):
@@ -233,7 +233,7 @@ class Sharded(Plain):
 
 
 def sharded(folder):
-    """The plan is known beforehand. A resumed run may start from other weights: the file has them."""
+    """Run a given plan. A resumed run may start from other weights, because the file has the right ones."""
     plan = plan_depth(seeded().net, remove=ONCE["remove"], batches=[dataset().tensors[0]])
     results = []
     for name, resume in (("whole", None), ("again", folder / "whole" / "epoch=0.ckpt")):

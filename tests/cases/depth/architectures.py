@@ -1,4 +1,4 @@
-"""Small networks of many architectures, with one batch each, on which finding and removing units is tried."""
+"""Small networks of many architectures, with a batch each, for finding and removing units."""
 
 from __future__ import annotations
 
@@ -220,5 +220,5 @@ QUICK = ("unet", "in-place sums", "encoder", "detector", "split", "deit", "mobil
 
 
 def quick_or_slow() -> list[Any]:
-    """Names of all architectures; those that take long are for the slow tests."""
+    """Names of all architectures, slow ones with a mark."""
     return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]

@@ -1,4 +1,4 @@
-"""A clock that counts parameters instead of seconds, for a machine that others use."""
+"""Clock that counts parameters instead of seconds, for a shared machine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from prunerecover.surgery import saved_cost
 
 
 def counts_parameters(monkeypatch: pytest.MonkeyPatch, slower: float = 1.0) -> list[tuple[int, float]]:
-    """Have latency follow the parameters; returns samples, and the share that was left, of all that is timed.
+    """Make latency follow the parameters; return samples and remaining share of each measurement.
 
     Args:
-        monkeypatch: Undoes it.
-        slower: So many times as long as the parameters say takes what is pruned.
+        monkeypatch: Fixture that restores the clock.
+        slower: Factor on the pruned network's time.
     """
     timed: list[tuple[int, float]] = []
 
@@ -33,7 +33,7 @@ def counts_parameters(monkeypatch: pytest.MonkeyPatch, slower: float = 1.0) -> l
 
 
 def parameters_left(model: nn.Module, plan: Plan) -> float:
-    """Return the share of the parameters that the merged network has."""
+    """Return the merged network's share of the parameters."""
     pruned = copy.deepcopy(model)
     apply_plan(pruned, plan)
     merge(pruned)

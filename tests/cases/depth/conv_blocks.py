@@ -1,4 +1,4 @@
-"""A small network of residual blocks with BatchNorm, images for it, and how far a pruned one is from the dense one."""
+"""Small network of residual blocks with BatchNorm, images for it, and the error of a pruned network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def error(network: nn.Module, dense: nn.Module) -> float:
 
 
 class Blocks(nn.Module):
-    """Blocks of two convolutions with BatchNorm beside a shortcut, as a ResNet has them."""
+    """Blocks of two convolutions with BatchNorm beside a shortcut, as in a ResNet."""
 
     def __init__(self, blocks: int = 4) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks written for these tests, each with something that makes layers hard to take out."""
+"""Handwritten networks, each with a construct that makes layers hard to remove."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class UNet(nn.Module):
-    """Two scales, a skip that is concatenated, an upsampling, and a head of one convolution."""
+    """Two scales, a concatenated skip, an upsampling, and a head of a single convolution."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class UNet(nn.Module):
 
 
 class Boxes(nn.Module):
-    """A detector's head: for each of two scales a branch of boxes and one of classes, each of two convolutions."""
+    """Detector's head: for each of two scales a branch of boxes and a branch of classes, each of two convolutions."""
 
     def __init__(self, widths: tuple[int, int], classes: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Detector(nn.Module):
 
 
 class Split(nn.Module):
-    """A convolution whose output is cut in halves, one of which goes through two more; all are concatenated."""
+    """Convolution whose output is split; a half goes through two more convolutions, and all parts are concatenated."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Split(nn.Module):
 
 
 class InPlaceSums(nn.Module):
-    """Residual branches that are added in place, to the stream and from it, with activations in place behind."""
+    """Residual branches with in-place additions, to the stream and from it, and in-place activations after them."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class InPlaceSums(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """A gate that multiplies, made of two linears of other widths, beside a depthwise convolution."""
+    """Multiplying gate of two linears with other widths, beside a depthwise convolution."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class SqueezeExcite(nn.Module):
 
 
 class PostNorm(nn.Module):
-    """A stream that is normed after each sum."""
+    """Stream with a norm after each sum."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class PostNorm(nn.Module):
 
 
 class Dense(nn.Module):
-    """Each layer reads the concatenation of all before it."""
+    """Layers that read the concatenation of all earlier ones."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class Dense(nn.Module):
 
 
 class Shared(nn.Module):
-    """One layer is called twice, one weight is tied to another, and one layer runs in training alone."""
+    """A layer called twice, a tied weight, and a layer that runs in training alone."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Shared(nn.Module):
 
 
 class ByValue(nn.Module):
-    """Which branch runs depends on the data."""
+    """Branches that depend on the data."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class ByValue(nn.Module):
 
 
 class LongInputs(nn.Module):
-    """One of two layers runs for long inputs alone."""
+    """Two layers, the second for long inputs alone."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ class Recurrent(nn.Module):
 
 
 class TwoInputs(nn.Module):
-    """Two inputs, two heads, named results; a stream that both read."""
+    """Two inputs, two heads, named results, and a stream that both heads read."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ class TwoInputs(nn.Module):
 
 
 class Gated(nn.Module):
-    """Gated MLPs in which the halves of one linear are gate and value, and one with a learnt scale behind."""
+    """Gated MLPs with gate and value as halves of a single linear, and another with a learnt scale at the end."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Small decoders and encoders whose branches keep states: in caches, in lists, or in tensors that are written."""
+"""Small decoders and encoders whose branches keep states: in caches, in lists, or in written tensors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def hybrid(name: str) -> Case:
-    """Return a network of transformers by its class, and a batch of tokens."""
+    """Return a network of transformers by class name, and a batch of tokens."""
     import transformers
 
     torch.manual_seed(0)
@@ -67,7 +67,7 @@ def hybrid(name: str) -> Case:
 
 
 class Mixer(nn.Module):
-    """A recurrence, whose last values it keeps in a list."""
+    """Recurrence that keeps its last values in a list."""
 
     def __init__(self, d: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Recurrent(nn.Module):
     """Blocks with a mixer and an MLP.
 
     Args:
-        name: Of what it keeps, in its output.
+        name: Name of the state in the output.
     """
 
     def __init__(self, name: str, d: int = 8) -> None:
@@ -108,7 +108,7 @@ class Recurrent(nn.Module):
 
 
 class Lookahead(nn.Module):
-    """Two branches that read one norm, as parallel attentions and MLPs do, and norms of one branch alone."""
+    """Two branches behind a single norm, like parallel attentions and MLPs, and norms of single branches."""
 
     def __init__(self, d: int = 8) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Lookahead(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A block that the network hands an adapter, or a parameter that scales."""
+    """Block with an adapter, or a scaling parameter, handed in by the network."""
 
     def __init__(self, d: int) -> None:
         super().__init__()
@@ -136,10 +136,10 @@ class Adapted(nn.Module):
 
 
 class Lending(nn.Module):
-    """A network that holds the adapters of its blocks.
+    """Network that holds the adapters of its blocks.
 
     Args:
-        rank: What an adapter makes of the width of a block; None: a bare parameter takes its place.
+        rank: Width inside an adapter; None: a bare parameter instead.
     """
 
     def __init__(self, rank: int | None, d: int = 8) -> None:
@@ -159,7 +159,7 @@ class Lending(nn.Module):
 
 
 def grown(model: nn.Module, inputs: Callable[[nn.Module], Tensor]) -> set[str]:
-    """Return the names of the parameters that get gradients of a loss in training mode."""
+    """Return the names of the parameters with gradients of a loss in training mode."""
     model.train()
     inputs(model).square().mean().backward()
     found = {name for name, parameter in model.named_parameters() if parameter.grad is not None}

@@ -1,4 +1,4 @@
-"""Interrupts a search at one of its results, as a kill would."""
+"""Interruption of a search at a result, like a kill."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from prunerecover.store.search_store import SearchStore
 
 
 class Interrupts:
-    """Counts the results that searches compute, and ends one of them by a KeyboardInterrupt.
+    """Counts the results that searches compute, and ends a search by a KeyboardInterrupt.
 
     Attributes:
-        computed: How many results were computed, and not read: with a folder, what is added to it.
-        until: So many may be; None: all.
+        computed: Number of computed results, without those read from the store; in a folder, the number of added
+            results.
+        until: Largest number of computed results; None: no limit.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:

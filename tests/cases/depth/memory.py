@@ -1,4 +1,4 @@
-"""Peaks of memory, in a process of their own."""
+"""Peaks of memory in separate processes."""
 
 from __future__ import annotations
 

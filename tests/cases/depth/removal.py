@@ -1,4 +1,4 @@
-"""Checks that hold for units taken out of any network: it runs, learns, and is of the size that was said."""
+"""Checks of any network without some units: it runs, learns, and has the predicted size."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ GRAPH_KINDS = ("block", "attention", "mlp", "layer")
 
 
 def removals_of(model: nn.Module, batch: Any, kinds: Sequence[str] = GRAPH_KINDS, **options: Any) -> Removals:
-    """What can go out of a network."""
+    """Return the removals of a network."""
     with evaluating(model):
         return Removals(model, trace(model, as_inputs(batch)), kinds, **options)
 
 
 @lru_cache(maxsize=4)
 def removals_in(name: str, kinds: tuple[str, ...] = GRAPH_KINDS, **options: Any) -> Removals:
-    """What can go out of one of `ARCHITECTURES`; traced once for tests that follow each other."""
+    """Return the removals of an architecture in `ARCHITECTURES`, traced once for consecutive tests."""
     return removals_of(*ARCHITECTURES[name](), kinds, **options)
 
 
 def outputs(model: nn.Module, inputs: ModelInputs | Any) -> list[Tensor]:
-    """All floating tensors that a network returns."""
+    """Return all floating-point output tensors of a network."""
     found = call(model, inputs if isinstance(inputs, ModelInputs) else as_inputs(inputs))
     return [t for t in tree_leaves(found) if isinstance(t, Tensor) and t.is_floating_point()]
 
@@ -61,7 +61,7 @@ def pruned(removals: Removals, units: Sequence[Unit]) -> nn.Module:
 
 
 def learns(model: nn.Module, inputs: ModelInputs) -> None:
-    """Run forward and backward in training mode, the statistics of norms as they are."""
+    """Run forward and backward in training mode, with norms' statistics fixed."""
     model.train()
     for module in model.modules():
         if isinstance(module, _BatchNorm):
@@ -72,7 +72,7 @@ def learns(model: nn.Module, inputs: ModelInputs) -> None:
 
 
 def predicted(removals: Removals, units: Sequence[Unit]) -> int:
-    """How many parameters are left, by the widths that the graph says, without a network that is pruned."""
+    """Return the number of remaining parameters, from the graph's widths alone."""
     branches = [unit for unit in units if unit.kind != "layer"]
     found = [removals._branches[unit.name] for unit in branches if unit.name in removals._branches]
     blocks = tuple(unit.name for unit in found if unit.kind == "block")
@@ -84,14 +84,14 @@ def predicted(removals: Removals, units: Sequence[Unit]) -> int:
 
 
 def shared_norms(model: nn.Module, gone: Sequence[str]) -> list[str]:
-    """Norms of parallel branches that are gone, both of them: nothing reads what these norm."""
+    """Return the norms of parallel branches of which both are removed, so that nothing reads the norms."""
     blocks = describe(model).blocks if is_supported(model) else ()
     pairs = [(block.attention, block.mlp) for block in blocks if block.attention and block.mlp]
     return [one.reads for one, other in pairs if one.reads and one.path in gone and other.path in gone]
 
 
 def check_unit(removals: Removals, unit: Unit) -> nn.Module:
-    """Take one unit out, and see that what is left runs, learns, and has the parameters that were predicted."""
+    """Remove a unit, and check that the network runs, learns, and has the predicted number of parameters."""
     model = pruned(removals, [unit])
     learns(model, removals.example)
     assert size(model) == predicted(removals, [unit])
@@ -104,7 +104,7 @@ def check_unit(removals: Removals, unit: Unit) -> nn.Module:
 
 
 def check_sequence(removals: Removals, seed: int, folder: Path) -> list[Unit]:
-    """Take random units out, and see that what is left learns, and comes back from a file of the plan exactly."""
+    """Remove random units, and check that the network learns, and that the plan's file restores it exactly."""
     units = random_sequence(removals, 5, seed)
     edits = removals.edits(units)
     left = pruned(removals, units)
@@ -121,7 +121,7 @@ def check_sequence(removals: Removals, seed: int, folder: Path) -> list[Unit]:
 
 
 def random_sequence(removals: Removals, length: int, seed: int) -> list[Unit]:
-    """Draw units that can go together, in the order in which they go; as many as there are, at most `length`."""
+    """Draw up to `length` units that can go together, in the order of removal."""
     drawn = random.Random(seed)
     waiting = list(removals.units)
     drawn.shuffle(waiting)
@@ -138,7 +138,7 @@ def random_sequence(removals: Removals, length: int, seed: int) -> list[Unit]:
 
 
 def overlap(unit: Unit, other: Unit) -> bool:
-    """Whether one of two units is inside the other."""
+    """Whether either of two units is inside the other."""
 
     def inside(a: Unit, b: Unit) -> bool:
         return any(f"{path}.".startswith(f"{own}.") for path in a.targets for own in b.targets)

@@ -1,4 +1,4 @@
-"""Tiny seeded encoder-decoders of transformers, whose configs say two depths, each by entries of its own names."""
+"""Tiny seeded encoder-decoders of transformers, whose configs have two depths under various names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPEECH_TO_TEXT = {**SPECIAL, **SIDES, "d_model": 32, "input_feat_per_channel": 8
 T5 = {**SPECIAL, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4}
 LAYERS, T5_LAYERS = ("encoder_layers", "decoder_layers"), ("num_layers", "num_decoder_layers")
 
-# The class, the entries that say the depths of the encoder and of the decoder, all others, and what the encoder reads.
+# Class, config entries of the encoder's and the decoder's depth, all other entries, and the encoder's inputs.
 Record = tuple[str, tuple[str, str], dict[str, Any], dict[str, Tensor]]
 TWO_STACKS: dict[str, Record] = {
     "whisper": ("Whisper", LAYERS, WHISPER, {"input_features": SPEECH.mT}),
@@ -34,7 +34,7 @@ TWO_STACKS: dict[str, Record] = {
 
 
 def two_stacks(name: str, encoder: int = 3, decoder: int = 3) -> nn.Module:
-    """The model, in evaluation mode, always of the same weights for its depths."""
+    """Return the model in evaluation mode, with weights that depend on its depths alone."""
     import transformers
 
     prefix, entries, settings, _ = TWO_STACKS[name]
@@ -45,13 +45,13 @@ def two_stacks(name: str, encoder: int = 3, decoder: int = 3) -> nn.Module:
 
 
 def batch_of(name: str) -> dict[str, Tensor]:
-    """What the model is called with."""
+    """Return the inputs of the model."""
     return {**TWO_STACKS[name][3], "decoder_input_ids": TOKENS}
 
 
 @torch.no_grad()
 def output(model: nn.Module, name: str) -> Tensor:
-    """Logits of one call."""
+    """Return the logits of a call."""
     found: Tensor = model(**batch_of(name)).logits
     return found
 

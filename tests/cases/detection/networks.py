@@ -1,4 +1,4 @@
-"""Small detectors of each library, whose weights are random, and scenes for them."""
+"""Small detectors of each library with random weights, and scenes for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CATEGORIES = {3: "car", 17: "cat", 18: "dog"}  # as COCO numbers them
 
 
 class Pyramid(nn.Module):
-    """A backbone and a neck; two levels of features, the second of which goes into the first."""
+    """Backbone and neck; two levels of features, with the second also added into the first."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def scenes(count: int = 4, classes: int = 3) -> tuple[list[Tensor], list[dict[st
 
 
 def write_coco(root: Path, train: int = 8, val: int = 4) -> Path:
-    """Write images with coloured boxes in COCO's own layout; one image of each split has no annotations."""
+    """Write images with coloured boxes in COCO's own layout; an image of each split has no annotations."""
     from torchvision.transforms.functional import to_pil_image
 
     (root / "annotations").mkdir(parents=True)

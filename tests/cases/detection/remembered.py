@@ -1,4 +1,4 @@
-"""A detector that detects what it was told, for tests of how detections are scored."""
+"""Detector with given detections, for tests of scores."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Remembered(Detector):
     """Gives detections in turn.
 
     Args:
-        found: Of every image, in order.
-        classes: Of the head.
+        found: Detections of every image, in order.
+        classes: Classes of the head.
     """
 
     background = 0
@@ -45,12 +45,12 @@ class Remembered(Detector):
 
 
 class Recognised(Remembered):
-    """Gives the detections of the images that it is shown, in any order.
+    """Returns the detections of known images, in any order.
 
     Args:
-        images: That it may be shown.
-        found: Of each.
-        classes: Of the head.
+        images: Known images.
+        found: Detections of each image.
+        classes: Classes of the head.
     """
 
     def __init__(self, images: Sequence[Tensor], found: Sequence[dict[str, Tensor]], classes: int) -> None:
@@ -62,7 +62,7 @@ class Recognised(Remembered):
 
 
 def guessed(targets: Sequence[Target], classes: Sequence[int], generator: torch.Generator) -> list[dict[str, Tensor]]:
-    """Detections around the objects of each image: moved a little, some of another class, and some of nothing."""
+    """Return detections around the objects of each image: a little off, some of another class, and some of nothing."""
     found = []
     for target in targets:
         boxes = target["boxes"].repeat(2, 1)

@@ -1,4 +1,4 @@
-"""Documents as what a reader types: their blocks of code, the commands in them, and how they are run."""
+"""Documents as a reader's input: their blocks of code, the commands in them, and ways to run them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ RESULTS = "docs/results/"
 
 @dataclass(frozen=True)
 class Block:
-    """One block of code.
+    """Block of code.
 
     Attributes:
-        language: As the fence says.
-        text: Its lines.
-        section: The heading above it.
-        line: Number of its first line in the page.
+        language: Language of the fence.
+        text: Lines of the block.
+        section: Heading above the block.
+        line: Number of the first line in the page.
     """
 
     language: str
@@ -42,13 +42,13 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name in its first line, by which the reader saves it; None: it is typed."""
+        """File name in the first line; None: the block is typed."""
         found = re.match(r"# (\w+\.(?:py|yaml))\n", self.text)
         return found and found[1]
 
 
 def pages() -> list[str]:
-    """Return the paths of all documents, but for the pages of results, which benchmarks write."""
+    """Return the paths of all documents except the pages of results, the output of benchmarks."""
     found = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
     return [README, *(page for page in found if not page.startswith(RESULTS))]
 
@@ -72,7 +72,7 @@ def without_blocks(text: str) -> str:
 
 
 def commands_of(block: Block) -> Iterator[list[str]]:
-    """Yield the commands of a shell block as words; comments are left out, and lines that go on are joined."""
+    """Yield the commands of a shell block as words, without comments, and with continued lines joined."""
     for line in block.text.replace("\\\n", " ").splitlines():
         for command in line.split(" && "):
             if words := shlex.split(command, comments=True):
@@ -80,7 +80,7 @@ def commands_of(block: Block) -> Iterator[list[str]]:
 
 
 def run_saved(block: Block, folder: Path) -> None:
-    """Do with a block of a page of files what its reader does: save it, run its Python, or type its commands."""
+    """Follow a block of a page of files as a reader does: save it, run its Python, or type its commands."""
     if block.language == "bash":
         for program, *arguments in commands_of(block):
             assert program == "prunerecover"
@@ -100,14 +100,14 @@ def run_typed(
     replaced: Mapping[str, str],
     needs: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Run the Python of a page from top to bottom in one namespace, in the working directory; return the namespace.
+    """Run a page's Python from top to bottom in a single namespace, in the working directory; return the namespace.
 
     Args:
-        page: Its path in the repository.
-        folder: Where sources are kept, for what reads them.
-        given: By heading, what the reader has before the first block under it.
-        replaced: What stands here for what the reader has on the hub.
-        needs: By heading, a library without which the code under it is left out, with a warning.
+        page: Path in the repository.
+        folder: Folder for sources, for code that reads them.
+        given: Names that a reader has before the first block, by heading.
+        replaced: Local replacements of names on the hub.
+        needs: Library by heading; without it, the code under the heading is left out, with a warning.
     """
     module = ModuleType("document")
     sys.modules["document"] = module

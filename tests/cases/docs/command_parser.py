@@ -1,4 +1,4 @@
-"""The parser of all commands of LightningCLI, which takes most of the time of a start to make."""
+"""Parser of all commands of LightningCLI, the slowest part of a start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prunerecover.recipes.cli.lightning_cli import PlanTrainer, RecipeCLI
 
 
 class UpToTheParser(RecipeCLI):
-    """The command line, which stops with its parser."""
+    """Command line that stops with its parser."""
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         raise StopIteration(parser)

@@ -1,4 +1,4 @@
-"""What readers of the documents have at hand: modules, data and models, tiny here."""
+"""Modules, data and models of the documents' readers, tiny here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def own_trainer(callbacks: list[pl.Callback]) -> pl.Trainer:
 
 
 def in_a_trainer() -> dict[str, Any]:
-    """A network of as many blocks as the page takes activations out of, and one more."""
+    """Return names with a network of one more block than the page removes activations."""
     return {"Trainer": own_trainer, "your_module": OwnModule(), "your_data": own_loader()}
 
 
@@ -64,7 +64,7 @@ GIVEN: dict[str, Given] = {
     },
     "docs/detection.md": {"From Python": with_scenes},
 }
-# What the reader does next, or looks at.
+# Next steps of the reader.
 TAIL = {
     "README.md": "trainer.fit(type(your_module)(), your_data)",
     "docs/lightning_module.md": "assert all(map(os.path.exists, ['report/report.md', 'checkpoints/plan.json']))",
@@ -115,7 +115,7 @@ HUB: dict[str, dict[str, str]] = {
 
 
 def replaced_in(page: str, folder: Path) -> dict[str, str]:
-    """Return what stands for models and data of the hub on a page, made in a folder; empty where there are none."""
+    """Return replacements of a page's models and data on the hub, made in a folder; empty where there are none."""
     replaced = HUB.get(page, {})
     if page == "docs/segmentation.md":
         write_scenes(folder / "scenes")

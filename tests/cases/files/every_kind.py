@@ -1,6 +1,6 @@
-"""One file of each kind that is written: how it is made, and how the network in it is opened.
+"""Files of each kind that the package writes: making them, and opening the network in each.
 
-Weights and inputs are whole thousandths, drawn by seed: the same on every processor, so that no file holds them.
+Weights and inputs are whole thousandths, drawn by seed: the same on every processor, and therefore in no file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Rows = Sequence[Any]
 
 
 class Residual(nn.Module):
-    """A block with a shortcut, as a ResNet has them."""
+    """Block with a shortcut, as in a ResNet."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def whole(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def dense(network: str) -> nn.Module:
-    """A dense network whose branches all matter to its output."""
+    """Return a dense network whose branches all matter to its output."""
     model, generator = BUILD[network](), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, value in sorted(model.state_dict().items()):
@@ -96,7 +96,7 @@ def dense(network: str) -> nn.Module:
 
 
 def inputs() -> dict[str, Tensor]:
-    """The images and tokens on which networks are compared, also what plans are made on."""
+    """Return the images and tokens for comparisons of networks, and for plans."""
     tokens = torch.randint(3, 13, (16, 4), generator=torch.Generator().manual_seed(2))
     return {"images": whole((24, 1, 8, 8), torch.Generator().manual_seed(1)), "tokens": tokens}
 
@@ -123,7 +123,7 @@ def outputs(model: nn.Module) -> Tensor:
 
 
 def smaller_heads(model: nn.Module, *, batches: Rows) -> Plan:
-    """A plan by hand that leaves heads their first dimensions, and gives some layers other values."""
+    """Return a handmade plan that keeps the first dimensions of heads, and refits some layers."""
     groups, generator = find_groups(model, batches, "head_dim"), torch.Generator().manual_seed(4)
     edits: list[Edit] = [*narrow_edits(groups, {group.name: torch.arange(2, group.size) for group in groups})]
     pruned, tensors = share_copy(model), dict[str, Tensor]()
@@ -173,19 +173,19 @@ PLANS: dict[str, Planned] = {
 
 
 def plan(name: str) -> Plan:
-    """Plan anew what the file of this name holds."""
+    """Make the plan of a file again."""
     network, how = PLANS[name]
     return how(dense(network), batches=rows(network))
 
 
-# Folders: the plan that they hold, merged where that is possible; and two that hold a language model and its router.
+# Folders: their plans, merged where possible; and two folders of a language model and its router.
 
 FOLDERS = ("affine", "graph", "channels", "joint", "llama_block", "hidden", "head_dim")
 NEEDS_DENSE = ("graph", "channels")
 
 
 def opened(name: str, folder: Path) -> nn.Module:
-    """The network in a plan, folder or checkpoint of this name, beside which no weights lie."""
+    """Return the network of a plan, folder or checkpoint by file name."""
     path = folder / name
     if path.suffix == ".json":
         model = dense(PLANS[path.stem][0])
@@ -197,7 +197,7 @@ def opened(name: str, folder: Path) -> nn.Module:
 
 
 def routed() -> RoutedCausalLM:
-    """A Llama with two sets of blocks and a router between them."""
+    """Return a Llama with two sets of blocks and a router between them."""
     model = dense("llama")
     plans = tuple(plan_for(model, block_removals(model, [block]), method="by hand") for block in (1, 2))
     router, generator = PrefixRouter(8, 2, blocks=1, hidden=4), torch.Generator().manual_seed(3)
@@ -208,7 +208,7 @@ def routed() -> RoutedCausalLM:
 
 
 def answers(model: RoutedCausalLM) -> Tensor:
-    """The set that each prompt takes, before the tokens that it gives: `(N, 1 + T)`."""
+    """Return the chosen set of each prompt, before the generated tokens: `(N, 1 + T)`."""
     tokens = inputs()["tokens"]
     given = model.generate(tokens, max_new_tokens=3, do_sample=False, pad_token_id=0)
     return torch.cat([torch.tensor(model.route(tokens))[:, None], given[:, 4:]], 1)
@@ -248,7 +248,7 @@ CHECKPOINTS: dict[str, tuple[str, Callable[[], list[pl.Callback]]]] = {
 
 
 def fit(name: str, folder: Path, ckpt: Path | None = None) -> Classifier:
-    """Train for four epochs, or those that a checkpoint leaves; files go into `folder`."""
+    """Train up to the fourth epoch, from a checkpoint if given; files go into `folder`."""
     network, callbacks = CHECKPOINTS[name]
     pl.seed_everything(0, verbose=False)
     module, keep = Classifier(network), ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
@@ -259,7 +259,7 @@ def fit(name: str, folder: Path, ckpt: Path | None = None) -> Classifier:
 
 
 def contents(model: nn.Module) -> str:
-    """Return the hash of all that a network holds: names, dtypes, shapes and bytes."""
+    """Return the hash of a network's content: names, dtypes, shapes and bytes."""
     found = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode() + value.contiguous().numpy().tobytes())

@@ -1,4 +1,4 @@
-"""A process that dies in the middle of writing, as `kill -9` leaves it."""
+"""Process that dies in the middle of writing, as by `kill -9`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KILLED = 9
 
 
 def killed_at_rename(number: int, act: Callable[[], Any]) -> bool:
-    """Run `act` in a child process that dies right before its rename of this number; whether there were as many."""
+    """Run `act` in a child process that dies before its rename number `number`; return whether there were enough."""
     child = os.fork()
     if child == 0:
         seen = 0

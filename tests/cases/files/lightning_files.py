@@ -1,4 +1,4 @@
-"""Modules of a user's, pruned as the callbacks do it and saved as a Trainer does."""
+"""A user's modules, pruned like by the callbacks and saved like by a Trainer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prunerecover.model.paths import get_module, unwrap
 
 
 class Classifier(pl.LightningModule):
-    """A user's module: a network, something beside it, and hyperparameters that shape both."""
+    """A user's module: a network, a second layer, and hyperparameters that shape both."""
 
     def __init__(self, depth: int = 4, width: int = 3) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Scenes of a few pixels in parquet files and folders, and the data module that opens them."""
+"""Scenes of a few pixels in parquet files and folders, and the data module for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def drawn(n: int, seed: int = 0) -> list[tuple[bytes, bytes]]:
-    """Images and annotations of 20 x 20 pixels; a pixel's red is 40 times its annotation (0-4)."""
+    """Return images and annotations of 20 x 20 pixels; a pixel's red is 40 times its annotation (0-4)."""
     rng = np.random.default_rng(seed)
     found = [np.kron(rng.integers(0, 5, (5, 5)), np.ones((4, 4), int)).astype(np.uint8) for _ in range(n)]
     return [(png(np.stack([40 * a, a, a], -1)), png(a)) for a in found]

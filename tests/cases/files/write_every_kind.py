@@ -1,11 +1,11 @@
-"""Write the files in tests/checkpoint/every_kind: one of each kind, and what the networks in them hold and compute.
+"""Script that wrote tests/checkpoint/every_kind: files of each kind, and their networks' contents and outputs.
 
-They were written before planning in depth and in width became one engine, and are kept so that tests can show that such
-files still open and give the same numbers. Do not write them anew to let a test pass; a new kind is added by name:
+The files predate the joint engine of depth and width, and are kept so that tests can show that such files still open
+and give the same numbers. Do not write them again to let a test pass; add a new kind by name:
 
     OMP_NUM_THREADS=1 PYTHONPATH=tests python -m cases.files.write_every_kind FOLDER
 
-Everything is seeded: what is written again is the same, but for the times in a checkpoint.
+Everything is seeded: a rewritten file is the same, but for the times in a checkpoint.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from prunerecover import apply_plan, merge, save_pruned, save_routed, sensitivit
 
 
 def write_plans(folder: Path) -> None:
-    """Write every plan, and the scores by which one of depth and one of width are made."""
+    """Write every plan, and the scores behind a plan of depth and a plan of width."""
     for name in cases.PLANS:
         cases.plan(name).save(folder / f"{name}.json")
     sensitivity(cases.dense("vit"), batches=cases.rows("vit")).save(folder / "scores.safetensors")
 
 
 def write_folders(folder: Path) -> None:
-    """Write a folder of each pruned network, merged where that is possible, and one that routes."""
+    """Write a folder of each pruned network, merged where possible, and a folder with routes."""
     for name in cases.FOLDERS:
         network, _ = cases.PLANS[name]
         model, plan = cases.dense(network), cases.plan(name)

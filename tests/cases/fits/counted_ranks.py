@@ -50,7 +50,7 @@ def language(folder: Path) -> Case:
 
 
 def padded(folder: Path) -> Case:
-    """Sequences of 2 to 12 tokens, one of which has no label at all."""
+    """Return sequences of 2 to 12 tokens, of which number 5 has no labels."""
     lengths = torch.arange(SAMPLES) + 2
     here = torch.arange(lengths.max())[None] < lengths[:, None]
     tokens = torch.randint(3, VOCABULARY, here.shape)
@@ -90,7 +90,7 @@ TASKS: dict[str, Callable[[Path], Case]] = {
 
 
 def logged(folder: Path, ranks: int = 2) -> dict[str, dict[str, float]]:
-    """What each loop logs of each task."""
+    """Return the logged values of each loop and task."""
     found = {}
     settings: dict[str, Any] = {"strategy": "ddp"} if ranks > 1 else {}
     for task, make in TASKS.items():

@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 
 
 class Steady(Language):
-    """Plain SGD: what is a rounding error in the gradient stays one in the weights."""
+    """Plain SGD: rounding errors in the gradient remain rounding errors in the weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def shared(folder: Path) -> dict[str, Any]:
 
 
 class Sharded(Steady):
-    """Shards its network in configure_model, as FSDP2 wants it."""
+    """Shards its network in configure_model, as FSDP2 requires."""
 
     def configure_model(self) -> None:
         if not hasattr(self, "sharded"):
@@ -85,7 +85,7 @@ class Sharded(Steady):
 
 
 def pruned_fit(folder: Path, module: Language, data: Any, **settings: Any) -> None:
-    """Fit without two blocks, by a plan that is known beforehand, and keep a file of every epoch."""
+    """Fit without two blocks, by a given plan, and keep a file of every epoch."""
     pl.seed_everything(7, verbose=False)
     plan = removing(Language().net, 2, 4)
     callbacks = [DepthPrune(plan=plan, merge="never"), ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)]
@@ -95,7 +95,7 @@ def pruned_fit(folder: Path, module: Language, data: Any, **settings: Any) -> No
 
 
 def sharded(folder: Path) -> None:
-    """FSDP2 of a model that is pruned before it is sharded."""
+    """Fit with FSDP2, with the model pruned before sharding."""
     strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, save_distributed_checkpoint=False)
     pruned_fit(folder, Sharded(), half(), devices=2, strategy=strategy)
 

@@ -55,7 +55,7 @@ def everyone(value) -> list:
 
 
 def planned(build, *, batches=None, budget=None, **how):
-    """The plan and the number of choices that were judged on this rank; the plan of one process."""
+    """Return the plan and the number of judged choices on this rank, and those of a single process."""
     judged = []
     Scorer.divergence = lambda *own: judged.append(1) or DIVERGENCE(*own)
     try:
@@ -75,7 +75,7 @@ def shared(folder):
 
 
 def stored(folder):
-    """In one folder, where the second rank is interrupted, and begun again."""
+    """Plan with a shared store: interrupted on the second rank, then begun again."""
 
     def interrupted(*own):
         raise KeyboardInterrupt
@@ -92,7 +92,7 @@ def stored(folder):
 
 
 def clocked(folder):
-    """Each rank's clock says something else."""
+    """Plan with a different clock on each rank."""
     import pytest
 
     with pytest.MonkeyPatch.context() as patch:
@@ -102,7 +102,7 @@ def clocked(folder):
 
 
 def own_data(folder):
-    """Each rank has samples of its own."""
+    """Plan with different samples on each rank."""
     batches = [(1 + dist.get_rank()) * one for one, _ in images(3)]
     return planned(small, batches=batches, loss=lambda net, x: net(x).sum())
 
@@ -115,7 +115,7 @@ def tables(folder):
 
 
 def failing(folder):
-    """The second rank fails, at a score and between scores, or asks for other scores."""
+    """Plan with a failure on the second rank, at a score, between scores, or by a request for other scores."""
     said = {}
     for owner, name in ((Scorer, "divergence"), (Scorer, "rebase"), (Walks, "walk")):
         method = getattr(owner, name)

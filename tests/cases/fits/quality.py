@@ -1,4 +1,4 @@
-"""A user's module whose validation also logs how large its network is: which steps hold is known beforehand."""
+"""User's module with the network's size among its validation metrics, so that successful steps are known beforehand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prunerecover.checkpoint.ledger_record import QualityTrail
 
 
 class Sized(Plain):
-    """Logs its number of attentions as a metric."""
+    """Logs the number of attentions as a metric."""
 
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
@@ -21,7 +21,7 @@ class Sized(Plain):
 
 
 def one_by_one(drop: float = 1, **arguments) -> DepthPrune:
-    """Prunes attentions until so many of the three have gone; ranked by magnitude, which costs little."""
+    """Prune attentions until `drop` of the three are removed; ranked by magnitude, which is cheap."""
     defaults = {"step": Budget(remove={"attention": 1}), "replace": "zero", "importance": "magnitude"}
     defaults |= {"calibration": 16, "merge": "never"}
     return DepthPrune(Quality("attentions", drop=drop), **{**defaults, **arguments})
@@ -33,7 +33,7 @@ def trail_of(module: pl.LightningModule) -> QualityTrail:
 
 
 def pruned(folder, *callbacks, epochs: int = 4, make=Sized, **settings):
-    """Fit with validation, always the same module; returns it and the Trainer."""
+    """Fit with validation, always the same module; return the module and the Trainer."""
     pl.seed_everything(5, verbose=False)
     module = make()
     return module, fit(folder, module, *callbacks, epochs=epochs, val=loader(shuffle=False), **settings)

@@ -1,4 +1,4 @@
-"""Run a script of scenarios on two CPU ranks, in processes of their own."""
+"""Scripts of scenarios on two CPU ranks, in separate processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cases.paths import ROOT, TESTS
 
 
 def two_ranks(folder: Path, *scenarios: str, script: str = "two_ranks.py") -> Any:
-    """Return what the scenarios of a script in tests/cases return, by name; the script starts the second rank."""
+    """Return the results of scenarios in a script of tests/cases, by name; the script starts the second rank."""
     result = folder / "result.json"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PL_", "MASTER_", "LOCAL_RANK"))}
     environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -28,7 +28,7 @@ def two_ranks(folder: Path, *scenarios: str, script: str = "two_ranks.py") -> An
 
 
 def run_scenarios(scenarios: Mapping[str, Callable[[Path], Any]]) -> None:
-    """On each rank of a script, run the scenarios that the command names: SCRIPT RESULT.json FOLDER SCENARIO ..."""
+    """Run the command's scenarios on each rank of a script: SCRIPT RESULT.json FOLDER SCENARIO ..."""
     results, where, *names = sys.argv[1:]
     found = {name: scenarios[name](Path(where) / name) for name in names}
     if int(os.environ.get("LOCAL_RANK", 0)) == 0:

@@ -1,4 +1,4 @@
-"""Fits of a tiny Llama of six blocks with adapters that all of its sets share."""
+"""Fits of a tiny Llama of six blocks with adapters shared by all its sets."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def fit(
     data: Any = None,
     **settings: Any,
 ) -> tuple[Any, pl.Trainer]:
-    """Fit and keep a file of every epoch; a RoutedLoRARecover comes first unless there is one."""
+    """Fit and keep a file of every epoch; a RoutedLoRARecover comes first unless given."""
     module = Language() if module is None else module
     if not any(isinstance(c, RoutedLoRARecover) for c in callbacks):
         callbacks = (shared(module.net), *callbacks)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ STEPWISE = {"start": 1, "every": 1, "step": 1}
 
 
 def llama(**settings: Any) -> nn.Module:
-    """Four layers, dropout in attention, one tensor for embedding and head."""
+    """Return a Llama of four layers, with dropout in attention, and a tensor shared by embedding and head."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "vocab_size": 32}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_dropout": 0.1}
@@ -59,7 +59,7 @@ def images(rows: int = ROWS) -> list[dict[str, Any]]:
 
 
 def depth(**arguments: Any) -> DepthPrune:
-    """What tests are not about costs little."""
+    """Return a DepthPrune that is cheap in all parts outside the test."""
     usual = {"remove": {"attention": 2, "mlp": 1}, "schedule": STEPWISE, "importance": "magnitude", "calibration": 16}
     return DepthPrune(**{**usual, **arguments})
 

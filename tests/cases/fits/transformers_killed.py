@@ -1,7 +1,7 @@
 """A pruned fit of transformers' Trainer, begun anew or gone on with: transformers_killed.py FOLDER [MOMENT CALL].
 
-With a moment the process kills itself there, at a call: "planning" (when it is decided), "surgery" (when the network
-has changed), or "saving" (before the weights of a checkpoint are written).
+With a moment, the process kills itself at a call there: "planning" (after the decision), "surgery" (after the change of
+the network), or "saving" (before the weights of a checkpoint are written).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def kill_in(moment: str, call: int) -> None:
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the newest checkpoint that is complete: the Trainer writes its state last."""
+    """Return the newest complete checkpoint: the Trainer writes its state last."""
     complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
     return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 

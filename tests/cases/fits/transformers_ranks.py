@@ -1,4 +1,4 @@
-"""Fits of transformers' Trainer on two CPU ranks that torchrun starts: transformers_ranks.py RESULT.json FOLDER ..."""
+"""Fits of transformers' Trainer on two CPU ranks of torchrun: transformers_ranks.py RESULT.json FOLDER ..."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTINGS = {"num_train_epochs": 4, "optim": "sgd", "learning_rate": 0.1, "loggin
 
 
 def steady() -> Any:
-    """What is a rounding error in the gradient stays one in the weights."""
+    """Return a Llama in double precision without dropout, where rounding errors stay small."""
     return llama(attention_dropout=0.0).double()
 
 
@@ -51,7 +51,7 @@ class Agreement(TrainerCallback):
 
 
 def ranks(folder: Path, make: Any = callbacks, **settings: Any) -> dict[str, Any]:
-    """A fit, and one that is resumed from its second epoch."""
+    """Return the results of a fit, and of a fit resumed from the second epoch."""
     found = {}
     for name, resume in (("whole", None), ("resumed", folder / "whole" / "checkpoint-8")):
         agreement = Agreement()

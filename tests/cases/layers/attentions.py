@@ -1,4 +1,4 @@
-"""Networks with PyTorch's own attention, small, and their inputs."""
+"""Small networks with PyTorch's own attention, and their inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PADDING = torch.arange(6) >= torch.tensor([[4], [6]])
 
 
 def seeded(network: nn.Module, std: float = 0.3) -> nn.Module:
-    """The network with weights that are none of the zeros that it may begin with."""
+    """Return the network with all weights drawn, including initial zeros."""
     torch.manual_seed(0)
     for parameter in network.parameters():
         parameter.data.normal_(std=std)
@@ -34,14 +34,14 @@ def encoder(batch_first: bool = True, **settings: Any) -> nn.Module:
 
     Args:
         batch_first: Whether tokens are `(N, L, E)`.
-        **settings: Of its layers.
+        **settings: Settings of the layers.
     """
     layer = nn.TransformerEncoderLayer(16, 4, 24, batch_first=batch_first, **settings)
     return seeded(nn.TransformerEncoder(layer, 2))
 
 
 def padded() -> ModelInputs:
-    """Tokens, and which of them are padding."""
+    """Return tokens and their padding mask."""
     return ModelInputs((TOKENS,), {"src_key_padding_mask": PADDING})
 
 
@@ -50,13 +50,13 @@ def decoder() -> nn.Module:
 
 
 def targets() -> ModelInputs:
-    """Tokens that see those before them, and what they attend to."""
+    """Return causal targets, and the tokens that they attend to."""
     mask = nn.Transformer.generate_square_subsequent_mask(6)
     return ModelInputs((TOKENS, TOKENS.flip(1)), {"tgt_mask": mask, "tgt_is_causal": True})
 
 
 class Across(nn.Module):
-    """Attention to tokens of another width, with all that `nn.MultiheadAttention` can add to them."""
+    """Attention to tokens of another width, with all optional parts of `nn.MultiheadAttention`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Residual streams with fewer features, done the plain way: features at zero, and norms over those that stay."""
+"""Naive residual streams with fewer features: removed features at zero, and norms over the kept ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prunerecover.width.groups.found import FoundGroups
 
 
 class NormOverKept(nn.Module):
-    """A norm of which only some entries take part; the others come out as zeros.
+    """Norm over some entries, with zeros for the rest.
 
     Args:
         norm: Over the last dimension.
@@ -39,7 +39,7 @@ class NormOverKept(nn.Module):
 
 
 def with_norms_over_kept(model: nn.Module, found: FoundGroups, keep: Keep) -> nn.Module:
-    """Copy a model with everything that makes or reads a removed feature at zero, and norms over the others."""
+    """Copy a model with all writers and readers of a removed feature at zero, and norms over the kept features."""
     new = rewritten(model, found)
     for group, units in keep.items():
         gone = torch.tensor([unit for unit in range(group.size) if unit not in units.tolist()])
@@ -55,12 +55,12 @@ def with_norms_over_kept(model: nn.Module, found: FoundGroups, keep: Keep) -> nn
 
 @dataclass(frozen=True, eq=False)
 class HiddenRoundTrip(RoundTrip):
-    """A round trip of streams: norms are over the features that stay."""
+    """Round trip of streams, with norms over the kept features."""
 
     kinds: tuple[str, ...] = ("hidden",)
 
     def assert_masked_equals_narrowed(self, tolerance: float = 1e-5) -> None:
-        """The dense network with features at zero, and norms over the others, computes what narrowed ones do."""
+        """The dense network with features at zero, and norms over the kept ones, computes the narrowed outputs."""
         dense = self.build()
         hushed = with_norms_over_kept(dense, self.found, thirty_percent(self.found))
         assert_equal(self.given(self.pruned()), self.given(hushed), tolerance)

@@ -1,4 +1,4 @@
-"""Networks that turn images into images, and norm each channel of each image by itself."""
+"""Networks from images to images, with a norm of each channel of each image alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import cat as concatenated
 
 
 class VolumeUNet(nn.Module):
-    """What nnU-Net builds, small: strided stages with affine InstanceNorm, a decoder that concatenates, two heads."""
+    """Small network of nnU-Net: strided stages with affine InstanceNorm, a decoder that concatenates, two heads."""
 
     def __init__(self, dimensions: int = 3, widths: tuple[int, int] = (6, 8)) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class VolumeUNet(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions with norms, added to what they read."""
+    """Two convolutions with norms, added to their input."""
 
     def __init__(self, width: int, norm: type[nn.Module]) -> None:
         super().__init__()
@@ -55,10 +55,10 @@ class Residual(nn.Module):
 
 
 def generator(width: int = 4, norm: type[nn.Module] = nn.InstanceNorm2d) -> nn.Sequential:
-    """The generator of CycleGAN, small: its norms have neither weights nor statistics.
+    """Return a small generator of CycleGAN, whose norms have neither weights nor statistics.
 
     Args:
-        width: Of the first stage.
+        width: Width of the first stage.
         norm: Class of the norms.
     """
     return nn.Sequential(

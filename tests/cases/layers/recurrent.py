@@ -1,4 +1,4 @@
-"""Networks with recurrent layers, small, and their inputs."""
+"""Small networks with recurrent layers, and their inputs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ LENGTHS = torch.tensor([7, 5, 3, 2])
 
 
 class Tagger(nn.Module):
-    """A recurrent layer between linears, over whole sequences or their last states.
+    """Recurrent layer between linears, over whole sequences or their last states.
 
     Args:
         layer: Class of the recurrent layer.
         states: Whether the last states are read, rather than the output.
         packed: Whether sequences are packed.
-        **settings: Of the recurrent layer.
+        **settings: Settings of the recurrent layer.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Tagger(nn.Module):
 
 
 class Attended(nn.Module):
-    """A recurrent layer whose output is normed, attended to and pooled."""
+    """Recurrent layer with a norm, attention and pooling of its output."""
 
     def __init__(self) -> None:
         super().__init__()

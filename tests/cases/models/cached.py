@@ -28,7 +28,7 @@ def remove_attentions(model: nn.Module, *indices: int) -> None:
 
 
 def keep_blocks(model: nn.Module, *kept: int) -> tuple[nn.ModuleList, dict[str, Any]]:
-    """Remove the other blocks as surgery does; returns what an undo needs."""
+    """Remove all other blocks as surgery does; return the data for an undo."""
     edits = config_edits(model, kept)
     container = describe(model).container
     before = get_module(model, container)
@@ -50,7 +50,7 @@ def uncached(model: nn.Module, ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def cached(model: nn.Module, ids: Tensor, steps: tuple[int, ...] = (5, 4, 1, 1, 3)) -> Tensor:
-    """Logits from feeding a few tokens at a time, the model finding its own place from the cache."""
+    """Return logits from a few tokens at a time; the model derives its position from the cache."""
     cache: dict[str, Any] = {}
     logits = []
     for chunk in ids.split(steps, dim=1):
@@ -71,7 +71,7 @@ def generated(model: nn.Module, use_cache: bool = True) -> Tensor:
 
 
 def handing_on(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-    """A hook: the layer answers with what it got."""
+    """Hook that makes a layer return its input."""
     hidden = args[0] if args else kwargs["hidden_states"]
     return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 

@@ -1,4 +1,4 @@
-"""Networks that cut tensors in parts as they run, as YOLOv8's do."""
+"""Networks that split tensors in their forward, like YOLOv8."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Cut = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 class ConvNorm(nn.Module):
-    """A convolution with its norm and activation."""
+    """Convolution with norm and activation."""
 
     def __init__(self, c_in: int, c_out: int, size: int = 1, stride: int = 1) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class ConvNorm(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Two convolutions, added to what they read if there is a shortcut."""
+    """Two convolutions, added to their input if there is a shortcut."""
 
     def __init__(self, width: int, inner: int, size: int, *, shortcut: bool) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Bottleneck(nn.Module):
 
 
 class C2f(nn.Module):
-    """One half goes through bottlenecks, and everything is concatenated; the exporter calls `forward_split`."""
+    """Split whose second half goes through bottlenecks, then a concatenation; the exporter calls `forward_split`."""
 
     def __init__(self, c_in: int, c_out: int, width: int, *, shortcut: bool) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Pooled(nn.Module):
 
 
 class Halves(nn.Module):
-    """Parts of one tensor get functions of their own, and are read together."""
+    """Parts of a tensor with separate functions, read together."""
 
     functions = (torch.sin, torch.tanh, torch.square, torch.nn.functional.silu)
 

@@ -1,7 +1,7 @@
-"""Tiny seeded decoders of transformers, one per family of which a record says what goes, in several forms.
+"""Tiny seeded decoders of transformers, in several forms, for each family with a record of its units.
 
-Beside each stands where its branches meet the residual stream, written down from the models' code and not from the
-records: inside a layer, the module whose output is added to the stream as it is (but for a factor).
+Each decoder names the junctions of its branches with the residual stream, taken from the models' code and not from the
+records: the module in a layer whose output is added to the stream unchanged (but for a factor).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Decoder:
     """A form of a family.
 
     Attributes:
-        classes: What the names of its classes begin with.
-        family: Its name.
-        settings: Of its config, beside `TEXT`.
+        classes: Prefix of the class names.
+        family: Name of the family.
+        settings: Config entries, beside `TEXT`.
         attention: Path in a layer of the module whose output the attention adds.
         mlp: The same of the MLP.
-        config: Name of the config's class, if it does not begin so.
+        config: Name of the config's class, if it has another prefix.
     """
 
     classes: str
@@ -128,10 +128,10 @@ OTHERS = {
 
 
 def tiny_diff_llama() -> nn.Module:
-    """A decoder whose attentions compute with the number of their layer."""
+    """Return a decoder whose attentions use the number of their layer."""
     return Decoder("DiffLlama", "").build()
 
 
 def tiny_minimax() -> nn.Module:
-    """A decoder with linear attentions between others; their states are in a list that fills as layers run."""
+    """Return a decoder with some linear attentions, whose states are in a list that fills as layers run."""
     return Decoder("MiniMax", "", {**EXPERTS, "num_local_experts": 2, "head_dim": 8, "num_hidden_layers": 5}).build()

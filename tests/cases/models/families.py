@@ -1,4 +1,4 @@
-"""The families that can be narrowed, in single precision, and how a process of its own loads one that was saved."""
+"""Families that can be narrowed, in single precision, and their loading in a separate process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DETECTORS = ("Faster R-CNN", "SSDLite")
 
 
 def family(name: str) -> Built:
-    """A dense model in single precision, and a batch for it; of detectors a list of images."""
+    """Return a dense model in single precision, and a batch for it; for detectors a list of images."""
     torch.manual_seed(0)
     model, inputs = {**BUILD, **LARGE}[FAMILIES[name]]()
     inputs = images(SIZES[name]) if name in SIZES else inputs
@@ -50,12 +50,12 @@ def family(name: str) -> Built:
 
 
 def squares(model: nn.Module, batch: Any) -> Tensor:
-    """A loss that every family has: of all that it gives."""
+    """Return a loss for any family, over all outputs."""
     return torch.stack([t.float().square().mean() for t in outputs(model, batch) if t.is_floating_point()]).sum()
 
 
 def reloaded(name: str, folder: Path) -> list[np.ndarray]:
-    """What a saved family gives; where its plan cannot build it, it is loaded into a dense one of other weights."""
+    """Return the outputs of a saved family; if the plan cannot build it, from a dense model with other weights."""
     model, inputs = family(name)
     torch.nn.utils.vector_to_parameters(torch.zeros(sum(p.numel() for p in model.parameters())), model.parameters())
     rebuilt = Plan.load(folder / "plan.json").source.constructor is not None

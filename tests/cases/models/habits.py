@@ -1,4 +1,4 @@
-"""LightningModules of users who know nothing of prunerecover, one per habit, and tiny data for them."""
+"""LightningModules of users without knowledge of prunerecover, by habit, and tiny data for them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Manual(Plain):
 
 
 class TwoOptimizers(Plain):
-    """Manual optimization with an optimizer for the blocks and one for the rest, toggled."""
+    """Manual optimization with an optimizer for the blocks and another for the rest, toggled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Parts(Plain):
 
 
 class TwoNetworks(Plain):
-    """Two candidates for pruning; only one is trained on."""
+    """Two candidates for pruning, of which a single one trains."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class TwoNetworks(Plain):
 
 
 class Wrapped(pl.LightningModule):
-    """A transformers model that computes its own loss from keyword arguments."""
+    """Transformers model that computes the loss from keyword arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ TEXT_SAMPLES = 24
 
 
 def tokens(n: int = TEXT_SAMPLES) -> DataLoader:
-    """Batches of one tensor of token ids."""
+    """Return batches of a tensor of token ids."""
     ids = torch.randint(3, 61, (n, 9), generator=torch.Generator().manual_seed(0))
     return DataLoader(TensorDataset(ids), 8, shuffle=True)
 
@@ -199,7 +199,7 @@ class WrappedCompiled(Plain):
 
 
 class NamedGroups(Plain):
-    """Its optimizer knows parameters by name."""
+    """Optimizer with parameters by name."""
 
     def configure_optimizers(self):
         named = list(self.named_parameters())
@@ -208,14 +208,14 @@ class NamedGroups(Plain):
 
 
 class Filtered(Plain):
-    """Its optimizer holds what trains when it is made."""
+    """Optimizer over the parameters that are trainable at its construction."""
 
     def configure_optimizers(self):
         return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], 1e-2)
 
 
 class OwnHooks(Plain):
-    """Has checkpoint hooks of its own, and a subclassed idea of what belongs in a checkpoint."""
+    """Checkpoint hooks of its own, with further content in the checkpoint."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ class OwnHooks(Plain):
 
 
 class Watched(Plain):
-    """Counts what happens in its training step; BatchNorm in front of the network."""
+    """Counts in its training step; BatchNorm in front of the network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ class BatchOnly(Plain):
 
 
 class Iterating(Plain):
-    """A training step that fetches its batches itself."""
+    """Training step that fetches its own batches."""
 
     def training_step(self, dataloader_iter):
         batch, _, _ = next(dataloader_iter)

@@ -1,4 +1,4 @@
-"""Small networks whose groups are written by hand, and the same networks built narrower."""
+"""Small networks with handwritten groups, and the same networks built narrower."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A CIFAR ResNet whose padded shortcuts are written as 1x1 convolutions; every width can be set alone."""
+    """CIFAR ResNet with padded shortcuts as 1x1 convolutions, and a separate argument for every width."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ def reads(*names: str) -> tuple[Slice, ...]:
 
 
 def resnet_groups(model: ResNet) -> tuple[Group, ...]:
-    """One group per block for what is inside it, and one per stage for its residual sums."""
+    """Return a group per block for its inner channels, and a group per stage for its residual sums."""
     groups = []
     for stage in range(1, model.stages + 1):
         blocks = list(getattr(model, f"layer{stage}"))
@@ -102,7 +102,7 @@ def narrower_resnet(model: ResNet, kept: Mapping[str, int], blocks: int) -> ResN
 
 
 def small_resnet(**kwargs: object) -> ResNet:
-    """Two stages of one block, 6 and 10 channels, statistics off their initial values; eval mode."""
+    """Return two stages of a block each, 6 and 10 channels, statistics off their initial values; eval mode."""
     torch.manual_seed(0)
     settings = {"widths": (6, 10), "inner": {"layer1.0.conv1": 5}, "blocks": 1, "classes": CLASSES}
     model = ResNet(**{**settings, **kwargs})
@@ -110,7 +110,7 @@ def small_resnet(**kwargs: object) -> ResNet:
 
 
 def unsettled(model: nn.Module) -> nn.Module:
-    """Move norms off their initial values, so that forgetting one shows; eval mode."""
+    """Move norms off their initial values, so that a forgotten norm shows; eval mode."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for module in model.modules():
@@ -122,7 +122,7 @@ def unsettled(model: nn.Module) -> nn.Module:
 
 
 def images(n: int = 24, size: int = 8, channels: int = 3, batch: int = 8) -> list[tuple[Tensor, Tensor]]:
-    """Labelled images whose brightness follows the class, in batches; class sizes differ."""
+    """Return labelled images whose brightness follows the class, in batches; class sizes differ."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, CLASSES, (n,), generator=generator)
     pixels = torch.randn(n, channels, size, size, generator=generator) + labels.view(-1, 1, 1, 1) / 2

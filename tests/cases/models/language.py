@@ -1,4 +1,4 @@
-"""A tiny Llama with a tokenizer of a few words, saved as transformers saves them, and documents of those words."""
+"""Tiny Llama with a tokenizer of a few words, saved as by transformers, and documents of those words."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def llama_folder(folder: Path, **changes: Any) -> Path:
 
 
 def documents(sizes: Sequence[int], seed: int = 0) -> list[str]:
-    """Return documents of so many words each."""
+    """Return documents with the given numbers of words."""
     generator = torch.Generator().manual_seed(seed)
     numbers = (torch.randint(3, VOCABULARY, (size,), generator=generator).tolist() for size in sizes)
     return [" ".join(f"w{number}" for number in row) for row in numbers]

@@ -1,4 +1,4 @@
-"""Networks of a user's own and what makes them, for a command line that is given their class paths."""
+"""A user's own networks and functions that make them, for a command line with class paths."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class OwnNetwork(nn.Module):
-    """A network that no library rebuilds, around one that depth is pruned of."""
+    """Network outside all libraries, around a network to prune in depth."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ metric_list:
 
 
 def question_rows(count: int) -> list[dict[str, Any]]:
-    """Return questions of two or three choices, of which the right one is any."""
+    """Return questions of two or three choices, with varying right answers."""
     return [
         {
             "question": f"w{3 + i % 20} w{7 + 2 * i % 40} w{20 + i % 30}",

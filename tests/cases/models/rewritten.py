@@ -1,4 +1,4 @@
-"""Blocks whose activations and sums are functions in their own forward, and the same without one of them."""
+"""Blocks with activations and sums as functions in their forward, and the same blocks with a step removed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 class Block(nn.Module):
-    """A residual block of two convolutions, whose forward is handed in."""
+    """Residual block of two convolutions, with its forward as an argument."""
 
     steps: Callable[[Any, Tensor], Tensor]
 
@@ -29,7 +29,7 @@ class Plain(Block):
 
 
 class ReadsBoth(Block):
-    """What the first activation reads is read again, after the sum was written into what it returns."""
+    """The first activation's input is read again, after the sum was written into the activation's output."""
 
     def forward(self, x: Tensor) -> Tensor:
         before = self.conv1(x)
@@ -45,7 +45,7 @@ class ReadsBothWithout(ReadsBoth):
 
 
 class WritesAfter(Block):
-    """A child writes into what the removed call read."""
+    """A child writes into the removed call's input."""
 
     def forward(self, x: Tensor) -> Tensor:
         before = self.conv1(x)
@@ -60,7 +60,7 @@ class WritesAfterWithout(WritesAfter):
 
 
 class WritesIntoTheOlder(Block):
-    """Without the first activation, the second one would write into the block's own input."""
+    """Without the first activation, the second would write into the block's own input."""
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.act(F.leaky_relu(x, 0.5))
@@ -73,7 +73,7 @@ class WritesIntoTheOlderWithout(WritesIntoTheOlder):
 
 
 class Statements(Block):
-    """Calls whose results nobody names: what they write into is read instead."""
+    """Calls with unnamed results: later code reads the tensor that they write into."""
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.conv1(x)
@@ -89,7 +89,7 @@ class StatementsWithout(Statements):
 
 
 class SumsIntoAll(Block):
-    """A sum is written into what has another name, too."""
+    """A sum is written into a tensor with a second name."""
 
     def forward(self, x: Tensor) -> Tensor:
         out = same = self.conv1(x)
@@ -103,7 +103,7 @@ class SumsIntoAllWithout(SumsIntoAll):
         return self.conv2(out) * out
 
 
-# Class, what goes, the class written without it.
+# Class, removed unit, handwritten class without the unit.
 TRAPS: dict[str, tuple[type[Block], str, type[Block]]] = {
     "a sum written into what is read again": (ReadsBoth, "relu:0", ReadsBothWithout),
     "a child that writes into what gradients need": (WritesAfter, "relu:0", WritesAfterWithout),
@@ -128,7 +128,7 @@ class Joined(nn.Module):
 
 
 class Several(nn.Module):
-    """A list of branches, of which the forward calls some."""
+    """List of branches, some of which the forward calls."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A small detector in the form that YOLO has: stages that read earlier ones by number, over several strides."""
+"""Small detector in YOLO's form: stages that read earlier ones by number, over several strides."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 
 class Concat(nn.Module):
-    """Several maps as one."""
+    """Concatenation of several maps."""
 
     def forward(self, maps: list[Tensor]) -> Tensor:
         return torch.cat(maps, 1)
 
 
 class RoutedDetector(nn.Module):
-    """Each stage names what it reads by `f`, as the number of an earlier stage or several; -1 is the last one."""
+    """Stages with inputs by `f`, the number of an earlier stage or several; -1 is the last."""
 
     def __init__(self) -> None:
         super().__init__()

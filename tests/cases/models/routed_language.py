@@ -1,4 +1,4 @@
-"""A tiny Llama, questions in its words, and sets of its blocks."""
+"""Tiny Llama, questions in its words, and sets of its blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MADE: dict[str, PlanSet] = {}
 
 
 class ByNumber(nn.Module):
-    """A router that picks the set whose number is that of the prompt modulo 4: the first token, or what a test says."""
+    """Router that picks the set by a number modulo 4: the prompt's first token, or a number from the test."""
 
     n_sets = len(SETS)
 
@@ -51,7 +51,7 @@ def removing(model: nn.Module, *blocks: int) -> Plan:
 
 
 def sets_of(model: nn.Module) -> PlanSet:
-    """Plan the sets of a model, once for all that are the same."""
+    """Plan the sets of a model, once for all equal models."""
     source = repr(source_of(model))
     if source not in MADE:
         plans = tuple(removing(model, *blocks) for blocks in SETS)

@@ -1,6 +1,6 @@
-"""Tiny seeded models of every supported family, on the CPU; the one place where tests build them.
+"""Tiny seeded models of every supported family, on the CPU; shared by all tests.
 
-Weights are larger than at initialisation, so that every branch matters to the output and a wrong one cannot hide.
+Weights are larger than at initialisation, so that every branch matters to the output and errors show.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def tiny_mistral(**changes: Any) -> nn.Module:
 
 
 def tiny_qwen2(**changes: Any) -> nn.Module:
-    """Qwen2 with full attention in the even layers and a window of 4 tokens in the odd ones."""
+    """Return a Qwen2 with full attention in the even layers and a window of 4 tokens in the odd layers."""
     windows = {"use_sliding_window": True, "sliding_window": 4, "layer_types": alternating()}
     return _hf("Qwen2Config", "Qwen2ForCausalLM", **{**TEXT, "num_key_value_heads": 2, **windows, **changes})
 
@@ -74,7 +74,7 @@ def tiny_opt(**changes: Any) -> nn.Module:
 
 
 def tiny_opt_post_norm(**changes: Any) -> nn.Module:
-    """OPT as in its 350m size: norms after the additions."""
+    """Return an OPT as in its 350m size: norms after the additions."""
     return tiny_opt(do_layer_norm_before=False, **changes)
 
 
@@ -92,7 +92,7 @@ def alternating(depth: int = 4) -> list[str]:
 
 
 def plain_vit(**changes: Any) -> nn.Module:
-    """A small VisionTransformer of timm as it is initialised."""
+    """Return a small VisionTransformer of timm with its initial weights."""
     import timm
 
     shape = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 4}
@@ -110,7 +110,7 @@ def tiny_timm(**changes: Any) -> nn.Module:
     return stir(cls(**{**shape, **changes}))
 
 
-# Forms of it, by what they change.
+# Variants by changed settings.
 VARIANTS: dict[str, dict[str, Any]] = {
     "vit": {},
     "distilled": {"distilled": True},
@@ -173,7 +173,7 @@ LATENT = {"kv_lora_rank": 8, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_
 
 
 def tiny_mixture(name: str, **changes: Any) -> nn.Module:
-    """A decoder with routed experts in both layers (DeepSeek: `first_k_dense_replace=1` makes the first one dense)."""
+    """Return a decoder with routed experts in both layers (DeepSeek: `first_k_dense_replace=1` leaves out the first)."""
     family, settings = MIXTURES[name]
     if name.startswith("deepseek"):
         settings = {**settings, **LATENT, "num_key_value_heads": 4}

@@ -1,4 +1,4 @@
-"""Seeded models of the families whose groups are found, with a batch each; small where the family allows.
+"""Seeded models of the families with groups, with a batch each; small where the family allows.
 
 Norms are moved off their initial values, so that no bias is zero and every branch matters.
 """
@@ -21,7 +21,7 @@ Built = tuple[nn.Module, Any]
 def stirred(model: nn.Module, seed: int = 0, scale: float = 1.0) -> nn.Module:
     """Move vectors, zeros and running statistics off their initial values; eval mode, float64.
 
-    Matrices become `scale` times larger: initial ones of transformers are so small that units hardly matter.
+    Matrices are scaled by `scale`: initial ones of transformers are too small for units to matter.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -98,7 +98,7 @@ def _vgg() -> Built:
 
 
 def _vgg16() -> Built:
-    """With narrow linears: those of the original are 90% of its parameters."""
+    """Return a VGG with narrow linears, because the original's have 90% of its parameters."""
     net, inputs = _torchvision("vgg16_bn", 32)
     net.classifier[0], net.classifier[3], net.classifier[6] = (  # type: ignore[index, operator]
         nn.Linear(512 * 49, 96),

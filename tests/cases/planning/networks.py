@@ -1,4 +1,4 @@
-"""Tiny networks whose depth and width share a budget, and batches for them."""
+"""Tiny networks for budgets over depth and width, and batches for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def images(batches: int = 2, samples: int = 8) -> list[tuple[Tensor, Tensor]]:
 
 
 def left(dense: nn.Module, pruned: nn.Module) -> float:
-    """Return the share of the MACs that the merged network has; it is merged in place."""
+    """Return the merged network's share of the MACs; merges in place."""
     merge(pruned)
     return count_macs(pruned, IMAGE) / count_macs(dense, IMAGE)
 

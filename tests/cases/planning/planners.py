@@ -1,4 +1,4 @@
-"""Planners whose library is scored, made once for several tests."""
+"""Planners with a scored library, shared by several tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prunerecover.session.session import Session
 
 @cache
 def vit_planner() -> Planner:
-    """Return the planner of a tiny ViT of two blocks, its library scored."""
+    """Return the planner of a tiny ViT of two blocks, with a scored library."""
     planner = Planner(Session(vit(depth=2), images(6)), "macs", PruningConfig())
     with planner.session.evaluating():
         assert planner.library.scored

@@ -1,4 +1,4 @@
-"""Plans of depth and width together, as the planner makes them or of variants that a test names."""
+"""Plans of depth and width together, by the planner or with named variants."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def together(planner: Planner, share: float) -> Plan:
 
 
 def chosen(planner: Planner, names: Mapping[str, str]) -> State:
-    """Return a choice of variants by site, fitted in order; other sites stay as they are."""
+    """Return a choice of variants by site, fitted in order; other sites stay dense."""
     with planner.session.evaluating():
         return State(planner.library, {**dict.fromkeys(planner.library.sites, DENSE), **names})
 
 
 def plan_with(planner: Planner, names: Mapping[str, str]) -> Plan:
-    """Return the plan of such a choice."""
+    """Return the plan of a choice of variants by site."""
     return planner.plan(*planner.finished(chosen(planner, names)))

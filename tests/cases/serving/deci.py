@@ -1,7 +1,7 @@
-"""What llama.cpp computes of a `deci` file, written after the graph in its src/models/deci.cpp.
+"""llama.cpp's computation on a `deci` file, after the graph in its src/models/deci.cpp.
 
-Three habits of that graph are repeated here on purpose: the head size is read off the first layer, a layer with
-attention but without an MLP is skipped, and neighbours are rotated, not halves.
+Three properties of the graph are repeated on purpose: the head size comes from the first layer, a layer with attention
+but without an MLP is skipped, and neighbours are rotated, not halves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What servers compute of a Nemotron-NAS folder: Llama's own attentions and MLPs, built by the entry of each layer."""
+"""Servers' computation on a Nemotron-NAS folder: Llama's own attentions and MLPs, built by the entry of each layer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 
 
 def neurons(entry: Any, width: int) -> int:
-    """Return the width of an MLP, as vLLM, TensorRT-LLM and llama.cpp's converter compute it."""
+    """Return the width of an MLP, as computed by vLLM, TensorRT-LLM and llama.cpp's converter."""
     size = int(2 * round(entry.ffn_mult, 6) * width / 3)
     return -(-size // 256) * 256
 
 
 class NasNetwork(nn.Module):
-    """A folder, opened: every weight has its place, and no place lacks a weight."""
+    """Opened folder, checked so that every weight has a place, and every place a weight."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ NO_WINDOWS = {"use_sliding_window": False, "sliding_window": None, "layer_types"
 
 
 def narrow(layer: Any, heads: int, key_value_heads: int, neurons: int) -> None:
-    """Give a layer random projections of other widths, with biases where readers were refitted."""
+    """Give a layer random projections of other widths, with biases as after a refit."""
     attention, mlp, size = layer.self_attn, layer.mlp, layer.self_attn.head_dim
     bias = attention.q_proj.bias is not None
     for name, count in {"q_proj": heads, "k_proj": key_value_heads, "v_proj": key_value_heads}.items():
@@ -101,7 +101,7 @@ UNEVEN: dict[str, tuple[Callable[..., Any], Callable[[Layers], None], dict[str, 
 
 
 def uneven(name: str) -> Any:
-    """Return a network of `UNEVEN`; every parameter is random, so that none can hide."""
+    """Return a network of `UNEVEN` with all parameters random, so that each matters."""
     make, change, settings = UNEVEN[name]
     model = make(vocab_size=TOKENS, **settings)
     change(model.model.layers)
@@ -118,7 +118,7 @@ def tokens(samples: int = 2, length: int = 9) -> torch.Tensor:
 
 
 def byte_tokenizer(*splits: Any, normal: bool = True) -> PreTrainedTokenizerFast:
-    """Return a byte-pair encoding over bytes, which splits as given before the bytes (default: as GPT-2)."""
+    """Return a byte-pair encoding over bytes, with the given splits before the bytes (default: GPT-2's)."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("h", "e"), ("t", "he"), ("Ġ", "the"), ("1", "2"), ("Ġ", "a")]
     texts = ["<s>", "</s>", *letters, *("".join(pair) for pair in merges)]
@@ -132,7 +132,7 @@ def byte_tokenizer(*splits: Any, normal: bool = True) -> PreTrainedTokenizerFast
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a byte-pair encoding over characters, with bytes for the rest, that begins texts with `<s>`."""
+    """Return a byte-pair encoding over characters, with bytes as fallback, that begins texts with `<s>`."""
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     merges = [("h", "e"), ("t", "he"), ("▁", "the"), ("▁", "a")]
     texts = [*special, *"▁ abcdefghijklmnopqrstuvwxyz.", *("".join(pair) for pair in merges)]

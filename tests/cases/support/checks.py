@@ -1,4 +1,4 @@
-"""The columns of the support matrix: what has to work on a family of models for its cell to say yes."""
+"""Columns of the support matrix: conditions for a family's cell to say yes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH = ("channel", "head", "neuron", "hidden")
 
 
 def planned(model: nn.Module, batch: Any, kind: str, alike: bool = False) -> Plan:
-    """Remove one unit of a depth kind, or two of a width kind; alike in all layers if they are to stay alike."""
+    """Plan the removal of a unit of depth, or of two units of width; equal in all layers if `alike`."""
     if kind in DEPTH:
         return plan_depth(model, remove={kind: 1}, batches=[batch] * 4)
     settings: dict[str, Any] = {"batches": [batch], "loss": squares, "kinds": (kind,)}
@@ -48,7 +48,7 @@ def assert_same(one: nn.Module, other: nn.Module, batch: Any) -> None:
 
 
 def is_removed(family: Family, folder: Path, kind: str) -> None:
-    """Units go, the plan says what is left, gradients reach it, and what is saved opens as the same network."""
+    """Check that units are removed as in the plan, gradients flow, and the saved folder opens as the same network."""
     model, batch = family.build()
     dense = sum(p.numel() for p in model.parameters())
     plan = planned(model, batch, kind)
@@ -65,7 +65,7 @@ def is_removed(family: Family, folder: Path, kind: str) -> None:
 
 
 def is_standard(family: Family, folder: Path, kinds: tuple[str, ...]) -> None:
-    """The folder of a pruned model is one that `from_pretrained` of its class opens without a word of ours."""
+    """Check that the folder of a pruned model opens by `from_pretrained` of its own class alone."""
     model, batch = family.build()
     kind = next(kind for kind in kinds if kind in family.works)
     plan = planned(model, batch, kind, alike=True)
@@ -77,7 +77,7 @@ def is_standard(family: Family, folder: Path, kinds: tuple[str, ...]) -> None:
 
 
 def is_exported(family: Family, folder: Path) -> None:
-    """A pruned model runs in onnxruntime as it does here, where `export` compares the two."""
+    """Check that a pruned model has the same outputs in onnxruntime, as `export` compares them."""
     model, batch = family.build()
     kind = next(kind for kind in (*DEPTH, *WIDTH) if kind in family.works)
     apply_plan(model, planned(model, batch, kind))
@@ -93,7 +93,7 @@ COLUMNS: Mapping[str, Callable[[Family, Path], None]] = {
 
 
 def outcome(family: Family, column: str, folder: Path) -> str:
-    """Run a cell: "" if it works, else the error's message."""
+    """Run a cell; return "" if it works, else the error's message."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

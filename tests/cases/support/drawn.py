@@ -1,4 +1,4 @@
-"""What a figure of a plan says: read off its labels, cells and bars alone."""
+"""Content of a plan's figure, read off its labels, cells and bars alone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from prunerecover.display.style import LIGHT
 
 
 def cells(figure: FigureBase, kinds: dict[str, str]) -> dict[str, str]:
-    """Return the colour of every unit's cell by name, "none" for outlines; each cell is of one unit, and each has one.
+    """Return the colour of every unit's cell by name, "none" for outlines; each cell has exactly one unit.
 
     Args:
         figure: With cells.
-        kinds: Of the units that there are, by name; the labels of a cell have to name just one of them.
+        kinds: Kinds of all units by name; the labels of a cell must match exactly one unit.
     """
     lines = [axes for axes in figure.axes if any(isinstance(patch, FancyBboxPatch) for patch in axes.patches)]
     prefix = lines[-1].get_xlabel().removeprefix("Block of ").removeprefix("Block")
@@ -66,7 +66,7 @@ def rendered(figure: Figure) -> np.ndarray:
 
 
 def is_whole(figure: Figure) -> bool:
-    """Whether something is drawn and nothing is cut off at the edges."""
+    """Whether the figure has content, and none is cut off at the edges."""
     image = rendered(figure)
     edges = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
     return bool(image.min() < 0.5 and (edges == 1).all())

@@ -1,6 +1,6 @@
-"""The rows of the support matrix: a family of models, a small one of it with a batch, and what is known to work.
+"""Rows of the support matrix: families of models, with a small model, a batch, and the expected results.
 
-What a row names neither under `works` nor under `refused` does not apply to it: a ResNet has no attention heads.
+Columns neither in `works` nor in `refused` do not apply to a row: a ResNet has no attention heads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEPTH = ("block", "attention", "mlp", "activation", "layer")
 
 @dataclass(frozen=True)
 class Family:
-    """A row: what builds a model and its batch, the columns that work, and the error of those that are refused."""
+    """Row: the maker of a model and its batch, the working columns, and the errors of the refused ones."""
 
     library: str
     make: Callable[[], Built]
@@ -40,11 +40,11 @@ class Family:
         return model.float().eval(), tree_map(lambda t: t.float() if t.is_floating_point() else t, batch)
 
     def reason(self, column: str) -> str | None:
-        """Words of the error that a column ends in; "" where it works, None where it does not apply."""
+        """Words of a column's error; "" where it works, None where it does not apply."""
         return "" if column in self.works else self.refused.get(column)
 
     def is_expected(self, column: str, message: str) -> bool:
-        """Whether a column that ended in this error's message, or in none (""), did what the row says."""
+        """Whether a column with this error message, or with none (""), matches the row."""
         reason = self.reason(column)
         return reason is not None and (reason.removeprefix("... ") in message if reason else not message)
 
@@ -72,7 +72,7 @@ def _decoder(name: str, gated: bool = False, heads: bool = True, narrow: bool = 
 
 
 def _mixture(name: str, *works: str, known: bool = False, layer: str = FIXED, quick: bool = False) -> Family:
-    """`known`: whether a record says what its parts are; `layer`: why no layer goes."""
+    """Return a row; `known`: whether a record describes the family, `layer`: reason for refusing layers."""
     refused = _refused(MIXED if known else NO_UNITS, "activation") | NO_CHANNELS | {"layer": layer}
     works = (*works, "block", "attention", "mlp", BLOCKS)
     refused |= _refused(NO_GROUPS, *(kind for kind in ("head", "neuron", "hidden") if kind not in works))

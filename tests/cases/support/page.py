@@ -1,4 +1,4 @@
-"""The support matrix as Markdown: a table of families by columns, and what refused cells say."""
+"""Support matrix as Markdown: a table of families by columns, and the messages of refused cells."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ would be the largest or smallest, as they are not for `amax` after a ReLU.
 
 
 def markdown(versions: str) -> str:
-    """The page; `versions` is a line that names those of the libraries."""
+    """Return the page; `versions` is a line with the versions of the libraries."""
     notes: list[str] = []
     rows = []
     for name, family in FAMILIES.items():
@@ -48,7 +48,7 @@ def markdown(versions: str) -> str:
 
 
 def _cell(reason: str | None, column: str, notes: list[str]) -> str:
-    """One cell; a message that is new joins the notes."""
+    """Return a cell, and add its message to the notes if new."""
     if reason is None:
         return "-"
     if not reason:

@@ -1,4 +1,4 @@
-"""A network whose BatchNorm statistics are those of its weights, and one in which they lag behind."""
+"""Network with BatchNorm statistics that match its weights, and a network with stale statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prunerecover import recalibrate_batchnorm
 
 
 def right() -> nn.Module:
-    """A network whose statistics are those of its weights, and which is sure of what it says."""
+    """Return a network with matching statistics and confident predictions."""
     torch.manual_seed(0)
     network = nn.Sequential(
         nn.Conv2d(3, 8, 3, bias=False),
@@ -33,7 +33,7 @@ def right() -> nn.Module:
 
 
 def stale() -> nn.Module:
-    """The same weights with the statistics of others."""
+    """Return the network with the same weights and other statistics."""
     network = right()
     for norm in (network[1], network[4], network[7]):
         norm.running_mean += torch.linspace(-1, 1, len(norm.running_mean))
@@ -42,7 +42,7 @@ def stale() -> nn.Module:
 
 
 def told() -> tuple[Tensor, Tensor]:
-    """64 samples, and the classes that the network gives them."""
+    """Return 64 samples, and the network's classes for them."""
     images = torch.randn(64, 3, 6, 6, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         return images, right()(images).argmax(1)

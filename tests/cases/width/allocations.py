@@ -1,4 +1,4 @@
-"""Networks with costs, drawn scores, and what an allocation takes from them."""
+"""Networks with costs, drawn scores, and the units that an allocation removes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small() -> Network:
 
 
 def drawn(groups: tuple[Group, ...], seed: int = 0) -> dict[str, Tensor]:
-    """Scores whose scale differs from group to group, as real ones do."""
+    """Draw scores whose scale differs between groups, as in real ones."""
     generator = torch.Generator().manual_seed(seed)
     return {
         g.name: torch.rand(g.size, generator=generator, dtype=torch.float64) * 4 ** torch.rand(1, generator=generator)
@@ -44,7 +44,7 @@ def drawn(groups: tuple[Group, ...], seed: int = 0) -> dict[str, Tensor]:
 
 
 def agreeing(groups: tuple[Group, ...], seed: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A removal and a protection signal that agree in part."""
+    """Draw a removal and a protection score that agree in part."""
     removal, noise = drawn(groups, seed), drawn(groups, seed + 1)
     return removal, {name: scores + 0.5 * noise[name] for name, scores in removal.items()}
 

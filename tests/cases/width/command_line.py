@@ -1,4 +1,4 @@
-"""A recipe with a small CIFAR ResNet on digits, and plans of it by the command line."""
+"""Recipe with a small CIFAR ResNet on digits, and plans of it by the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAIR = ["--method", "fair", "--method.tolerance", "0.2"]
 
 
 def dense() -> ImageClassifier:
-    """The module as the recipe builds it."""
+    """Return the recipe's module."""
     pl.seed_everything(1, verbose=False)
     return ImageClassifier(**NETWORK)
 

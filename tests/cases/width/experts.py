@@ -42,7 +42,7 @@ def counts(model: Any) -> list[int]:
 
 
 class _LogitsOfRemoved(TorchFunctionMode):
-    """Set the router's logits of removed experts to minus infinity, wherever they are computed."""
+    """Sets the router's logits of removed experts to minus infinity, wherever they are computed."""
 
     def __init__(self, removed: Mapping[int, Sequence[int]]) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class _LogitsOfRemoved(TorchFunctionMode):
 
 @contextmanager
 def masked(model: nn.Module, removed: Mapping[str, Sequence[int]]) -> Iterator[nn.Module]:
-    """A copy whose router never chooses some experts; a correction of the choice follows."""
+    """Yield a copy whose router never chooses some experts, including a correction of the choice."""
     model = copy.deepcopy(model)
     routers = {name: model.get_submodule(name.replace("experts", "gate")) for name in removed}
     for name, router in routers.items():

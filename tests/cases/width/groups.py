@@ -1,4 +1,4 @@
-"""Families of networks whose groups are found, built small, and what is compared of them."""
+"""Small networks of the families with groups, and their outputs for comparison."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def found_in(name: str) -> FoundGroups:
 
 
 def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
-    """All tensors that a model returns; of an SSD those that its head does, since ties make its boxes arbitrary."""
+    """Return all output tensors of a model; for an SSD the head's, because ties make its boxes arbitrary."""
     seen: list[Any] = []
     module = model.head if type(model).__name__ == "SSD" else model
     handle = module.register_forward_hook(lambda *args: seen.append(args[-1]))

@@ -1,4 +1,4 @@
-"""Dense models with some activations set to a value: what narrowing has to equal."""
+"""Dense models with some activations set to a value, the reference for narrowing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prunerecover.model.paths import get_module
 
 @dataclass(frozen=True)
 class Mask:
-    """Entries that are set to `value` in what a module gives, or gets."""
+    """Entries of a module's output, or input, to set to `value`."""
 
     module: str
     dim: int
@@ -26,7 +26,7 @@ class Mask:
 
 @contextmanager
 def silenced(model: nn.Module, masks: tuple[Mask, ...]) -> Iterator[None]:
-    """Run a dense model with some of its activations set to a value: what narrowing has to equal."""
+    """Run a dense model with some of its activations set to a value."""
     handles = []
     for mask in masks:
 
@@ -46,7 +46,7 @@ def silenced(model: nn.Module, masks: tuple[Mask, ...]) -> Iterator[None]:
 
 
 def built(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """In double precision and evaluation mode, with weights that matter and BatchNorm statistics off their start."""
+    """Return a maker in double precision and eval mode, with large weights and BatchNorm statistics off their start."""
 
     def build() -> nn.Module:
         torch.manual_seed(0)

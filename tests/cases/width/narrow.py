@@ -1,4 +1,4 @@
-"""Hand-made groups of small networks, the edits that narrow them, and what then has to be silent."""
+"""Handmade groups of small networks, the edits that narrow them, and the entries that must become zero."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's LightningModule with a small convolutional network, and a callback that narrows it at given epochs."""
+"""User's LightningModule with a small convolutional network, and a callback that narrows it at given epochs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ResidualCnn(Plain):
 
 
 def at(prefix: str, edit: Edit) -> Edit:
-    """The same edit in a network that is part of another."""
+    """Return the edit for a network inside another."""
     data = edit.model_dump()
     data["unit"] = prefix + data["unit"]
     for part in data.get("group", ()):

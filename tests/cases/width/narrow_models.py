@@ -1,4 +1,4 @@
-"""Small networks, one per way in which units lie in tensors."""
+"""Small networks for every way in which units lie in tensors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Residual(nn.Module):
 
 
 class Upsampling(nn.Module):
-    """A transposed convolution, whose weight is (in, out), and one in groups."""
+    """Transposed convolution, whose weight is (in, out), and a grouped one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Experts(nn.Module):
 
 
 class Tied(nn.Module):
-    """Token embedding and head are one parameter."""
+    """Token embedding and head with a shared parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class SharedConfig:
 
 
 class Configured(nn.Module):
-    """Two layers that share a config, as in transformers; a norm without parameters; a count of more than one group."""
+    """Two layers with a shared config, as in transformers; a norm without parameters; a count over several groups."""
 
     def __init__(self) -> None:
         super().__init__()

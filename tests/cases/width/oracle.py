@@ -1,4 +1,4 @@
-"""What narrowing must amount to, done the plain way: cut tensors as slices say; or set to zero what makes a unit."""
+"""Naive narrowing: tensors cut by the slices, or writers of a unit set to zero."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Keep = Mapping[Group, Tensor]
 
 
 def thirty_percent(found: FoundGroups, seed: int = 0) -> dict[Group, Tensor]:
-    """Keep about 70% of the units of every group, but always remove one and keep one; at random."""
+    """Keep about 70% of the units of every group at random, but always remove and keep at least one."""
     generator = torch.Generator().manual_seed(seed)
     keep = {}
     for group in found.groups:
@@ -28,7 +28,7 @@ def thirty_percent(found: FoundGroups, seed: int = 0) -> dict[Group, Tensor]:
 
 
 def rewritten(model: nn.Module, found: FoundGroups) -> nn.Module:
-    """Copy a model, with convolutions for padded shortcuts, and attentions whose heads can go."""
+    """Copy a model, with convolutions for padded shortcuts, and attentions with removable heads."""
     new = copy.deepcopy(model)
     like = next(new.parameters())
     for shortcut in found.rewrites:
@@ -60,7 +60,7 @@ def narrowed(model: nn.Module, found: FoundGroups, keep: Keep) -> nn.Module:
 
 
 def masked(model: nn.Module, found: FoundGroups, keep: Keep) -> nn.Module:
-    """Copy a model and set everything that makes a removed unit to zero."""
+    """Copy a model and set all writers of a removed unit to zero."""
     new = rewritten(model, found)
     with torch.no_grad():
         for group, units in keep.items():
@@ -73,7 +73,7 @@ def masked(model: nn.Module, found: FoundGroups, keep: Keep) -> nn.Module:
 
 @contextmanager
 def silenced(model: nn.Module, keep: Keep) -> Iterator[None]:
-    """Set removed units to zero where they are seen, by hooks."""
+    """Set removed units to zero at their taps, by hooks."""
     handles = []
     for group, units in keep.items():
         gone = torch.tensor([u for u in range(group.size) if u not in units.tolist()])

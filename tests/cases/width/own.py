@@ -20,7 +20,7 @@ def first_stay(context: WidthContext) -> dict[str, Tensor]:
 
 
 class Favourites:
-    """Keeps every so-many-th unit."""
+    """Keeps units at a fixed interval."""
 
     def __init__(self, every: int) -> None:
         self.every = every

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def cnn(seed: int = 0) -> nn.Module:
-    """A ResNet-8 with padded shortcuts, its BatchNorm statistics in use."""
+    """Return a ResNet-8 with padded shortcuts and BatchNorm statistics of data."""
     torch.manual_seed(seed)
     model = CifarResNet(blocks=1, num_classes=4)
     for module in model.modules():
@@ -56,7 +56,7 @@ def removed_share(model: nn.Module, plan: Plan, cost: str) -> float:
 
 
 class Joined(nn.Module):
-    """Two groups one after the other in what reads them."""
+    """Two groups concatenated for their readers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Joined(nn.Module):
         self.head = nn.Linear(9 * 144, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Read both in one convolution, and its flattened map in a linear layer."""
+        """Read both groups in a convolution, and its flattened map in a linear layer."""
         together = torch.cat([self.first(x).relu(), self.second(x).relu()], 1)
         return self.head(self.last(together).relu().flatten(1))
 
@@ -73,7 +73,7 @@ MODELS: dict[str, Any] = {"concatenated, flattened": Joined, "padded shortcuts":
 
 
 def spread(model: nn.Module) -> nn.Module:
-    """Have a network without training tell samples apart, as others do."""
+    """Enlarge an untrained network's head, so that outputs differ between samples."""
     *_, head = (module for module in model.modules() if isinstance(module, nn.Linear))
     with torch.no_grad():
         head.weight.mul_(30)
@@ -81,7 +81,7 @@ def spread(model: nn.Module) -> nn.Module:
 
 
 def narrowed(make: Any, share: float = 0.3) -> tuple[nn.Module, tuple[Edit, ...], dict[str, Tensor], CalibrationSet]:
-    """Return a model, edits of a plan in width, what least squares say, and the samples they are fitted to."""
+    """Return a model, the edits of a plan in width, the fitted tensors, and the fitting samples."""
     torch.manual_seed(0)
     model = spread(make().eval())
     planner = WidthPlanner(Session(model, [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]))

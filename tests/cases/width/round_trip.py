@@ -1,4 +1,4 @@
-"""What must hold of every network once 30% of the units of all its groups are gone."""
+"""Properties of every network without 30% of the units of all its groups."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from prunerecover.width.narrow_edits import narrow_edits
 
 @dataclass(frozen=True, eq=False)
 class RoundTrip:
-    """A network, its inputs, and a plan that takes 30% of the units of each group.
+    """Network with inputs, and a plan that removes 30% of the units of each group.
 
     Args:
         build: Makes the network, always the same.
-        inputs: One batch.
-        kinds: Of the groups.
+        inputs: Batch of inputs.
+        kinds: Kinds of the groups.
     """
 
     build: Callable[[], nn.Module]
@@ -63,7 +63,7 @@ class RoundTrip:
             return outputs(model.eval(), self.inputs)
 
     def assert_masked_equals_narrowed(self, tolerance: float = 1e-5) -> None:
-        """What makes a unit at zero in the dense network computes what the network without it does."""
+        """The dense network with all writers of removed units at zero computes the narrowed outputs."""
         dense = self.build()
         zeroed = masked(dense, self.found, thirty_percent(self.found))
         assert_equal(self.given(self.pruned()), self.given(zeroed), tolerance)
@@ -71,7 +71,7 @@ class RoundTrip:
         assert max(changes) > 1e-3
 
     def assert_undone(self) -> None:
-        """Afterwards the network is bit by bit what it was."""
+        """An undo restores the network bit by bit."""
         model, applied = self.applied()
         undo(model, applied.journal)
         dense = self.build()
@@ -79,7 +79,7 @@ class RoundTrip:
         assert all(torch.equal(a, b) for a, b in zip(self.given(model), self.given(dense), strict=True))
 
     def assert_trains(self) -> None:
-        """A step of an optimizer changes every parameter, and the network copies as any other does."""
+        """A step of an optimizer changes every parameter, and the network can be copied."""
         model = self.pruned().train()
         before = copy.deepcopy(model)
         optimizer = torch.optim.Adam(model.parameters(), 1e-2)
@@ -90,13 +90,13 @@ class RoundTrip:
         assert not [name for name in still if not name.endswith("bias")]  # a norm behind may take a bias away
 
     def assert_saved(self, folder: Path) -> None:
-        """The saved network opens as the same one."""
+        """The saved network opens as the same network."""
         model = self.pruned()
         again = load_pruned(save_pruned(model, self.plan, folder / "pruned"), self.build())
         assert all(torch.equal(a, b) for a, b in zip(self.given(again), self.given(model), strict=True))
 
     def assert_exported(self) -> None:
-        """`torch.export` takes the network, and what it makes computes the same."""
+        """`torch.export` takes the network, and its program computes the same outputs."""
         model, given = self.pruned().eval(), as_inputs(self.inputs)
         program = torch.export.export(model, given.args, dict(given.kwargs)).module()
         with torch.no_grad():
@@ -119,7 +119,7 @@ class RoundTrip:
 
 
 class RoundTripChecks:
-    """Tests for a file's `Test...` class to inherit; its fixture `network` gives the round trips."""
+    """Tests for a file's `Test...` class to inherit; its fixture `network` provides the round trips."""
 
     def test_narrowed_equals_masked(self, network: RoundTrip) -> None:
         network.assert_masked_equals_narrowed()
@@ -135,7 +135,7 @@ class RoundTripChecks:
 
 
 class ExportedRoundTripChecks(RoundTripChecks):
-    """The same, for networks that `torch.export` takes."""
+    """Further tests, for networks that `torch.export` takes."""
 
     def test_exported(self, network: RoundTrip) -> None:
         network.assert_exported()

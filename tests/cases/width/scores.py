@@ -33,12 +33,12 @@ def context(
 
 
 def computed(scored: WidthContext, names: Sequence[str]) -> dict[str, Scores]:
-    """Signals that are computed together, by name."""
+    """Compute scores together, by name."""
     return dict(zip(names, compute_importances(scored, names), strict=True))
 
 
 def removable(removal: Tensor, protection: Tensor, tolerance: float) -> int:
-    """The depth of a single group at one tolerance."""
+    """Return the depth of a single group at a tolerance."""
     return depths(curves({"": removal}, {"": protection}), tolerance)[""]
 
 

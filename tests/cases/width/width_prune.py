@@ -24,7 +24,7 @@ HALF = Budget(macs=0.5)
 
 
 class Classifier(pl.LightningModule):
-    """An ordinary module around one network."""
+    """Ordinary module around a network."""
 
     def __init__(self, network: str | nn.Module = "cnn") -> None:
         super().__init__()
