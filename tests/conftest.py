@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from prunerecover.boundary.search import Trial
 
-# Before torch and the hub libraries are imported, which only workers do: one thread per worker, and no network.
+# Before torch and the hub libraries are imported, only in workers: a thread per worker, and no network.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -54,7 +54,7 @@ def has_cuda() -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """Take the libraries out of garbage collection, and look seldom: else it takes a tenth of the time."""
+    """Exclude the libraries from garbage collection, and collect seldom: otherwise it takes a tenth of the time."""
     gc.freeze()
     gc.enable()
     atexit.register(gc.unfreeze)  # some libraries look for leaks at exit
@@ -93,13 +93,13 @@ def _quickly_written() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def data_root() -> Path:
-    """The folder with `data/` and `models/` that PRUNERECOVER_DATA names; for tests marked `data`."""
+    """Return the folder in PRUNERECOVER_DATA, with `data/` and `models/`; for tests marked `data`."""
     return Path(os.environ["PRUNERECOVER_DATA"])
 
 
 @pytest.fixture(scope="session")
 def in_a_new_process() -> Iterator[Callable[[str], None]]:
-    """Run a script in an interpreter that shares nothing with this one; it is started once, for all that ask."""
+    """Return a function that runs a script in a separate interpreter, started once for all callers."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield lambda script: pool.submit(exec, f"import torch\ntorch.set_num_threads(1)\n{script}", {}).result()
 
@@ -113,7 +113,7 @@ def trials() -> list[Trial]:
 
 @pytest.fixture(scope="module")
 def losses(trials: list[Trial]) -> list[float]:
-    """What runs of `trials` without a TrialRunner log."""
+    """Return the logged losses of `trials` run without a TrialRunner."""
     from cases.trials import losses_by_hand
 
     return losses_by_hand(trials)
@@ -178,7 +178,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 @pytest.fixture
 def make_png() -> Callable[[int], bytes]:
-    """A factory of one-coloured RGB images as PNG."""
+    """Return a factory of RGB images of a single colour, as PNG."""
     return _png
 
 

@@ -1,4 +1,4 @@
-"""Pruning in one call: the plan, the network and the optimizer are those of its steps done by hand."""
+"""Pruning in one call: the same plan, network and optimizer as by separate steps."""
 
 from __future__ import annotations
 

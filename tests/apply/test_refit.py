@@ -1,4 +1,4 @@
-"""Weights fitted anew and maps folded into linears: exact, undone without a trace, refused where they do not fit."""
+"""Refitted weights and maps folded into linears: exact, undone without a trace, refused where they do not fit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from prunerecover.surgery.optimizer_update import update_optimizer
 
 
 def trained(model: nn.Module) -> nn.Module:
-    """Stands for the same structure with other weights."""
+    """Return the model with other weights of the same structure."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""Parameters that take other values: exact, undone without a trace, kept apart from copies, and refused otherwise."""
+"""Parameters with new values: exact, undone without a trace, kept apart from copies, and refused otherwise."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def refit(name: str, number: int = 0) -> tuple[Refit, dict[str, Tensor]]:
 
 
 def neurons_gone(model: nn.Module, few: int = 8) -> list[Edit]:
-    """Edits that take every neuron behind the first ones out of all MLPs of a ViT."""
+    """Return edits that remove every neuron behind the first ones from all MLPs of a ViT."""
     groups = find_groups(model, batch_of("timm", 1), "neuron")
     return list(narrow_edits(groups, {group.name: torch.arange(few, group.size) for group in groups}))
 
@@ -108,7 +108,7 @@ def test_the_optimizer_goes_on_with_place_and_state() -> None:
 
 
 def refitted_plan(model: nn.Module) -> Plan:
-    """A plan that takes neurons out and gives the weights that read them other values."""
+    """Return a plan that removes neurons and gives new values to their readers."""
     edits, tensors = list[Edit](), dict[str, Tensor]()
     for number, edit in enumerate(neurons_gone(model)):
         unit = edit.unit.replace("fc1", "fc2")
@@ -167,7 +167,7 @@ def test_least_squares_anew_comes_nearer_than_kept_weights() -> None:
 
 
 def smaller_heads_plan(model: nn.Module, size: int = 5) -> Plan:
-    """A plan whose heads are smaller, after one of each attention went, with values that are worth nothing."""
+    """Return a plan with an attention head removed per block and smaller heads, with arbitrary values."""
     groups = find_groups(model, batch_of("timm", 1), ("head", "head_dim"))
     gone = {one.name: torch.tensor([1]) if one.kind == "head" else torch.arange(size, one.size) for one in groups}
     edits: list[Edit] = [*narrow_edits(sorted(groups, key=lambda one: one.kind), gone)]

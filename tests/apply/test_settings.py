@@ -1,4 +1,4 @@
-"""What does not show in names and shapes, such as the number of heads, is compared too, before anything changes."""
+"""Settings outside names and shapes, such as the number of heads, are compared as well before any change."""
 
 from __future__ import annotations
 

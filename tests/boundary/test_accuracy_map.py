@@ -1,4 +1,4 @@
-"""The map of accuracies over both axes, against what is published, and its figure."""
+"""The map of accuracies over both axes against published values, and its figure."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_designs_that_determine_no_polynomial_are_refused(splits: tuple[tuple[in
         fit_map(noisy(splits), 12, surface="polynomial")
 
 
-# T3: a bias shared by all runs changes nothing; one that grows with the removals of one type moves the pick.
+# T3: a bias shared by all runs changes nothing; a bias that grows with the removals of a type moves the pick.
 
 
 def test_a_constant_bias_moves_the_intercept_only() -> None:

@@ -1,4 +1,4 @@
-"""Budgets of BoundaryDPT's search: units, shares of cost, and what goes when a plan falls short of its share."""
+"""Budgets of BoundaryDPT's search: units, shares of cost, and larger splits when a plan falls short of its share."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def activation_hurts(attention: int, activation: int) -> float:
 
 @pytest.mark.slow
 def test_a_share_is_met_with_what_units_leave() -> None:
-    """Maps that attentions leave cost something: a split further on is planned, without more runs."""
+    """Maps of removed attentions have a cost: a larger split is planned, without more runs."""
     model, told = build("timm"), Told(activation_hurts)
     planner = FamilyPlanner(Session(model, BATCHES), TYPES)
     share = 4 * planner.share_of_one("attention", "macs")
@@ -123,7 +123,7 @@ def test_a_share_that_removing_everything_does_not_meet_is_refused() -> None:
 
 
 def test_a_share_of_latency_is_measured_per_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that counts parameters: the splits are those of a share of parameters."""
+    """With a clock that counts parameters, the splits equal those of a share of parameters."""
     timed = counts_parameters(monkeypatch)
     model, told = build("timm"), Told(hill)
     planner = quick_planner(model)

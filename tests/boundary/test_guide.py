@@ -1,4 +1,4 @@
-"""Divergences before any training guide the map of accuracies: what they add, and when they add nothing."""
+"""Divergences before training guide the map of accuracies where they are informative, and change nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_guided_processes_are_conditional_gaussians() -> None:
         )
 
 
-# What they are good for.
+# Benefits of guidance.
 
 
 def test_three_runs_find_the_top_that_divergences_foretell() -> None:

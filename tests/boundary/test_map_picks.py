@@ -1,4 +1,4 @@
-"""What an accuracy map picks: the best of an enumeration, with its regret, never above dense; bad arguments."""
+"""Picks of an accuracy map: the best by enumeration, with its regret, never above dense; bad arguments."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_budgets_in_cost_are_lists_of_splits() -> None:
     assert pick.split == max(predicted, key=lambda split: predicted[split])
 
 
-# How much the pick may cost.
+# Budgets of the pick.
 
 
 def test_draws_of_a_polynomial_are_refits() -> None:
@@ -111,7 +111,7 @@ def test_dense_is_taken_from_the_runs_or_the_argument() -> None:
 
 
 def test_runs_may_be_better_than_dense() -> None:
-    """A short recovery also adapts, which the dense model has not done."""
+    """A short recovery also adapts, unlike the dense model."""
     runs = noisy(spread(LINE, 4))
     assert fit_map(runs, 12, dense=50).best(n_remove=8) == fit_map(runs, 12).best(n_remove=8)
 

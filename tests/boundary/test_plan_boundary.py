@@ -1,4 +1,4 @@
-"""The search for the best split, with made-up accuracies: nothing is trained here."""
+"""Search for the best split with accuracies by a formula, without training."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_designs_run_their_splits_all_at_once(design: str | list[Split], expecte
 
 @pytest.mark.slow
 def test_trials_carry_the_plans_of_plan_depth() -> None:
-    """With what is left behind, and what it was fitted to."""
+    """The trials include replacements and their fitted values."""
     told = Told(hill)
     model = build("timm")
     picked = plan_boundary(model, n_remove=3, batches=BATCHES, evaluate=told)

@@ -1,4 +1,4 @@
-"""What is left behind: the choice equals a brute-force evaluation with full forward passes."""
+"""The choice of replacements equals a brute-force evaluation with full forward passes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_chosen_candidate_is_the_best_of_all_by_full_forward_passes(name: str) -
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_units_replaced_in_order_equal_the_plan_applied(name: str) -> None:
-    """The last divergence that `choose` reports is the divergence of the model that the plan leaves.
+    """The last divergence from `choose` is the pruned model's.
 
     Maps for blocks are fitted to all samples afterwards; see test_run_maps.py.
     """
@@ -106,7 +106,7 @@ def test_units_replaced_in_order_equal_the_plan_applied(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["timm_all", "bert", "opt_post_norm", "gpt2"])
 def test_fit_aims_at_the_dense_state_after_what_was_pruned_before(name: str) -> None:
-    """A feed-forward that is fitted after the attention went brings the block's output nearer to the dense one's."""
+    """A feed-forward fitted after the removal of the attention brings the block's output nearer to the dense output."""
     model, batches = build(name), batches_of(name, count=8, n=8)
     units = [u for u in find_units(model, kinds=("attention", "activation")) if ".1." in u.name]
     forms = {u.name: Form("zero" if u.kind == "attention" else "affine") for u in units}
@@ -147,7 +147,7 @@ def test_calibration_beats_identity_by_far() -> None:
 
 
 def test_linear_feed_forward_loses_nothing() -> None:
-    """If the activation is linear per channel already, slope and bias reproduce it."""
+    """If the activation is already linear per channel, slope and bias reproduce it."""
 
     class Half(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Fits of branches that are scaled before they are added, or stand beside another, aim at the stream after them."""
+"""Fits of branches with a scale before the addition, or beside another branch, aim at the stream after them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes from front to back give what whole passes do, and compute what is complete once."""
+"""Passes from front to back equal whole passes, and compute complete parts once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prunerecover.model.hooks import removed_after
 
 
 class Counted(nn.Linear):
-    """A linear layer that counts its calls."""
+    """Linear layer that counts its calls."""
 
     calls: Counter[int] = Counter()
 
@@ -28,7 +28,7 @@ class Counted(nn.Linear):
 
 
 class Net(nn.Module):
-    """Parts one after the other: one that is called twice, one that is written to, one with two outputs."""
+    """Sequential parts: called twice, overwritten, or with two outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Net(nn.Module):
 
 
 class Pair(nn.Module):
-    """A layer that gives two tensors."""
+    """Layer with two output tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ BATCHES = [ModelInputs((torch.randn(n, 4),)) for n in (3, 2)]
 
 
 def seen_from_the_front(network: nn.Module, path: str, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-    """Return what a module takes and gives at its first call in a whole pass."""
+    """Return the input and output of a module at its first call in a whole pass."""
     seen: list[tuple[Tensor, Tensor]] = []
 
     def note(_: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:

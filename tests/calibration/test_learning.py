@@ -74,7 +74,7 @@ def test_gradients_are_those_of_the_divergence() -> None:
 
 
 class Torn(nn.Linear):
-    """Gradients stop at its output."""
+    """Stops gradients at its output."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).detach()
@@ -88,7 +88,7 @@ class Wrong(nn.Linear):
 
 
 class Unbounded(nn.Linear):
-    """Its gradient is infinite."""
+    """Has an infinite gradient."""
 
     def forward(self, x: Tensor) -> Tensor:
         return (super().forward(x) * 0).abs().sqrt()

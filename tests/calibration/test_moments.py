@@ -62,7 +62,7 @@ def test_nothing_added_is_an_error() -> None:
 
 @pytest.mark.parametrize("scale", [1e-19, 1e-23, 0.0])
 def test_activations_that_vanish_predict_nothing_wild(scale: float) -> None:
-    """Products of 1e-23 are below what single precision resolves."""
+    """Products of 1e-23 are below the resolution of single precision."""
     rows = scale * torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
     rows[:, 3] = 0
     moments = Moments()

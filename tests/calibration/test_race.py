@@ -1,4 +1,4 @@
-"""Races on held-out samples find what all samples would show, with fewer runs."""
+"""Races on held-out samples find the same winners as all samples, with fewer runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_a_bound_shows_to_be_beaten_is_not_run(calibrator: Calibrator) -> N
 def test_what_earlier_races_added_up_is_not_computed_again(
     calibrator: Calibrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later race has other costs, so that others may be the cheapest: it goes on where the earlier ones ended."""
+    """A later race with other costs may have another winner, and continues after the terms of the earlier races."""
     runs = []
     term = HeldOut._term
 
@@ -118,7 +118,7 @@ def test_a_form_is_chosen_on_a_third_of_the_samples_and_judged_on_all(calibrator
 def test_a_form_is_the_best_on_the_samples_it_is_chosen_on(
     calibrator: Calibrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was judged before decides which batches come first, and nothing else where all of them count."""
+    """Earlier judgements decide the order of batches, and nothing else where all batches count."""
     monkeypatch.setattr(HeldOut, "_third", lambda _, order: order)
     units = find_units(calibrator.model, kinds=KINDS)
     with evaluating(calibrator.model):

@@ -1,4 +1,4 @@
-"""Maps in the place of runs of blocks: never worse than nothing on held-out samples, and only where they can be."""
+"""Maps in the place of runs of blocks: never worse than zero on held-out samples, and only where possible."""
 
 from __future__ import annotations
 

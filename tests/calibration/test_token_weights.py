@@ -20,7 +20,7 @@ from prunerecover.model.evaluation import evaluating
 
 @pytest.mark.parametrize("name", ["timm", "bert"])
 def test_token_weights_equal_squared_gradients_of_each_block(name: str) -> None:
-    """The weight of a token before normalisation, by autograd with respect to a perturbation of one block's output."""
+    """The expected weight before normalisation is autograd's, for a perturbation of the block's output."""
     model = build(name)
     inputs = b.as_inputs(batch_of(name))
     runner = BlockRunner(model, describe(model).container)

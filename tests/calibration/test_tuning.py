@@ -1,4 +1,4 @@
-"""What removed units leave is tuned on the network's output, as far as held-out samples gain by it."""
+"""Replacements are tuned on the network's output, as far as held-out samples improve."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def mapped(name: str, model: nn.Module, tune: bool = True, samples: CalibrationS
 
 
 def divergence(name: str, choices: Sequence[Choice]) -> float:
-    """On held-out samples, of the network that the choices leave."""
+    """Return the divergence of the network with the choices on held-out samples."""
     return divergence_without(name, [(choice.unit, choice.candidate) for choice in choices])
 
 
@@ -57,7 +57,7 @@ def test_the_output_changes_less(name: str) -> None:
 
 
 def test_a_step_is_adams_on_the_output_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adam's first step is its rate times the sign of the gradient, which is taken of the folded weights here."""
+    """Adam's first step is its rate times the sign of the gradient, here of the folded weights."""
     monkeypatch.setattr(tuning, "EPOCHS", 1)
     better = count(0, -1)
     monkeypatch.setattr(HeldOut, "divergence", lambda *_: float(next(better)))
@@ -105,7 +105,7 @@ STAND_INS = (("mlp", "affine"), ("attention", "constant"), ("activation", "affin
 
 
 def left(model: nn.Module, kind: str, leaves: str, tune: bool = True) -> list[Choice]:
-    """What units of one kind leave in the middle of a model, tuned or not."""
+    """Return the replacements of a kind's units in the middle of a model, tuned or not."""
     units = find_units(model, kinds=[kind])[1:3]
     with evaluating(model), pytest.MonkeyPatch.context() as patch:
         if not tune:
@@ -124,7 +124,7 @@ def test_what_other_units_leave_is_tuned_too(kind: str, leaves: str) -> None:
 
 
 def test_a_step_of_single_numbers_has_their_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adam's first step is its rate times the sign of the gradient, which is taken in the pruned network here."""
+    """Adam's first step is its rate times the sign of the gradient, here in the pruned network."""
     monkeypatch.setattr(tuning, "EPOCHS", 1)
     better = count(0, -1)
     monkeypatch.setattr(HeldOut, "divergence", lambda *_: float(next(better)))
@@ -150,7 +150,7 @@ def test_a_step_of_single_numbers_has_their_own_rate(monkeypatch: pytest.MonkeyP
 
 
 def test_what_was_not_fitted_is_not_tuned() -> None:
-    """A zero that was asked for by name stays one."""
+    """A zero requested by name stays zero."""
     model = build("timm")
     units = find_units(model, kinds=["activation"])[1:2]
     with evaluating(model):

@@ -1,4 +1,4 @@
-"""Arguments of pruning callbacks: typed once, and shown with types, defaults and descriptions wherever one looks."""
+"""Arguments of pruning callbacks: typed once, and shown everywhere with types, defaults and descriptions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_unknown_argument_is_refused() -> None:
 
 
 def test_a_class_without_a_docstring_is_left_without_one() -> None:
-    """As python -OO has them."""
+    """As with python -OO."""
 
     @spelled_out(DepthConfig)
     class Bare:

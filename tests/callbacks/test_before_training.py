@@ -1,4 +1,4 @@
-"""What can be known before training is refused, or said, before training."""
+"""Problems that can be found before training are reported before training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHANCE = "prunes VisionTransformer as it was initialised"
 
 
 class Untouched(Plain):
-    """Fails as soon as it is trained."""
+    """Fails at the start of training."""
 
     def on_train_epoch_start(self) -> None:
         raise AssertionError("training began")
@@ -95,7 +95,7 @@ def test_the_message_is_that_of_the_surgery(callback: type, budget: dict[str, fl
 
 
 def test_a_budget_of_what_another_surgery_leaves_is_not_judged_before_it(tmp_path: Path) -> None:
-    """Its share is one of the network as it will be then."""
+    """The share refers to the network after the other surgery."""
     others = DepthPrune(remove={"attention": 1}, calibration=8, schedule=1)
     module = Plain()
     with pytest.raises(ValueError, match="the groups can meet"):
@@ -115,7 +115,7 @@ def test_steps_are_judged_as_far_as_no_other_surgery_comes_between(
 
 
 class Unread(Surgery):
-    """Fails where inputs are read for a check, which takes one batch."""
+    """Fails where a check reads a batch of inputs."""
 
     @property
     def inputs(self) -> list[CapturedInputs]:  # type: ignore[override]
@@ -154,7 +154,7 @@ def test_a_teacher_that_answers_otherwise(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("schedule", [0, 1])
 def test_an_untrained_network(tmp_path: Path, schedule: int) -> None:
-    """Once it is to be pruned before it was trained at all."""
+    """Warned about once, if pruned before any training."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit(tmp_path, Plain(), prune(schedule=schedule), limit_train_batches=1)

@@ -1,4 +1,4 @@
-"""A teacher whose answers are cached, by all that it is called with, gives the loss of one that is asked each time."""
+"""A teacher with outputs cached by its inputs gives the same loss as a teacher called each time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Losses(pl.Callback):
 
 
 class Counting(nn.Module):
-    """A network that counts its calls, and has more outputs than inputs of its last layer."""
+    """Network that counts its calls, with more outputs than inputs of the last layer."""
 
     def __init__(self, classes: int = 40) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def trained(folder: Path, make: Any, cache: bool, **arguments: Any) -> tuple[pl.
 
 
 def padded() -> list[dict[str, Tensor]]:
-    """Texts of two lengths, padded to one on either side."""
+    """Return texts of two lengths, padded to the longer on either side."""
     ids = torch.randint(3, 61, (16, 9), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[::2, 6:], mask[1::4, :3] = 0, 0
@@ -74,12 +74,12 @@ class Texts(Wrapped):
 
 
 def both(folder: Path, make: Any, **arguments: Any) -> tuple[Any, Any]:
-    """The fit whose teacher is asked in every step, and the one whose answers are cached."""
+    """Return the fit with a teacher called in every step, and the fit with cached outputs."""
     return tuple(trained(folder / str(cache), make, cache, **arguments) for cache in (False, True))
 
 
 class CompiledUnaugmented(Unaugmented, Compiled):
-    """Sees the same images in every epoch, by a network that is compiled in place."""
+    """Sees the same images in every epoch, with a network compiled in place."""
 
 
 IN_ORDER = {"data": loader(shuffle=False)}
@@ -238,7 +238,7 @@ class Recurrent(nn.Module):
 
 
 def test_samples_in_the_second_dimension_are_refused(tmp_path: Path) -> None:
-    """Rows are steps in time there, which depend on those before."""
+    """Rows there are steps in time, which depend on earlier rows."""
     inputs, network = ModelInputs((torch.randn(4, 7, 6),)), Recurrent(batch_first=True).eval()
     with torch.no_grad():
         teacher = CachedTeacher(network, tmp_path)
@@ -259,13 +259,13 @@ def test_rows_that_are_no_samples_are_refused(tmp_path: Path) -> None:
 
 
 def test_loaders_of_tuples_of_one_batch_are_known(tmp_path: Path) -> None:
-    """The last batch of an epoch is smaller, and its samples are in others afterwards."""
+    """The last batch of an epoch is smaller, and its samples are in other batches afterwards."""
     (_, losses), (_, same) = both(tmp_path, Unaugmented, data=DataLoader(dataset(20), 8, shuffle=True))
     assert losses == pytest.approx(same, rel=1e-5)
 
 
 def test_padding_on_the_left_makes_another_sample() -> None:
-    """Where positions are counted from the first token, so are answers."""
+    """With positions counted from the first token, outputs depend on the padding."""
     ids = torch.arange(1, 7).view(1, 6)
     masks = [torch.tensor([[0] * left + [1] * 4 + [0] * (2 - left)]) for left in range(3)]
     keys = [

@@ -1,4 +1,4 @@
-"""Bad input to the callbacks: what was expected, what was got, what to do; the model stays as it was."""
+"""Bad input to the callbacks: messages with expectation, input and remedy; the model stays unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_plan_of_another_type():
 
 @pytest.mark.slow
 def test_plan_is_read_when_the_fit_is_set_up(tmp_path):
-    """A recipe names the plan that `prunerecover plan` is yet to write."""
+    """A recipe may name a plan before `prunerecover plan` writes it."""
     path = tmp_path / "later.json"
     callback = DepthPrune(plan=path)
     refused(tmp_path, Plain(), callback, error=FileNotFoundError, match="Expected a plan file at .*later.json")
@@ -134,7 +134,7 @@ def test_networks_that_cannot_be_pruned(tmp_path, make, arguments, message):
 
 
 class Forgetful(Plain):
-    """Trains only its head, though all weights ask for gradients."""
+    """Trains only its head, although all weights require gradients."""
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.net.head.parameters(), 1e-2)
@@ -214,7 +214,7 @@ def test_plans_that_do_not_fit(tmp_path, made, message):
 
 
 def test_plan_for_other_weights_without_data_to_fit_anew(tmp_path):
-    """Before a test there may be no training data; with other weights the fitted tensors are wrong."""
+    """Before a test there may be no training data, and with other weights the fitted tensors are wrong."""
     module = Plain()
     before = snapshot(module)
     with pytest.raises(ValueError, match="Expected the weights that the plan's tensors were fitted to"):

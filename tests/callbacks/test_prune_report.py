@@ -1,4 +1,4 @@
-"""PruneReport: what users read of their own metrics and surgeries, in its folder and in loggers."""
+"""PruneReport: users' own metrics and surgeries, in its folder and in loggers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 
 
 class LogsAtTheEnd(Plain):
-    """Logs what only the end of the validation knows."""
+    """Logs a metric at the end of the validation."""
 
     def on_validation_epoch_end(self):
         self.log("val_epoch", float(self.trainer.current_epoch))
 
 
 class LogsNowAndThen(Plain):
-    """Logs one metric in every second validation, and one over the epoch that it trains."""
+    """Logs a metric in every second validation, and another over the training epoch."""
 
     def training_step(self, batch, batch_idx):
         self.log("train_epoch", float(self.current_epoch), on_step=False, on_epoch=True)
@@ -39,7 +39,7 @@ class LogsNowAndThen(Plain):
 
 
 class LogsOddNames(Plain):
-    """Logs metrics whose names are no file names of their own."""
+    """Logs metrics whose names do not serve as file names."""
 
     def validation_step(self, batch, batch_idx):
         for name in ("val/acc", "val_acc", "val acc", "Val_Acc", "layers"):
@@ -47,14 +47,14 @@ class LogsOddNames(Plain):
 
 
 class Table(PruneReport):
-    """Draws nothing, which takes longer than all else."""
+    """Skips the drawing of figures, which takes longest."""
 
     def _figures(self, *arguments):
         return {}
 
 
 class Figures(PruneReport):
-    """Keeps its figures."""
+    """Keeps the figures."""
 
     def _figures(self, *arguments):
         self.figures = super()._figures(*arguments)
@@ -71,7 +71,7 @@ def run(folder, module, *callbacks, before=False, data=True, epochs=3):
 
 
 class Values(Callback):
-    """Notes val_acc as other callbacks see it."""
+    """Notes val_acc as seen by other callbacks."""
 
     def __init__(self):
         self.seen = []

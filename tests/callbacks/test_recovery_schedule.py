@@ -1,4 +1,4 @@
-"""RecoverySchedule: each step is taken at the closed form times the user's rate, which everybody else sees."""
+"""RecoverySchedule: each step has the closed form times the user's rate, which all other code sees."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def closed_form(steps: int, warmup: int) -> list[float]:
 
 
 class Watch(pl.Callback):
-    """Notes the rates that steps are taken at, and those that are there before and after each batch."""
+    """Notes the rates of the steps, and those visible before and after each batch."""
 
     def __init__(self) -> None:
         self.taken, self.found = [], []
@@ -59,7 +59,7 @@ def watched(folder: Path, module: pl.LightningModule, *callbacks: pl.Callback, *
 
 
 def simulated(make: Callable[[Any], Any], steps: int, every: int = 1) -> list[float]:
-    """What the user's schedule says at each step, without a fit."""
+    """Return the rates of the user's schedule at each step, without a fit."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 1e-2)
     scheduler, found = make(optimizer), []
     for step in range(1, steps + 1):
@@ -87,14 +87,14 @@ def test_with_cosine_accumulation_and_adapters(tmp_path: Path) -> None:
 
 
 class Level(Plain):
-    """Its loss in validation never falls."""
+    """Has a constant validation loss."""
 
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", 1.0)
 
 
 def test_after_each_surgery_on_a_plateau(tmp_path: Path) -> None:
-    """The plateau is found at the end of epoch 3: the first surgery, in epoch 1, has it begin anew."""
+    """The plateau is found at the end of epoch 3, because the first surgery, in epoch 1, restarts the count."""
     schedule, watch = RecoverySchedule(2, **WHOLE), Watch()
     settings = {"val": loader(8, shuffle=False), "epochs": 6, "data": loader(16)}
     runner = fit(tmp_path, Level("adamw", "plateau"), prune(**TWICE), schedule, watch, **settings)
@@ -106,7 +106,7 @@ def test_after_each_surgery_on_a_plateau(tmp_path: Path) -> None:
 
 
 def test_with_two_optimizers_by_hand(tmp_path: Path) -> None:
-    """A batch is one step, of both."""
+    """A batch is a step of both optimizers."""
     watch = watched(tmp_path, TwoOptimizers(), prune(), RecoverySchedule(4, **WHOLE))
     factors = [1] * PER_EPOCH + closed_form(2 * PER_EPOCH, 4)
     assert np.allclose(watch.taken, np.outer(np.repeat(factors, 2), 1) * np.array([[1e-2], [1e-3]] * 18))
@@ -156,7 +156,7 @@ def test_says_how_it_was_made() -> None:
 
 
 def test_rates_are_multiplied_with_the_share_that_a_test_finds(tmp_path: Path) -> None:
-    """After each surgery the test is made anew; nobody sees its steps but those who watch the optimizer itself."""
+    """Each surgery starts a new test, whose steps are visible only in the optimizer itself."""
     schedule, watch, seen = RecoverySchedule(2, decay=1.0), Watch(), []
 
     class Seen(pl.Callback):
@@ -174,7 +174,7 @@ def test_rates_are_multiplied_with_the_share_that_a_test_finds(tmp_path: Path) -
 
 
 def test_a_test_leaves_the_fit_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the share that it finds given by hand, a fit without a test has the same bits; the step draws noise."""
+    """With the tested share given by hand, a fit without a test has the same bits; the step draws noise."""
     schedule, left = RecoverySchedule(2), Plain("adamw")
     right = copy.deepcopy(left)
     fit(tmp_path / "tested", left, prune(), schedule, epochs=3)
@@ -185,7 +185,7 @@ def test_a_test_leaves_the_fit_as_it_was(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_gradients_are_clipped_in_a_test_as_in_the_fit(tmp_path: Path) -> None:
-    """A module that lets nothing through learns at no share, so that the whole rate stays, and logs once a step."""
+    """A module that zeroes all gradients learns at no share, so the rate stays whole, and it logs once a step."""
 
     class Clipped(Plain):
         def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):

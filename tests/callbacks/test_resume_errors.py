@@ -1,4 +1,4 @@
-"""What a resumed run refuses (teachers, optimizers and checkpoints that do not fit), and what sharded strategies do."""
+"""Refusals of a resumed run (teachers, optimizers and checkpoints that do not fit), and sharded strategies."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_checkpoint_of_a_newer_version(tmp_path):
 
 
 def test_pruned_checkpoint_without_the_callbacks(tmp_path):
-    """Nobody replays the plan: Lightning refuses, and load_pruned is what opens it."""
+    """Without the callbacks, the plan is not replayed: Lightning refuses the file, and load_pruned opens it."""
     file = pruned_run(tmp_path) / "epoch=1.ckpt"
     with pytest.raises(RuntimeError, match="Missing key"):
         trainer_of(tmp_path).test(Plain(), loader(), ckpt_path=file, verbose=False)

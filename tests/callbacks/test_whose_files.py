@@ -1,4 +1,4 @@
-"""Files beside the checkpoints: of one run each, and needed by no resume that the checkpoint can do without them."""
+"""Files beside the checkpoints belong to one run each, and no resume depends on them where the checkpoint suffices."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ BROKEN = {"missing": None, "cut off": '{"schema": "prunerecover.pl'}
 
 @pytest.fixture(params=BROKEN)
 def broken(request, tmp_path):
-    """A run from a plan's file that is gone or broken by now."""
+    """Return the folder of a run from a plan file that is by now missing or broken."""
     path = plan_for_plain(replace="identity").save(tmp_path / "given" / "plan.json")
     fit(tmp_path, seeded(), DepthPrune(plan=path, merge="never"), every(tmp_path), epochs=2)
     path.unlink()
@@ -156,7 +156,7 @@ def written(folder):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of a fit that averages weights, and the callbacks of one that is begun again."""
+    """Return the folder of a fit with averaged weights, and the callbacks for starting it again."""
     folder = tmp_path_factory.mktemp("finished")
 
     def callbacks():

@@ -10,7 +10,7 @@ from cases.files.lightning_files import Classifier, prune, save, stirred
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """What a Trainer saved of a pruned `Classifier`."""
+    """Return a Trainer's file of a pruned `Classifier`."""
     module = stirred(Classifier())
     prune(module)
     return save(module, tmp_path / "last.ckpt")

@@ -1,4 +1,4 @@
-"""Distributed checkpoints: folders as Lightning writes them open like files, and nothing in them is executed."""
+"""Distributed checkpoints: Lightning's folders open like files, and nothing in them is executed."""
 
 from __future__ import annotations
 

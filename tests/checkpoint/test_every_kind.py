@@ -1,4 +1,4 @@
-"""One file of each kind (`write_every_kind.py` wrote them) opens as the network that was written, with its bits."""
+"""Files of each kind, by `write_every_kind.py`, open as the written networks, bit by bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")  # fit
 
 
 def made_here() -> bool:
-    """Whether this processor and this torch round as those do that the files were written with."""
+    """Whether this processor and torch round like those that wrote the files."""
     with safe_open(OLD / "expected.safetensors", "pt") as file:
         return file.metadata() == rounding()
 

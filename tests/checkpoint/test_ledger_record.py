@@ -1,4 +1,4 @@
-"""The ledger in a checkpoint: what is read is what was written, also by earlier versions."""
+"""The ledger in a checkpoint: read as written, also from earlier versions."""
 
 from __future__ import annotations
 

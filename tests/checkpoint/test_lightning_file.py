@@ -1,4 +1,4 @@
-"""Lightning checkpoints of pruned runs: the network alone, or the LightningModule that its own class cannot open."""
+"""Lightning checkpoints of pruned runs: the network alone, or the LightningModule, which its own class cannot open."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ItsOwnTarget(pl.LightningModule):
 
 
 class WithTeacher(Classifier):
-    """Loads a teacher of its own kind on construction, and keeps it out of its checkpoints."""
+    """Loads a teacher of the same class on construction, and keeps the teacher out of checkpoints."""
 
     teacher_path = ""
 
@@ -130,7 +130,7 @@ def test_language_models_stay_tied(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["everything", "blocks"])
 def test_a_teacher_of_the_same_class_is_loaded_as_ever(case: str, tmp_path: Path) -> None:
-    """After whole blocks went, every name of the pruned network is one of the teacher's too."""
+    """After whole blocks are removed, every name of the pruned network is also a name of the teacher."""
     teacher = stirred(Classifier())
     WithTeacher.teacher_path = str(save(teacher, tmp_path / "teacher.ckpt"))
     module = stirred(WithTeacher())
@@ -143,7 +143,7 @@ def test_a_teacher_of_the_same_class_is_loaded_as_ever(case: str, tmp_path: Path
 
 @pytest.mark.parametrize("asked", [Classifier, pl.LightningModule])
 def test_files_of_lightnings_command_line(asked: type[pl.LightningModule], tmp_path: Path) -> None:
-    """LightningCLI leaves in the file how it built the module, and of which class."""
+    """LightningCLI records the module's class and its arguments in the file."""
     module = stirred(Classifier(width=7))
     prune(module)
     hparams: dict[str, Any] = {"_instantiator": "lightning.pytorch.cli.instantiate_module", "width": 7}

@@ -1,4 +1,4 @@
-"""Lightning checkpoints that cannot be opened: what was expected, and what to do."""
+"""Lightning checkpoints that cannot be opened: messages with the expectation and the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from prunerecover import Plan, load_pruned, save_pruned
 from prunerecover.checkpoint.ledger_record import KEY
 
-# What is refused
+# Refusals
 
 
 def test_a_run_without_pruning(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_files_that_do_not_fit(change: Any, model: type[nn.Module] | None, messa
 
 
 def constructor_of_an_older_file(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Without the hash that tells that it was edited."""
+    """Return the constructor without the hash that would reveal the edit."""
     source: dict[str, Any] = checkpoint[KEY]["plans"]["net"]["source"]
     source.pop("constructed", None)
     return source["constructor"]

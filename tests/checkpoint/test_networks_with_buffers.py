@@ -84,7 +84,7 @@ def test_refusal_of_a_network_with_batchnorm_says_why(passed: bool, tmp_path: Pa
 
 
 class Divided(nn.Module):
-    """Halves its weights before it is first evaluated, notes that it did and what came, as RWKV and Swin do."""
+    """Halves the weights before the first evaluation, and notes this and its input, like RWKV and Swin."""
 
     def __init__(self, memory: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Files of version 0.1.0 (`make_old_files.py` made them) still open, and what is in them gives the same numbers."""
+"""Files of version 0.1.0, by `make_old_files.py`, still open, with the same numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STANDARD = {"block": "LlamaForCausalLM", "experts": "Qwen3MoeForCausalLM"}
 
 
 def made_here() -> bool:
-    """Whether this processor and this torch round as those do that the files were made with."""
+    """Whether this processor and torch round like those that made the files."""
     with safe_open(OLD / "expected.safetensors", "pt") as file:
         return file.metadata() == cases.rounding()
 
@@ -66,7 +66,7 @@ def test_every_file_is_looked_at() -> None:
 
 
 def as_then(data: Any) -> Any:
-    """Leave out of plans what they did not say when the files were made."""
+    """Leave out of plans all entries from later versions."""
     if not isinstance(data, dict):
         return data
     kept = {key: as_then(value) for key, value in data.items()}
@@ -172,7 +172,7 @@ def test_a_checkpoint_opens_as_its_module(name: str) -> None:
 
 @pytest.mark.parametrize("network", ["vit", "cnn"])
 def test_a_fit_goes_on_from_a_checkpoint(network: str, tmp_path: Path) -> None:
-    """The surgery that is still to come is planned as it is planned now: closer to its budget, and tuned."""
+    """The surgery still to come is planned as in the present version: closer to its budget, and tuned."""
     _, trainer = cases.fit(network, EXPECTED["images"], tmp_path, OLD / f"{network}.ckpt")
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     before, after = ledger_of(OLD / f"{network}.ckpt"), ledger_of(tmp_path / "last.ckpt")
@@ -182,7 +182,7 @@ def test_a_fit_goes_on_from_a_checkpoint(network: str, tmp_path: Path) -> None:
 
 
 def test_weights_alone_predict(tmp_path: Path) -> None:
-    """The network keeps its adapters here, as it had them at the end of the fit."""
+    """The network keeps its adapters, as at the end of the fit."""
     trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, callbacks=cases.callbacks("vit"), **cases.QUIET)
     data = DataLoader(EXPECTED["images"], len(EXPECTED["images"]))
     (found,) = trainer.predict(cases.Classifier(), data, ckpt_path=OLD / "vit_weights_only.ckpt")
@@ -203,9 +203,9 @@ def test_a_report_reads_back(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_search_finds_the_accuracies_that_it_found(tmp_path: Path) -> None:
-    """Old records stay; which splits are run is chosen otherwise since divergences guide the map.
+    """Old records stay; the choice of splits differs since divergences guide the map.
 
-    They are run again all the same: their keys hold where the recipe's class was to be imported from.
+    The splits run again all the same: the records' keys depend on the import path of the recipe's class.
     """
     shutil.copy(OLD / "boundary.trials.jsonl", tmp_path)
     found = Plan.load(cases.search(cases.dense("boundary.json", OLD), tmp_path))

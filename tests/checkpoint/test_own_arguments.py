@@ -1,4 +1,4 @@
-"""Checkpoints of modules that take their network, optimizer or whatever else as arguments, and save it all."""
+"""Checkpoints of modules whose saved arguments include networks, optimizers and other objects."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_class_gets_the_dense_network_back(saved: tuple[Path, TakesNetwork]) -
 
 
 def test_a_class_whose_file_is_trusted(saved: tuple[Path, TakesNetwork]) -> None:
-    """The network among the hyperparameters is the pruned one then."""
+    """The network among the hyperparameters is then the pruned one."""
     path, module = saved
     names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     with torch.serialization.safe_globals(list(map(pkgutil.resolve_name, names))):

@@ -1,4 +1,4 @@
-"""Saving never destroys what is there, and loading never gives a model that its plan and weights do not describe."""
+"""Saving never destroys foreign content, and loading never returns a model that contradicts its plan and weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import prunerecover.checkpoint.weights_file as weights_file
 from prunerecover import apply_plan, load_pruned, merge, save_pruned
 from prunerecover.surgery.apply_edits import check_source
 
-# What save_pruned refuses
+# Refusals of save_pruned
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_move_that_fails_puts_the_former_folder_back(tmp_path: Path, monkeypat
     assert torch.equal(logits(load_pruned(path), "timm"), logits(model, "timm"))
 
 
-# What load_pruned refuses
+# Refusals of load_pruned
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_folder_without_weights(folder: Path) -> None:
 
 
 def test_weights_of_other_shapes_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file may say that it holds 20 GB, and take 4 KiB on the disk."""
+    """A file may claim to hold 20 GB, and take 4 KiB on the disk."""
     said = {"head.weight": {"dtype": "F32", "shape": [5, 10**9], "data_offsets": [0, 20 * 10**9]}}
     header = json.dumps(said).encode()
     with (folder / "model.safetensors").open("wb") as stream:

@@ -1,4 +1,4 @@
-"""A folder holds the whole network of each task: what was pruned, and the neck and head around it."""
+"""A folder holds the whole network of each task: the pruned part, and the neck and head around it."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def language_model(scratch: Path) -> CausalLM:
 
 @dataclass(frozen=True)
 class Task:
-    """How a task is built, and what of it is pruned.
+    """Builder of a task, and the part to prune.
 
     Attributes:
-        module: Builds the LightningModule as it was before it was pruned, from a folder where it needs one.
-        network: Path of its network, which the folder is to hold.
-        batch: What the network takes.
+        module: Builder of the LightningModule before pruning, from a folder if needed.
+        network: Path of the network for the folder.
+        batch: Inputs of the network.
         builds_itself: Whether the folder opens without the dense network.
-        target: Path in the network of the part that is pruned.
+        target: Path in the network of the part to prune.
     """
 
     module: Callable[[Path], pl.LightningModule]
@@ -76,7 +76,7 @@ class Task:
     target: str = ""
 
     def dense(self, scratch: Path) -> nn.Module:
-        """Return the network before it was pruned, with weights of its own."""
+        """Return the network before pruning, with weights of its own."""
         network = get_module(self.module(scratch), self.network)
         stir(network, seed=3, scale=1.1)
         return network.eval()
@@ -144,7 +144,7 @@ def test_a_lightning_module_may_be_the_whole(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a segmenter whose backbone was pruned."""
+    """Return the folder of a segmenter with a pruned backbone."""
     return save_pruned(*pruned(TASKS["segmentation around a backbone"], tmp_path), tmp_path / "pruned", "backbone")
 
 

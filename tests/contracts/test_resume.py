@@ -1,6 +1,6 @@
-"""The surgery contract: a resumed fit equals an uninterrupted one, whatever prunes, recovers and trains.
+"""The surgery contract: a resumed fit equals an uninterrupted one, with any pruning, recovery and training.
 
-A new callback gets a line in `CASES`; what it does from the file of every step stands in `test_every_step.py`.
+A new callback gets a line in `CASES`; `test_every_step.py` resumes from the file of every step.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TWO_BLOCKS = {**ONE_BLOCK, "remove": {"block": 2}, "schedule": {"start": 1, "eve
 
 @dataclass(frozen=True)
 class Case:
-    """A fit of four epochs, and the epochs after which it is resumed from a file."""
+    """Fit of four epochs, and the epochs to resume after."""
 
     callbacks: Callable[[], list[pl.Callback]]
     make: Callable[[], pl.LightningModule] = Plain

@@ -1,4 +1,4 @@
-"""Latency of variants, estimated from few measurements, against clocks whose law is known."""
+"""Latency of variants, estimated from few measurements, against clocks with a known law."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)  # of its site's MAC
 def variants(
     kind: str, sites: int, macs: float, *, alike: str = "", sizes: Sequence[float] = SHARES
 ) -> list[TimedVariant]:
-    """Variants of alike sites; the edit is a label that the clock reads."""
+    """Return variants of alike sites, with edits as labels for the clock."""
     names = [f"{alike}{kind}.{i}" for i in range(sites)]
     return [
         TimedVariant(
@@ -35,7 +35,7 @@ def variants(
 
 
 class AffineClock:
-    """Each site saves a rate times its MACs, and something for being changed at all, by kind; with noise.
+    """Clock where each site saves a rate times its MACs, and a constant for any change, by kind; with noise.
 
     Attributes:
         seen: Sites of each measurement.
@@ -102,7 +102,7 @@ def test_a_kind_that_saves_nothing_is_found_out() -> None:
 
 
 def test_small_classes_of_a_kind_are_measured_together_at_the_same_relative_size() -> None:
-    """Stages of two blocks each, as a Swin's, of other widths."""
+    """Stages of two blocks each, as in a Swin, with other widths."""
     asked = [v for i, macs in enumerate((0.02, 0.04, 0.03)) for v in variants("mlp", 2, macs, alike=f"stage{i}.")]
     clock = AffineClock({"mlp": 0.6})
     np.testing.assert_allclose(errors(latency_shares(asked, clock), asked, clock), 0, atol=1e-12)
@@ -125,7 +125,7 @@ def test_a_single_site_is_measured_where_a_clock_can_tell_it(macs: float, measur
 
 
 def test_classes_of_one_site_are_measured_apart() -> None:
-    """Heads of 48 are as slow as those of 64, say, and fewer heads are quicker."""
+    """For example, heads of 48 may be as slow as heads of 64, while fewer heads are faster."""
     fewer = variants("attention", 6, 0.06, alike="heads ", sizes=(0.67, 0.33))
     smaller = variants("attention", 6, 0.06, alike="sizes ", sizes=(0.5, 0.25))
     clock = AffineClock({"heads ": 1.0, "sizes ": 0.1})

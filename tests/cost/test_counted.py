@@ -43,7 +43,7 @@ def test_memory_of_a_llama_is_its_weights_and_a_key_and_a_value_for_every_token(
 
 @pytest.mark.parametrize("example", [3, 9])
 def test_a_window_keeps_no_more_tokens(example: int) -> None:
-    """The token that is computed comes on top of those that are kept."""
+    """The present token comes on top of the kept ones."""
     model: Any = tiny_mistral()  # a window of 5
     config = model.config
     token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
@@ -69,7 +69,7 @@ def test_a_weights_file_holds_as_many_bytes(make: Any, tmp_path: Path) -> None:
 
 
 def test_a_token_visits_the_experts_that_are_picked() -> None:
-    """By the sizes of a Mixtral: three matrices an expert, and all that is no expert."""
+    """By the sizes of a Mixtral: three matrices per expert, and all other parameters."""
     model: Any = tiny_mixture("mixtral")
     config = model.config
     expert = 3 * config.hidden_size * config.intermediate_size

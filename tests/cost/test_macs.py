@@ -1,4 +1,4 @@
-"""MACs against closed forms, whatever computes them."""
+"""MACs against closed forms, for all implementations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def vit(**changes: Any) -> nn.Module:
 
 
 def vit_macs(depth: int, d: int, n: int, patch: int, classes: int) -> int:
-    """Closed form for one image of n - 1 patches; per block q, k, v and out, then scores and values, then the MLP."""
+    """Return the closed form for an image of n - 1 patches; per block q, k, v, out, scores, values, and the MLP."""
     return depth * (4 * d * d * n + 2 * n * n * d + 8 * d * d * n) + (n - 1) * 3 * patch**2 * d + d * classes
 
 
@@ -49,7 +49,7 @@ def llama_macs(mlp: int) -> int:
 
 
 def angles(model: nn.Module) -> int:
-    """What rotary positions cost: some versions of transformers multiply 10 positions by 4 frequencies as matrices."""
+    """Return the MACs of rotary positions: some versions of transformers multiply 10 positions by 4 frequencies."""
     macs = macs_by_module(model, {"input_ids": IDS})["model.rotary_emb"]
     assert macs in (0, 10 * 4)
     return macs

@@ -1,4 +1,4 @@
-"""Costs against closed forms, latency against a clock whose hands we move."""
+"""Costs against closed forms, and latency against a controlled clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mlp() -> nn.Module:
 
 
 class Named(nn.Module):
-    """Tells a shared diary when it runs."""
+    """Writes each run into a shared diary."""
 
     def __init__(self, name: str, diary: list[str]) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ def test_a_single_thread_is_timed_by_what_it_computes(
 
 
 def test_threads_that_are_held_decide_how_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the process itself has others."""
+    """The given number of threads decides, even if the process has another."""
     asked: list[int] = []
     monkeypatch.setattr("prunerecover.cost.latency._thread_seconds", lambda run: asked.append(1) or 1.0)
     monkeypatch.setattr("prunerecover.cost.latency._wall_seconds", lambda run: asked.append(2) or 1.0)

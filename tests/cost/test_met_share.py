@@ -1,4 +1,4 @@
-"""Plans are made anew until measured shares meet those asked for, with as many pairs of timings as it takes."""
+"""Plans are made again until measured shares meet the budget, with as many pairs of timings as needed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_share_that_is_asked_for_follows_what_was_measured(efficiency: float
 
 
 def test_of_what_saves_enough_the_least_is_taken() -> None:
-    """Units are large: shares of 0.1, which save half as much again as they say."""
+    """Units are large: shares of 0.1 save half as much again."""
 
     def in_units(asked: Shares) -> int:
         return math.ceil(10 * asked["macs"] - 1e-9)
@@ -48,7 +48,7 @@ def test_of_what_saves_enough_the_least_is_taken() -> None:
 
 
 def test_the_nearest_wins_whenever_it_was_tried() -> None:
-    """A clock that shows other things each time; what misses the budget is no plan for it, however near."""
+    """The clock shows another value each time; a plan that misses the budget does not count, however near."""
     shown = iter([0.34, 0.36, 0.295, 0.33])
     with pytest.warns(BudgetMissed, match="saves 33.0% of the latency"):
         planned, saved = met_share(
@@ -102,7 +102,7 @@ def test_what_is_refused_at_once_raises_and_later_ends_the_search() -> None:
 
 
 def test_of_several_costs_only_the_one_that_is_missed_is_asked_for_again() -> None:
-    """MACs are met at once; latency is saved at 0.75 of what was asked for."""
+    """The MACs are met at once; the latency saves 0.75 of the request."""
     wanted = {"macs": Wanted(0.2, above=0.01), "latency": Wanted(0.3, below=0.01)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -122,7 +122,7 @@ def test_less_is_planned_for_where_every_cost_is_exceeded() -> None:
 
 @pytest.fixture
 def pairs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A clock that shows 30% less in the median, and somewhat other medians with few pairs; what was asked of it."""
+    """Return the requests to a clock that saves 30% in the median, and a little less with few pairs."""
     asked: list[int] = []
 
     def clock(*_: Any, pairs: int, **__: Any) -> Any:

@@ -96,7 +96,7 @@ def test_seed_decides() -> None:
 
 
 def test_bootstrap_covers_at_its_level() -> None:
-    """Of 300 samples with true difference 0.05, about 95% of the intervals hold it (standard error 1.3%)."""
+    """About 95% of 300 intervals hold the true difference 0.05 (standard error 1.3%)."""
     rng = np.random.default_rng(11)
     hits = 0
     for _ in range(300):
@@ -125,7 +125,7 @@ def test_long_vectors_are_drawn_in_chunks(recurring: bool, monkeypatch: pytest.M
 
 
 def test_too_few_values_give_their_range() -> None:
-    """The range of n values misses their law's median with 2 ** (1 - n): of 5 it cannot hold 95%, of 6 it can."""
+    """The range of n values misses their law's median with probability 2 ** (1 - n): 5 values miss 95%, 6 reach it."""
     assert median_interval([2.5]) == mean_interval([2.5]) == Interval(2.5, 2.5, 2.5, None)
     assert paired_difference([0.0] * 5, [1.0, 5.0, 3.0, 2.0, 2.0]) == Interval(2.6, 1.0, 5.0, None)
     assert [n for n in range(1, 12) if 0.5 ** (n - 1) > 0.05] == [*range(1, least_values(0.95))]
@@ -136,7 +136,7 @@ def test_too_few_values_give_their_range() -> None:
 
 
 def test_drawing_counts_equals_drawing_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values that recur take the quick way."""
+    """Recurring values take the fast way."""
     rng = np.random.default_rng(2)
     values = rng.normal(size=5)[rng.integers(0, 5, 400)]
     quick = mean_interval(values)

@@ -14,7 +14,7 @@ from prunerecover.display import lines
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """A console that believes it is a terminal; what it shows."""
+    """Return a console that poses as a terminal."""
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     monkeypatch.setattr(rich, "_console", console)
     monkeypatch.setenv("TERM", "xterm")
@@ -25,7 +25,7 @@ def terminal(monkeypatch):
 
 @pytest.fixture
 def said(monkeypatch, caplog):
-    """Messages of the package, of which lines come every 20 milliseconds."""
+    """Return the package's messages, with progress lines every 20 milliseconds."""
     monkeypatch.setattr(lines, "EVERY", 0.02)
     caplog.set_level(logging.INFO, "prunerecover")
     return lambda: [record.getMessage() for record in caplog.records if record.name == "prunerecover"]

@@ -1,4 +1,4 @@
-"""The bar shares the terminal with the displays of others: a Trainer's around it, and a Trainer's inside."""
+"""The bar shares the terminal with other displays: a Trainer's around it, and a Trainer's inside."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from prunerecover.display.stages import Stages
 
 
 def test_a_display_that_throws_the_bar_out_does_no_harm(terminal):
-    """Such as the bar of a Trainer inside a function of the user's: it takes the terminal as if nobody else had it."""
+    """For example the bar of a Trainer inside a user's function, which takes over the whole terminal."""
     anew = {"file": terminal, "force_terminal": True, "width": 100}
     for throw_out in (lambda console: console.clear_live(), lambda _: rich.reconfigure(**anew)):
         with progress("planning"):

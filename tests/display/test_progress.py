@@ -1,4 +1,4 @@
-"""Long searches say how far they are: one bar on a terminal, lines elsewhere, on one rank."""
+"""Long searches show their progress: a bar on a terminal, lines elsewhere, on one rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from prunerecover.display.progress import hidden, progress
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The monotonic clock of stages, which stands still."""
+    """Return the monotonic clock of stages, stopped."""
     now = SimpleNamespace(seconds=100.0)
     monkeypatch.setattr(stages, "time", SimpleNamespace(monotonic=lambda: now.seconds))
     now.stage = lambda *args, **kwargs: stages.Stage(*args, **kwargs, started=now.seconds)
@@ -49,7 +49,7 @@ def test_searches_show_progress(terminal, search, shown):
 
 
 def in_order(stages, shown):
-    """Whether all are there, each for the first time after those before it."""
+    """Whether all stages appear, in order of their first appearance."""
     first = [shown.find(stage) for stage in stages]
     return min(first) >= 0 and first == sorted(first)
 
@@ -159,7 +159,7 @@ def test_hidden_searches_say_nothing(said):
 
 
 def told(search):
-    """Share that is done, and the seconds left."""
+    """Return the finished share, and the remaining seconds."""
     _, spent, left = search.state()
     return spent / (spent + left), left
 

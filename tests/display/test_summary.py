@@ -1,4 +1,4 @@
-"""What a user holds is shown in a few lines that say what it is; tables in Markdown."""
+"""Objects in a user's hands show themselves in a few lines; tables are in Markdown."""
 
 from __future__ import annotations
 

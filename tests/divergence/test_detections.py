@@ -1,4 +1,4 @@
-"""Objects, boxes and classes are compared each in its own terms, wherever a detector puts them."""
+"""Objects, boxes and classes are each compared in appropriate terms, in all layouts of detectors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ GRID, CLASSES = 8, 5
 
 
 def cells(seed: int = 0, n: int = 3) -> Tensor:
-    """Return what a network of FastestDet's form says: an object, a box of raw numbers, and classes."""
+    """Return outputs of FastestDet's form: objectness, raw box numbers, and classes."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(n, 5 + CLASSES, GRID, GRID, generator=generator)
     return torch.cat([values[:, :1].sigmoid(), values[:, 1:5], values[:, 5:].softmax(1)], 1)
 
 
 def places(seed: int = 0, n: int = 3) -> Tensor:
-    """Return what a YOLO head says: boxes in pixels, and how likely each class is."""
+    """Return outputs of a YOLO head: boxes in pixels, and class probabilities."""
     generator = torch.Generator().manual_seed(seed)
     return torch.cat(
         [352 * torch.rand(n, 4, 60, generator=generator), torch.rand(n, CLASSES, 60, generator=generator)], 1

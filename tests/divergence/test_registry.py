@@ -1,4 +1,4 @@
-"""Outputs are compared by what their structure asks for, by name, or by a function; equal outputs are at 0."""
+"""Outputs are compared by their structure, by name, or by a function; equal outputs have divergence 0."""
 
 from __future__ import annotations
 

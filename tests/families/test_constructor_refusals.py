@@ -1,4 +1,4 @@
-"""A model that plain data cannot build again has no constructor, and data that could reach further is refused."""
+"""A model that plain data cannot rebuild has no constructor, and data with further reach is refused."""
 
 from __future__ import annotations
 

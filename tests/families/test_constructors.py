@@ -59,7 +59,7 @@ TIMM = {
 
 
 def rebuilt(model: nn.Module) -> nn.Module:
-    """What another process would build and fill with the same weights."""
+    """Return the model as rebuilt in another process, ready for the same weights."""
     constructor = constructor_of(model)
     assert constructor is not None
     new = build(json.loads(json.dumps(constructor)))
@@ -215,7 +215,7 @@ def test_tied_parameters_are_one() -> None:
 
 
 def test_a_token_that_pads_may_be_named_later() -> None:
-    """As by a Trainer with a tokenizer. RoBERTa counts positions from it, and would compute something else."""
+    """As by a Trainer with a tokenizer. RoBERTa counts positions from the token, and its output would change."""
     model = tiny_llama()
     model.config.pad_token_id = 3
     new = rebuilt(model)

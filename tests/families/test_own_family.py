@@ -1,4 +1,4 @@
-"""A family of the user's own: once registered, its models are pruned in depth like any other."""
+"""A user's own family: once registered, its models are pruned in depth like any other."""
 
 from __future__ import annotations
 

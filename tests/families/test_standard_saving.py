@@ -131,7 +131,7 @@ def test_undo_leaves_nothing_behind() -> None:
 
 
 def test_a_tied_weight_that_was_saved_once_is_not_missing() -> None:
-    """As transformers' Trainer reads its own checkpoints (load_best_model_at_end), which warns of what is missing."""
+    """As transformers' Trainer loads its own checkpoints (load_best_model_at_end), with a warning on missing keys."""
     model = BUILD["gpt2"]()
     apply_plan(model, tiny_plan(model, (1, "attention", "zero")))
     saved = {name: value + 1 for name, value in model.state_dict().items() if name != "lm_head.weight"}

@@ -1,4 +1,4 @@
-"""Descriptions of timm VisionTransformers: what is removed by them equals a dense model with that branch zeroed."""
+"""Descriptions of timm VisionTransformers: removing a branch equals a dense model with the branch zeroed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def swiglu() -> nn.Module:
 
 
 def zero(block: nn.Module, kind: str) -> None:
-    """Zero a branch of a dense block by a hook; its DropPath goes, so that it draws no random numbers."""
+    """Zero a branch of a dense block by a hook; its DropPath is removed, so that it draws no random numbers."""
     name, number = {"attention": ("attn", 1), "mlp": ("mlp", 2)}[kind]
     getattr(block, name).register_forward_hook(lambda _, __, output: torch.zeros_like(output))
     setattr(block, f"drop_path{number}", nn.Identity())
@@ -66,7 +66,7 @@ def test_removed_branch_equals_zeroed_branch(changes: dict[str, Any], kind: str,
 
 @every_variant
 def test_feed_forward_by_its_parts_equals_the_branch(changes: dict[str, Any]) -> None:
-    """What the block adds is scale * second(activation(first(norm(x))))."""
+    """The block adds scale * second(activation(first(norm(x))))."""
     model = tiny_timm(**changes)
     block, described = model.blocks[2], describe(model).blocks[2].feed_forward
     assert described is not None

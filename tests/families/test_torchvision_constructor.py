@@ -1,4 +1,4 @@
-"""A torchvision model is built again by its name, whatever its head is for; what its builder does not make is not."""
+"""A torchvision model is rebuilt by name with any head; a model outside its builder's range is refused."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_head_that_was_put_in_later_is_seen(make: Callable[[], nn.Module]) -> 
 
 @pytest.mark.slow
 def test_frozen_norms_of_a_pretrained_detector(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builders make them where it fetches weights, which is never done to build a model again."""
+    """Builders freeze norms where they fetch weights, but rebuilding never fetches weights."""
     monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda *_, **__: mobilenet_v3_large().state_dict())
     model = get_model("fasterrcnn_mobilenet_v3_large_320_fpn", weights_backbone="IMAGENET1K_V1", num_classes=3)
     monkeypatch.undo()
@@ -132,7 +132,7 @@ def test_only_names_and_arguments_that_shape(data: dict[str, Any], message: str)
 
 
 def test_a_model_of_a_known_class_but_other_sizes_has_no_name() -> None:
-    """Images of 16 pixels are no multiple of the patches that `vit_b_32` has."""
+    """Images of 16 pixels are no multiple of the patches of `vit_b_32`."""
     model = VisionTransformer(16, 4, 2, 4, 16, 32, num_classes=3)
     assert list(torchvision_candidates(model)) == []
 

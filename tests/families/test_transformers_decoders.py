@@ -1,4 +1,4 @@
-"""Records of decoder families: what goes by them equals a dense model whose branch is multiplied by zero."""
+"""Records of decoder families: removing a branch equals a dense model with the branch multiplied by zero."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def removal(model: nn.Module, index: int, kind: str) -> Remove:
 
 
 def multiplied_by_zero(name: str, model: nn.Module, index: int, kind: str) -> Any:
-    """Hook the module that adds the branch to the stream, as the models' code has it."""
+    """Hook the module whose output is added to the stream, according to the models' code."""
 
     def hook(_: nn.Module, __: Any, output: Any) -> Any:
         return (output[0] * 0, *output[1:]) if isinstance(output, tuple) else output * 0
@@ -72,7 +72,7 @@ def test_block_without_its_branches_hands_on_what_it_gets(name: str) -> None:
 
 @pytest.mark.parametrize("name", one_in(5, DECODERS))
 def test_branches_add_up_to_the_block(name: str) -> None:
-    """What fits aim at: the residual stream before and after each branch, through norms, factors and side by side."""
+    """Fits rely on the residual stream before and after each branch, through norms, factors and parallel branches."""
     model = DECODERS[name].build()
     for block in describe(model).blocks:
         attention, mlp = block.attention, block.mlp

@@ -1,4 +1,4 @@
-"""Descriptions of transformers and timm models: what is removed by them equals a dense model with that part zeroed."""
+"""Descriptions of transformers and timm models: a removed unit equals a dense model with the unit zeroed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from prunerecover.families.layout import Branch
 from prunerecover.model.paths import get_module, set_module
 from prunerecover.model.replacements import Affine, Nothing, SlopeBias
 
-# Written down from the models' code, not from the descriptions: inside a layer, the module whose output is added to the
-# residual stream as it is (up to dropout). ViT's MLP has another name in transformers 5.0.
+# From the models' code, not from the descriptions: the module in a layer whose output is added to the residual stream
+# unchanged (up to dropout). ViT's MLP has another name in transformers 5.0.
 CONTRIBUTION = {
     "llama": ("self_attn", "mlp"),
     "mistral": ("self_attn", "mlp"),

@@ -1,4 +1,4 @@
-"""An ultralytics model is built again from its YAML, of which nothing runs that is no layer."""
+"""An ultralytics model is rebuilt from its YAML, and only layers in it are built."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def tiny_yolo(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A YOLOv8n of 2 classes with names, which has seen an image."""
+    """Return a YOLOv8n of 2 named classes after a forward pass."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("YOLO_CONFIG_DIR", str(tmp_path_factory.mktemp("settings")))
         patch.setenv("YOLO_OFFLINE", "true")

@@ -1,4 +1,4 @@
-"""Models that lost whole blocks are standard checkpoints that generate; encoder-decoders lose them on both sides."""
+"""Models without some whole blocks are standard checkpoints that generate; in encoder-decoders, on both sides."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_first_units_say_the_depths_that_they_leave() -> None:
 
 @pytest.mark.slow
 def test_cached_generation_without_an_attention_of_the_decoder() -> None:
-    """The attentions behind it move up to the first slots of the cache, as in decoders alone."""
+    """The attentions after it move up to the first slots of the cache, as in plain decoders."""
     model = two_stacks("bart")
     others = ["*encoder.*", "*layers.[12].*", "*encoder_attn*"]
     apply_plan(model, planned("bart", others, attention=1))
@@ -139,7 +139,7 @@ NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for
 
 
 def planned_for(model: nn.Module, **remove: int) -> Plan:
-    """A plan with all defaults but for a faster search; of the blocks the second one goes."""
+    """Return a plan with defaults except for a faster search; of the blocks, the second is removed."""
     ignore = ["*layers.[023]"] if "block" in remove else []
     return plan_depth(model, remove=remove, batches=BATCHES, ignore=ignore, search="one_shot")
 

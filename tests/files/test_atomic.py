@@ -1,4 +1,4 @@
-"""A file or folder is the old one or the new one, whatever happens; what the system refuses is told with a way out."""
+"""A file or folder is always entirely old or new; errors of the system are reported with a way out."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ SAVES = {"plan.safetensors": save_plan, "pruned": save_folder, r"\w+.pt": save_r
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """A disk on which no file can be larger, as on one that is full."""
+    """Limit the size of files, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""A plan's two files: whole after a kill, and refused where they are no plan that anybody could have saved."""
+"""A plan's two files: complete after a kill, and refused unless they form a plan that could have been saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations between two linears, in networks of no named family: without them the two are one."""
+"""Activations between two linears in networks of no named family, which merge into one linear without it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_swin_has_one_in_each_block() -> None:
 
 
 class Shared(Feedforward):
-    """Its hidden features are read twice."""
+    """Hidden features with two readers."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.act(self.first(x))
@@ -95,7 +95,7 @@ class Shared(Feedforward):
 
 
 class Tied(Feedforward):
-    """Both linears have one weight."""
+    """Both linears share a weight."""
 
     def __init__(self) -> None:
         super().__init__(8, 8)
@@ -103,7 +103,7 @@ class Tied(Feedforward):
 
 
 class Functional(Feedforward):
-    """Its activation is a function."""
+    """Activation as a function."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.second(nn.functional.gelu(self.first(x)))
@@ -147,7 +147,7 @@ def test_code_that_reads_its_linears_is_given_as_the_reason() -> None:
 
 
 class ReadsASize(Feedforward):
-    """Its forward divides by a width of its first linear, which is another once the two are one."""
+    """Forward that divides by a width of the first linear, which changes with the merge."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.second(self.act(self.first(x))) / self.first.out_features**0.5

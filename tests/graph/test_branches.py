@@ -1,4 +1,4 @@
-"""Branches found in networks of no known family; what is left without some units trains as it did."""
+"""Branches found in networks of no known family, and training of the network without some units."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_block_that_changes_shape_is_refused() -> None:
 
 
 class SeveralOut(nn.Module):
-    """Blocks that hand on a mapping, or whose inner values others read."""
+    """Blocks that return a mapping, or whose inner values are read outside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def test_branches_added_in_place_leave_zeros_of_their_shape() -> None:
 
 
 class Parallel(nn.Module):
-    """Cohere's order: (stream + first) + second, both of one norm."""
+    """Cohere's order: (stream + first) + second, both behind the same norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ def logits(model: nn.Module) -> Tensor:
 
 
 def dead_without_each(model: nn.Module, batch: object, output: Callable[[nn.Module], Tensor]) -> dict[str, set[str]]:
-    """By unit, the parameters that stay without it and lose their gradients."""
+    """Return, by unit, the remaining parameters that lose their gradients without it."""
     removals, trained, found = removals_of(model, batch, KINDS), grown(deep_copy(model), output), dict[str, set[str]]()
     for unit in removals.units:
         left = deep_copy(model)

@@ -1,4 +1,4 @@
-"""How many layers, attentions and blocks are found in known networks, and which norms and activations go along."""
+"""Numbers of layers, attentions and blocks in known networks, and the norms and activations coupled to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of a computation graph shows what the layers of the pruned network are."""
+"""The picture of a computation graph shows the layers of the pruned network."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_experts_are_no_attention() -> None:
 
 
 class Products(nn.Module):
-    """Attention as detectors write it: convolutions make queries, keys and values, and `@` multiplies."""
+    """Attention in the style of detectors: convolutions make queries, keys and values, and `@` multiplies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def test_layers_of_an_attention_are_not_offered_and_say_why() -> None:
 
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_layers_before_an_attention_that_projects_in_itself_are_offered(norm_first: bool) -> None:
-    """`nn.MultiheadAttention` is one node where it has no mask: what makes its queries is inside."""
+    """Without a mask, `nn.MultiheadAttention` is a single node with its projections inside."""
     blocks = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first) for _ in range(3)]
     removals = removals_of(nn.Sequential(*blocks, nn.Linear(8, 2)), torch.rand(2, 5, 8), ("layer",))
     assert [unit.name for unit in removals.units] == ["0.linear2", "1.linear2", "2.linear2"]
@@ -111,7 +111,7 @@ def test_head_of_boxes_is_all_of_its_layers() -> None:
 
 
 def test_heads_whose_boxes_others_refine_are_in_the_head() -> None:
-    """RT-DETR's first boxes and those of its first decoder layer go into the layers behind; the decoder may go."""
+    """RT-DETR's first boxes and those of its first decoder layer feed the later layers; the decoder may be removed."""
     found = set(head_of(detector_of(tiny_rtdetr(), 64), torch.rand(1, 3, 64, 64)))
     heads = [f"model.model.{path}" for path in ("enc_bbox_head", "decoder.bbox_embed.0", "decoder.bbox_embed.1")]
     assert found == {f"{head}.layers.{i}" for head in heads for i in range(3)} | {
@@ -120,7 +120,7 @@ def test_heads_whose_boxes_others_refine_are_in_the_head() -> None:
 
 
 class EarlyOutput(nn.Module):
-    """A trunk, an output in its midst, and one at its end."""
+    """Trunk with an output in its middle, and another at its end."""
 
     def __init__(self, *late: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Units whose modules a training pass uses otherwise than evaluation does are tried in training mode, and stay."""
+"""Units used differently in training and evaluation are tried in training mode, and kept."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Branch(nn.Module):
 
 
 class Fused(nn.Module):
-    """Reads the weights of one of its branches itself while it trains, as code with fused kernels does."""
+    """Reads the weights of a branch directly in training, like code with fused kernels."""
 
     def __init__(self, d: int = 8) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Reversible(nn.Module):
 
 
 class Auxiliary(nn.Module):
-    """A branch that returns a second tensor in training, as networks with auxiliary heads do."""
+    """Branch with a second output in training, as in networks with auxiliary heads."""
 
     class Second(Branch):
         """The branch."""
@@ -106,7 +106,7 @@ class Auxiliary(nn.Module):
 
 
 class Keeping(nn.Module):
-    """Reads a part of one of its branches where it keeps what a next call needs."""
+    """Reads a part of a branch to keep state for the next call."""
 
     def __init__(self, d: int = 8) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Keeping(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """Runs its branches again in the backward pass by PyTorch's own function, which a stand-in goes along with."""
+    """Runs its branches again in the backward pass by PyTorch's own function, which also works with replacements."""
 
     def __init__(self, reentrant: bool, d: int = 8) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The loss without each unit, against removing it for good and measuring."""
+"""The loss without each unit, against a real removal and a measurement."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def calls(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Call]:
-    """What the experts of each layer are called with: tokens, choices, weights."""
+    """Return the inputs of each layer's experts: tokens, choices, weights."""
     seen: dict[str, Call] = {}
     groups = find_experts(model)
     handles = [
@@ -54,7 +54,7 @@ def calls(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Call]:
 
 
 def added_by(experts: Any, call: Call, expert: int) -> Tensor:
-    """What one expert adds to each token, `(tokens, C)`, by its formula."""
+    """Return the output of an expert for each token, `(tokens, C)`, by its formula."""
     hidden, index, weights = call
     gate, up = (hidden @ experts.gate_up_proj[expert].T).chunk(2, dim=-1)
     out = (experts.act_fn(gate) * up) @ experts.down_proj[expert].T
@@ -69,7 +69,8 @@ def rows_of(inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
 def test_gate_taylor_is_the_effect_of_scaling_an_expert(name: str) -> None:
     """By central differences, sample by sample: an expert's output is linear in its last matrix.
 
-    In the last layer, behind which no choice of a router jumps; norms compute in float32, which limits the agreement.
+    The last layer has no router's choice after it that could jump; norms compute in float32, which limits the
+    agreement.
     """
     model: Any = tiny_mixture(name)
     inputs, step, group = batch(3), 1e-2, find_experts(model)[-1]
@@ -129,7 +130,7 @@ def test_padding_is_not_counted() -> None:
 @pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
 def test_u_score_is_the_distance_of_what_experts_add(name: str, by_token: bool) -> None:
-    """Averages over tokens by loops, their projections' distances by scipy."""
+    """Expected: averages over tokens by loops, and scipy's distances of projections."""
     model, inputs = tiny_mixture(name), batch()
     classes = inputs["input_ids"] % 3 if by_token else torch.arange(SAMPLES) % 2
     if by_token:
@@ -156,7 +157,7 @@ def test_u_score_is_the_distance_of_what_experts_add(name: str, by_token: bool) 
 
 
 def test_padding_is_not_averaged() -> None:
-    """What padded tokens hold does not matter to the U-Score of samples."""
+    """The content of padded tokens does not matter to the U-Score of samples."""
     model, inputs = tiny_mixture("mixtral"), batch()
     mask = torch.ones(SAMPLES, LENGTH, dtype=torch.long)
     mask[:, 4:] = 0
@@ -245,7 +246,7 @@ def test_observations_are_samples_or_the_tokens_of_a_class_in_a_sample() -> None
     assert len(found.classes) == 3
 
 
-# What is refused
+# Refusals
 
 
 def test_routing_is_for_experts_only() -> None:

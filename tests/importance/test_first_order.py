@@ -1,4 +1,4 @@
-"""First-order importances and block influence against finite differences, loops and what is added."""
+"""First-order importances and block influence against finite differences, loops and branch outputs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_first_order_scores_do_not_depend_on_how_samples_are_batched(score: Call
 
 
 def gate_taylor_by_loop(model: nn.Module, group: Group, batches: list[Batch]) -> Tensor:
-    """One backward pass per sample, with the output kept by a hook; needs layers that do not write into it."""
+    """Return scores from a backward pass per sample, with outputs kept by hooks; layers must not overwrite them."""
     total = torch.zeros(group.size, dtype=torch.float64)
     count = 0
     for pixels, labels in batches:
@@ -120,7 +120,7 @@ def test_gate_taylor_of_heads_and_neurons(make_vit: Callable[..., nn.Module]) ->
 
 
 def test_gates_leave_entries_of_no_unit_alone() -> None:
-    """A tap in the middle of a width: the gate on it is the gate on those entries."""
+    """A tap in the middle of a width: its gate is a gate on those entries alone."""
     model, groups, batches = perceptron()
     middle = replace(groups[0], size=2, taps=(Tap("first", dim=-1, offset=1, span=2),))
     found = gate_taylor(context(model, [middle], batches, cross_entropy))["first"]

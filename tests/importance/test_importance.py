@@ -1,4 +1,4 @@
-"""Importances: finite differences and independent formulas, and the model as it was afterwards."""
+"""Importances against finite differences and independent formulas, with the model unchanged afterwards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def of(importance: Any, model: nn.Module, units: Sequence[Unit], batches: Sequence[Any] = (), **context: Any) -> dict:
-    """Return what an importance says of units."""
+    """Return the scores of units by an importance."""
     found = importance(DepthContext(model=model, units=units, batches=batches, **context))
     return {name: float(value) for name, value in found.items()}
 
@@ -59,7 +59,7 @@ def test_gate_gradient_equals_finite_difference(name: str, replace: str) -> None
     )
     units = units_of(model, name)
     scores = of(gate_gradient, model, units, [batch], loss=loss, replace=replace)
-    # Exact in single precision, in which Llama computes its norms at any dtype; small where ReLU has kinks.
+    # Exact in single precision, which Llama's norms use at any dtype; small because ReLU has kinks.
     step = 2**-9 if name in GATED else 2**-14
     with gated(model, units, replace) as gates, torch.no_grad():
         for unit, gate in zip(units, gates, strict=True):

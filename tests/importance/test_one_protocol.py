@@ -1,4 +1,4 @@
-"""One importance of a name: the same function and the same number, whatever plans."""
+"""An importance of a name is the same function with the same scores in every planner."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def kinds_for(name: str) -> tuple[str, ...]:
 
 
 def samples() -> CalibrationSet:
-    """Samples that are all held out, and fitted to by nothing: every context judges on the same ones."""
+    """Return samples that are all held out, none for fitting, so that every context judges on the same ones."""
     batches = tuple(as_inputs(batch[0]) for batch in rows("vit"))
     return CalibrationSet((), batches, 0, batches)
 
 
 def by_parts(model: nn.Module, name: str) -> dict[str, Tensor]:
-    """Scores of units that leave what they leave on the graph: activations their input, branches nothing."""
+    """Return scores of units with the graph's replacements: identity for activations, zero for branches."""
     found = {}
     for kind in kinds_for(name):
         units, replace = find_units(model, kinds=(kind,)), "identity" if kind == "activation" else "zero"
@@ -121,7 +121,7 @@ def test_names_are_at_the_top() -> None:
 
 
 def by_name(context: DepthContext | WidthContext) -> dict[str, Tensor]:
-    """One function for both."""
+    """Return constant scores for either context."""
     return {name: torch.full(shape, float(len(name))) for name, shape in context.shapes.items()}
 
 

@@ -1,4 +1,4 @@
-"""An importance of the user's own, and saved scores: taken by their names, and refused where they do not fit."""
+"""A user's own importance, and saved scores: taken by name, and refused where they do not fit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def later_first(context: DepthContext) -> dict[str, float]:
 
 
 class Favourite:
-    """Keeps what has a word in its name."""
+    """Keeps units with a word in their names."""
 
     def __init__(self, word: str) -> None:
         self.word = word

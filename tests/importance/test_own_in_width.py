@@ -1,4 +1,4 @@
-"""An importance of the user's own: passed, by the name that it was registered with, and by import path."""
+"""A user's own importance: as an object, by its registered name, and by import path."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_object_decides_what_goes() -> None:
 
 @pytest.mark.slow
 def test_low_goes_first_by_the_first_and_high_stays_by_the_second() -> None:
-    """The same callable in both roles: at a tolerance of 0 the lowest go, up to the first that is also protected."""
+    """The same callable in both roles: at a tolerance of 0 the lowest are removed, up to the first protected one."""
 
     def by_number(context: WidthContext) -> dict[str, Tensor]:
         return {group.name: torch.arange(group.size) - 3.0 for group in context.groups}
@@ -172,7 +172,7 @@ def test_a_callable_decides_in_a_fit_and_a_resumed_run_knows_it(tmp_path: Path) 
 
 
 def test_the_signature_of_names_is_as_it_was() -> None:
-    """Old checkpoints hold it."""
+    """Old checkpoints hold this signature."""
     assert prune(kinds=["head"], ignore="layer4.*").planning.signature == {
         "allocation": "per_cost",
         "removal": "None",
@@ -227,7 +227,7 @@ def test_scores_of_two_importances_of_one_name_are_both_kept(tmp_path: Path) -> 
     SavedScores("", method._scores).save(tmp_path / "scores.safetensors")
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(

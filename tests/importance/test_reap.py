@@ -1,4 +1,4 @@
-"""REAP against hand computation: one token after the other through one expert after the other."""
+"""REAP against computation by hand, token by token and expert by expert."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAMILIES = ("mixtral", "qwen3_moe", "deepseek_v3")
 
 
 def experts_as_modules(fused: Any) -> nn.ModuleList:
-    """The experts as modules of their own, as they were before they were fused."""
+    """Return the experts as separate modules, as before they were fused."""
 
     class Expert(nn.Module):
         def __init__(self, number: int) -> None:
@@ -37,7 +37,7 @@ def experts_as_modules(fused: Any) -> nn.ModuleList:
 
 
 def by_hand(model: nn.Module, batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of weight x norm over the tokens of each expert; hooks see what every expert puts out."""
+    """Return the mean of weight x norm over the tokens of each expert; hooks record every expert's output."""
     groups, products = find_experts(model), dict[tuple[str, int], list[float]]()
 
     def before(path: str) -> Any:
@@ -73,7 +73,7 @@ def test_reap_is_the_mean_weight_times_norm_over_the_tokens_of_an_expert(name: s
 
 
 def test_what_many_tokens_visit_is_not_more_important_by_that() -> None:
-    """Unlike the routing frequency, it is a mean: twice the batches are the same scores."""
+    """Unlike the routing frequency, REAP is a mean: twice the batches give the same scores."""
     model, batches = tiny_mixture("mixtral"), text(2)
     once, twice = (reap(context(model, find_experts(model), b)) for b in (batches, batches * 2))
     for path, scores in once.items():

@@ -32,7 +32,7 @@ Members = set[tuple[str, str, tuple[int, ...]]]
 
 
 def unfused(name: str) -> tuple[nn.Module, Tensor, tuple[Group, ...]]:
-    """A network that torch-pruning can follow: padded shortcuts are convolutions, attention is written out."""
+    """Return a network that torch-pruning can follow: padded shortcuts as convolutions, explicit attention."""
     (model, inputs), found = built(name), found_in(name)
     network = rewritten(model, found)
     for module in network.modules():
@@ -46,7 +46,7 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def members(description: Any, model: nn.Module) -> Members:
-    """Layers, what is taken out of them, and which channels; operations and bare parameters are left out."""
+    """Return layers, pruning functions and channels, without operations and bare parameters."""
     paths = {module: path for path, module in model.named_modules()}
     return {
         (paths[dep.layer], dep.handler.__name__, tuple(sorted(indices)))
@@ -56,7 +56,7 @@ def members(description: Any, model: nn.Module) -> Members:
 
 
 def theirs_of(graph: Any, ours: Any) -> Any:
-    """The group that torch-pruning finds from the same root, with all channels."""
+    """Return torch-pruning's group from the same root, with all channels."""
     root = ours[0].dep
     inputs = graph.is_in_channel_pruning_fn(root.handler)
     size = graph.get_in_channels(root.layer) if inputs else graph.get_out_channels(root.layer)
@@ -73,7 +73,7 @@ def theirs_of(graph: Any, ours: Any) -> Any:
     ],
 )
 def test_scores_are_the_librarys_own(name: str) -> None:
-    """All groups have the same members; a unit of several channels, such as a head, has their mean."""
+    """All groups have equal members; the score of a unit of several channels, such as a head, is their mean."""
     network, inputs, groups = unfused(name)
     graph = tp.DependencyGraph().build_dependency(network, inputs)
     network.zero_grad()
@@ -122,7 +122,7 @@ def test_heads_are_averaged_as_the_librarys_pruner_does() -> None:
 
 
 class Strange(nn.Module):
-    """A grouped convolution, whose groups are the units, a transposed one and a flattened map."""
+    """Grouped convolution with its groups as units, a transposed convolution and a flattened map."""
 
     def __init__(self) -> None:
         super().__init__()

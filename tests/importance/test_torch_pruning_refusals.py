@@ -1,4 +1,4 @@
-"""What importances of torch-pruning cannot score is refused by name."""
+"""Cases that importances of torch-pruning cannot score are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scoring leaves no trace, runs the model once, and says what it cannot use."""
+"""Scoring leaves no trace, runs the model once, and refuses unusable batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ANYWHERE = tuple(n for n, entry in IMPORTANCES.items() if entry.of != "depth" an
 
 
 class Restless(nn.Module):
-    """Dropout, BatchNorm in training mode, a frozen weight, and gradients that wait for an optimizer."""
+    """Dropout, BatchNorm in training mode, a frozen weight, and gradients waiting for an optimizer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Attention(nn.Module):
 
 @pytest.mark.parametrize("score", ["u_score", "gate_taylor"])
 def test_sites_of_keyword_inputs_and_of_tuples(score: str) -> None:
-    """The same activations, seen where they arrive by keyword or leave in a tuple, give the same scores."""
+    """Equal activations, as keyword arguments or in a returned tuple, give equal scores."""
     torch.manual_seed(0)
     model, labels = Attention(), torch.arange(12) % CLASSES
     batches = [(torch.randn(12, 3, 6), labels)]
@@ -151,7 +151,7 @@ def test_sites_of_keyword_inputs_and_of_tuples(score: str) -> None:
 
 
 def test_streaming_keeps_no_activations() -> None:
-    """What is held after a batch does not grow with the number of batches."""
+    """The memory after a batch does not grow with the number of batches."""
     import weakref
 
     model, alive = small_resnet(), []

@@ -1,4 +1,4 @@
-"""Signals of width pruning against scipy, finite differences and loops, and the model as it was afterwards."""
+"""Scores of width pruning against scipy, finite differences and loops, with the model unchanged afterwards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from prunerecover.plan.groups import Tap
 
 
 def seen(model: nn.Module, batches: list[Batch], tap: Tap) -> Tensor:
-    """What a tap sees, `(N, ...)`, by a plain hook."""
+    """Return the values at a tap, `(N, ...)`, by a plain hook."""
     module = model.get_submodule(tap.module)
     parts: list[Tensor] = []
 
@@ -162,7 +162,7 @@ def test_a_silent_unit_has_u_zero_and_a_louder_one_more() -> None:
 
 
 def test_rows_of_one_sample_are_parts_of_its_vector() -> None:
-    """Windows: a tap with two rows per sample sees what a tap with one row of both sees."""
+    """Windows: a tap with two rows per sample sees the same vector as a tap with both in a single row."""
     whole = torch.randn(6, 4, 3)
     rows = whole.view(6, 2, 2, 3).flatten(0, 1)
     tap = Tap("", dim=-1)

@@ -1,4 +1,4 @@
-"""Exact continuation: greedy decoding with a cache, compared with the text it goes on."""
+"""Exact continuation: greedy decoding with a cache, compared with the rest of the text."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_each_token_is_right_or_wrong_at_its_place() -> None:
 
 
 def test_an_early_mistake_is_not_corrected() -> None:
-    """Teacher-free: what follows is decoded behind the mistake, not behind the text."""
+    """Without teacher forcing, decoding continues after the mistake, not after the text."""
     model = tiny_llama()
     text = greedy(model, TOKENS[:, :5], 7)
     with torch.no_grad():

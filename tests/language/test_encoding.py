@@ -1,4 +1,4 @@
-"""Texts as tokens: answers as they stand in the text, and responses to instructions and in chats."""
+"""Texts as tokens: answers as in the text, and responses to instructions and in chats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prunerecover.language.responses import chat_row, instruction_messages, inst
 
 @pytest.fixture(scope="module")
 def metaspace() -> PreTrainedTokenizerFast:
-    """Words begin with a mark, and so does every text, as in the tokenizers of Llama 1 and 2."""
+    """Return a tokenizer that begins words and texts with a mark, like those of Llama 1 and 2."""
     vocabulary = {name: i for i, name in enumerate(["<unk>", "▁", "▁a", "▁b", "▁c"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     marks = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]

@@ -1,4 +1,4 @@
-"""A live model in lm-evaluation-harness, whose accuracy of the same questions is ours."""
+"""A live model in lm-evaluation-harness has the same accuracy as ours on the same questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routed models are judged by the networks that the router picks for prompts, and it reads nothing but them."""
+"""Routed models are judged by the networks that the router picks for prompts, and the router reads prompts alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKENS = torch.randint(3, VOCABULARY, (5, 12), generator=torch.Generator().manua
 
 
 class BySum(ByNumber):
-    """Picks the set whose number is the sum of the tokens modulo 4, and remembers what it has read."""
+    """Picks the set by the sum of the tokens modulo 4, and records the tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def routed(dense: nn.Module) -> RoutedCausalLM:
 
 @pytest.fixture
 def pruned(dense: nn.Module) -> list[nn.Module]:
-    """The oracles: copies of their own, pruned by plan."""
+    """Return the oracles: copies, each pruned by a plan."""
     found = [copy.deepcopy(dense) for _ in range(4)]
     for network, plan in zip(found, sets_of(dense).plans, strict=True):
         apply_plan(network, plan)

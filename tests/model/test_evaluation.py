@@ -1,4 +1,4 @@
-"""A model that was observed is what it was; a suffix run from stored states equals the whole forward pass."""
+"""Observation leaves a model unchanged; a suffix run from stored states equals the whole forward pass."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_steps_of_any_length_agree(name: str) -> None:
 
 
 def test_blocks_that_answer_with_a_tuple_are_skipped_in_kind() -> None:
-    """As GPT-2 and OPT of transformers 5.0: a tensor would be taken for a tuple, and its first sample for the batch."""
+    """As in GPT-2 and OPT of transformers 5.0: a tensor would be taken for a tuple, its first sample for the batch."""
 
     class Tupled(nn.Module):
         def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Modules by path, hashes of their tensors, copies of their caches, and what stands in for a removed unit."""
+"""Modules by path, hashes of their tensors, copies of their caches, and replacements of removed units."""
 
 from __future__ import annotations
 

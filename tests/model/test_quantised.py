@@ -139,7 +139,7 @@ def test_pruned_folder_is_quantised_afterwards(
         assert (found - logits(dense)).norm() / logits(dense).norm() < 0.05
 
 
-# What is refused
+# Refusals
 
 
 def test_quantised_weights_are_not_saved(int8: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The modules without parameters that take the place of others."""
+"""Replacement modules without parameters."""
 
 from __future__ import annotations
 

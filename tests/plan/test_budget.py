@@ -1,4 +1,4 @@
-"""Budgets: what they say of kinds and shares, and which are refused."""
+"""Budgets: their kinds and shares, and refused ones."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_amounts_are_numbers_of_what_may_be_left() -> None:
 
 
 def test_steps_to_an_amount_take_as_much_of_what_is_there() -> None:
-    """Of 1,000 to 400 in three steps, each measured on what the one before left, and beside a share."""
+    """From 1,000 to 400 in three steps, each relative to the remainder, beside a share."""
     left, gone = [1000.0], list[float]()
     for step in Budget(params="0.4K", macs=0.3).in_steps(3):
         shares = step.in_shares(lambda cost: left[-1]).shares

@@ -1,4 +1,4 @@
-"""Records of plans as files have them: evidence, edits that bypass and patch; the table of units' kinds."""
+"""Records of plans as in files: evidence, edits that bypass and patch; the table of units' kinds."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_is_none_is_written_and_what_was_not_set_is_not() -> None:
 
 
 def test_a_report_states_what_the_boundary_search_took() -> None:
-    """Its evidence has more entries than a report does."""
+    """The evidence has more entries than the report."""
     plan = Plan.load(OLD / "boundary.json")
     cost = plan.evidence["search"]
     expected = SearchCost(**{name: cost[name] for name in ("seconds", "peak_memory_bytes", "trials")})
@@ -108,7 +108,7 @@ def net() -> nn.Module:
 
 
 def saved(tmp_path: Path, **changes: Any) -> Path:
-    """A plan file whose edit someone changed."""
+    """Return a plan file with an edited edit."""
     path = tmp_path / "plan.json"
     plan_for(net(), [BYPASS], method="test").save(path)
     data = json.loads(path.read_text())
@@ -159,7 +159,7 @@ def test_edited_file_is_explained_and_the_model_is_left_alone(case: str, tmp_pat
 
 
 def spoiled(data: Any, drawn: random.Random) -> Any:
-    """Change one thing somewhere in a JSON value."""
+    """Change a random entry of a JSON value."""
     if isinstance(data, dict) and data:
         key = drawn.choice(sorted(data))
         if drawn.random() < 0.2:
@@ -173,7 +173,7 @@ def spoiled(data: Any, drawn: random.Random) -> Any:
 
 @pytest.fixture(scope="module")
 def whole() -> tuple[nn.Module, Any, dict[str, Any]]:
-    """A network, a batch, and the data of a plan for it."""
+    """Return a network, a batch, and the data of a plan."""
     model, batch = ARCHITECTURES["squeeze-excite"]()
     removals = removals_of(model, batch, ("layer",))
     return (

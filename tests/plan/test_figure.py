@@ -1,4 +1,4 @@
-"""The picture of a plan has a cell for every unit, names it, and says of each what the plan does."""
+"""The picture of a plan has a cell for every unit, with its name and the plan's edit."""
 
 from __future__ import annotations
 

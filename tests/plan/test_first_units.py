@@ -1,4 +1,4 @@
-"""`Plan.first`: one search gives a plan for every depth; of maps folded for runs of blocks those of whole runs stay."""
+"""`Plan.first`: one search gives plans for all depths; folded maps remain for complete runs of blocks."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ LAYERS = "model.layers"
 
 
 def folding(order: tuple[int, ...], runs: dict[int, int]) -> tuple[nn.Module, Plan]:
-    """A Llama and a plan for it whose blocks went in some order, with a map before each run: {first: last}."""
+    """Return a Llama and a plan with removed blocks in order, and a map before each run: {first: last}."""
     from cases.models.tiny import tiny_llama
 
     model = tiny_llama(num_hidden_layers=6)

@@ -14,7 +14,7 @@ from prunerecover.plan.evidence import SplitEvidence
 
 
 class Picking(nn.Module):
-    """A detector that picks the likely ones of the boxes at each place, so that images have their own numbers."""
+    """Detector that picks the likely boxes at each place, so that images differ in their numbers of boxes."""
 
     def __init__(self) -> None:
         super().__init__()

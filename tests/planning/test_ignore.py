@@ -1,4 +1,4 @@
-"""Names in `ignore` are those of the dense network, for units of depth and groups of width alike."""
+"""Names in `ignore` are the dense network's, for units of depth and groups of width alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joint planning that is interrupted or killed goes on behind its last result, and gives the same plan."""
+"""Interrupted or killed joint planning continues after its last result, with the same plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HALF = Budget(macs=0.5)
 
 
 def block() -> nn.Module:
-    """A network with BatchNorm: both together, width alone and depth alone are compared once they are reconstructed."""
+    """Return a network with BatchNorm, for which joint, width and depth plans are compared after reconstruction."""
     torch.manual_seed(0)
     body = (nn.Conv2d(3, 8, 3, padding=1), Residual(8), Residual(8), Residual(8), nn.AdaptiveAvgPool2d(1))
     return nn.Sequential(*body, nn.Flatten(), nn.Linear(8, 4)).eval()

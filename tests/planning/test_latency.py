@@ -1,4 +1,4 @@
-"""A share of the latency is measured once all is planned, and what misses it is planned anew."""
+"""A share of the latency is measured after planning, and plans that miss it are made again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = ("attention", "neuron")
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have time follow the MACs, on top of what always passes."""
+    """Make time follow the MACs, plus a constant."""
 
     def ratio(dense: nn.Module, pruned: nn.Module, example: Any, **_: Any) -> Any:
         times = [_seconds(model, example) for model in (dense, pruned)]
@@ -66,7 +66,7 @@ def test_latency_of_blocks_that_only_the_graph_shows() -> None:
 
 @pytest.mark.slow
 def test_it_is_met_where_few_units_save_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a processor that computes eight columns at once, also where some are gone."""
+    """On a processor that computes eight columns at once, even where some are removed."""
 
     def ratio(dense: nn.Module, pruned: nn.Module, example: Any, **_: Any) -> Any:
         share = _columns(pruned) / _columns(dense)
@@ -85,7 +85,7 @@ def _columns(model: nn.Module) -> int:
 
 @pytest.mark.slow
 def test_a_missed_latency_is_told_once_and_for_the_budget_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where few samples promise four times what the whole batch saves, every part misses its share, too."""
+    """Few samples show four times the savings of the whole batch, so every part misses its share, too."""
 
     def ratio(dense: nn.Module, pruned: nn.Module, example: Any, **_: Any) -> Any:
         saved = 1 - count_macs(pruned, example) / count_macs(dense, example)
@@ -138,13 +138,13 @@ def test_more_is_planned_for_if_the_whole_batch_saves_too_little(monkeypatch: py
 
 
 class Missing(Planner):
-    """Plans save a little less than they should."""
+    """Plans that save a little less than requested."""
 
     asked: list[float]
     exact = True
 
     def alone(self, depth: bool, cost: str, share: float) -> Plan:
-        """Remember what was asked for."""
+        """Record the request."""
         self.asked = [*getattr(self, "asked", []), share]
         return super().alone(depth, cost, share)
 

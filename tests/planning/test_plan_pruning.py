@@ -1,4 +1,4 @@
-"""One budget over depth and width: it is met, and the plan is one like any other."""
+"""A budget over depth and width: it is met, and the plan is an ordinary plan."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ VARIANTS = {
 
 @pytest.fixture(scope="module")
 def both() -> Plan:
-    """A plan in which an attention goes, and heads and neurons of other blocks."""
+    """Return a plan without an attention, and without heads and neurons of other blocks."""
     return plan_with(Planner(Session(vit(), MANY), "macs", PruningConfig()), VARIANTS)
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A model, what it was before it was planned for, and its plan."""
+    """Model, its state before planning, and its plan."""
 
     model: nn.Module
     before: dict[str, tuple[int, torch.Tensor]]
@@ -206,7 +206,7 @@ def test_divergence_is_that_of_the_planned_network_on_held_out_samples() -> None
 
 @pytest.mark.slow
 def test_splits_of_networks_with_batchnorm_are_compared_once_they_are_nearest() -> None:
-    """As `Prune` does it after the surgery, BatchNorm alone is estimated anew, or all is reconstructed."""
+    """As in `Prune` after the surgery, BatchNorm alone is recalibrated, or everything is reconstructed."""
     torch.manual_seed(0)
     body = [nn.Conv2d(3, 16, 3), nn.ReLU(), *(Residual(16) for _ in range(3)), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     model = nn.Sequential(*body, nn.Linear(16, 4)).eval()

@@ -1,4 +1,4 @@
-"""Plans of depth, of width and of both that are compared by short recoveries, given by the caller."""
+"""Plans of depth, of width and of both, compared by the caller's short recoveries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def neurons(plan: Plan) -> int:
 
 @pytest.mark.slow
 def test_most_accurate_candidate_is_planned_whatever_its_output_is() -> None:
-    """An evaluation that wants as many neurons gone as possible, or as few, gets that plan."""
+    """An evaluation in favour of most, or fewest, removed neurons gets that plan."""
     asked: list[list[Trial]] = []
 
     def evaluate(trials: Sequence[Trial]) -> list[float]:

@@ -1,4 +1,4 @@
-"""What one budget over depth and width refuses, and what it says."""
+"""Refusals of a budget over depth and width, and their messages."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_budget_beyond_both() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The plan removes")
 def test_why_there_is_no_plan_of_depth_alone_is_told() -> None:
-    """The attentions of this network hold less, and the neurons more."""
+    """The attentions of this network hold fewer parameters, and the neurons more."""
     plan = plan_pruning(
         vit(depth=2),
         Budget(macs=0.4),

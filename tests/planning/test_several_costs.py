@@ -1,4 +1,4 @@
-"""Several costs in one budget: each of them is met, and what goes of each is told."""
+"""Several costs in a budget: each is met, and the removed share of each is reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOME = Budget(macs=0.3, params=0.4)
 
 
 def saved(model: nn.Module, plan: Plan) -> dict[str, float]:
-    """Return what goes of each cost with the plan, counted on the network that is left."""
+    """Return the removed share of each cost, counted on the pruned network."""
     pruned = copy.deepcopy(model)
     apply_plan(pruned, plan)
     macs = 1 - left(model, pruned)  # merges it
@@ -49,7 +49,7 @@ def test_all_are_met_and_one_hardly_exceeded(kinds: tuple[str, ...]) -> None:
 
 
 def test_neither_alone_would_do() -> None:
-    """What is planned for either cost misses the other one, or is another plan."""
+    """A plan for either cost misses the other, or differs from the plan for both."""
     model = cnn()
     both = saved(model, plan_pruning(model, Budget(macs=0.3, params=0.4), batches=MANY))
     with pytest.warns(BudgetMissed):  # units are large
@@ -71,7 +71,7 @@ def test_what_goes_of_each_is_told_in_summary_and_report() -> None:
 
 @pytest.mark.slow
 def test_time_is_measured_beside_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that shows four fifths of what goes of the MACs."""
+    """By a clock that shows four fifths of the savings in MACs."""
 
     def ratio(dense: nn.Module, pruned: nn.Module, example: Any, **_: Any) -> Any:
         share = 0.2 + 0.8 * count_macs(pruned, example) / count_macs(dense, example)
@@ -87,7 +87,7 @@ def test_time_is_measured_beside_what_is_counted(monkeypatch: pytest.MonkeyPatch
 
 
 class Classes(nn.Module):
-    """Returns numbers of classes, which have no neighbours."""
+    """Returns class numbers, which have no order."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tests that cannot fail, found by AST: values compared with themselves, constants, tests that assert nothing."""
+"""Tests that cannot fail, found by AST: values compared with themselves, constants, tests without assertions."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def trees() -> dict[str, ast.Module]:
 
 
 def calls(node: ast.AST) -> set[str]:
-    """Return the names of all functions that are called, without the modules or objects before the dot."""
+    """Return the names of all called functions, without the modules or objects before the dot."""
     called = (found.func for found in ast.walk(node) if isinstance(found, ast.Call))
     return {func.id if isinstance(func, ast.Name) else getattr(func, "attr", "") for func in called}
 
 
 def checks(node: ast.AST) -> bool:
-    """Say whether a function asserts, or expects an error or a warning, in its own lines."""
+    """Whether a function asserts, or expects an error or a warning, in its own lines."""
     called = calls(node)
     asserts = any(isinstance(found, ast.Assert) for found in ast.walk(node))
     return asserts or bool(called & CHECKS) or any(name.startswith("assert") for name in called)
 
 
 def checking(functions: Iterable[Function]) -> set[str]:
-    """Return the names of the functions that check something, by themselves or by a function that they call."""
+    """Return the names of the functions with checks, their own or those of called functions."""
     called = [(function.name, calls(function)) for function in functions]
     found = {function.name for function in functions if checks(function)}
     while new := {name for name, inner in called if name not in found and inner & found}:
@@ -49,7 +49,7 @@ def same(left: ast.expr, right: ast.expr) -> bool:
 
 
 def slips(tree: ast.Module, helpers: set[str]) -> Iterator[str]:
-    """Yield each place that cannot fail, as its line and source; `helpers` are functions that check something."""
+    """Yield each check that cannot fail, as line and source; `helpers` are functions with checks."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]

@@ -42,7 +42,7 @@ COMMANDS = [
 ]
 
 
-# What a reader of README can act on: a busy computer, a network of their own, and a folder that is used twice.
+# Warnings that a reader of README can act on: a busy computer, a network of their own, a folder used twice.
 HIS = "not have many workers|number of training batches|GPU available|in eval mode|is not empty|Expected nothing at"
 HIS += "|of the latency for a budget of"
 
@@ -51,7 +51,7 @@ HIS += "|of the latency for a budget of"
 def test_python_of_a_page_runs_from_top_to_bottom(
     page: str, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """README prints no warning that its reader can do nothing about."""
+    """README prints only warnings that its reader can act on."""
     monkeypatch.chdir(tmp_path)
     if page == "README.md":
         warnings.simplefilter("error")
@@ -120,7 +120,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def passages(text: str) -> list[str]:
-    """Return what a figure and its link stand in together: paragraphs, items of lists, rows of tables."""
+    """Return the common contexts of a figure and its link: paragraphs, items of lists, rows of tables."""
     found = re.split(r"\n\s*\n|\n(?=\s*(?:[-*|] |\d+\. ))", without_blocks(text))
     return [passage for passage in found if passage.strip()]
 
@@ -129,7 +129,7 @@ CHECKED = [page for page in pages() if page not in ("README.md", "docs/support.m
 
 
 def unstated(passage: str, folder: Path) -> list[str]:
-    """Return the figures with decimals that are on none of the pages of results that a passage links to."""
+    """Return the figures with decimals that are absent from all linked pages of results."""
     figures = re.findall(r"(?<![\w.])-?\d+\.\d+(?: [MG]\b)?", NO_FIGURE.sub("", passage))
     linked = [link for link, _ in LINK.findall(passage) if "results/" in link and link.endswith(".md")]
     results = "\n".join((folder / link).read_text() for link in linked)

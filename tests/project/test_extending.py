@@ -1,4 +1,4 @@
-"""docs/extending.md: every example runs as it is written, and is short."""
+"""docs/extending.md: every example runs as written, and is short."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_example_is_short(title: str) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the user's own, and registries that forget what an example adds."""
+    """Return a user's folder, with registries that forget an example's additions afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))  # the command line adds the working directory
     monkeypatch.setattr(describe, "FAMILIES", dict(describe.FAMILIES))

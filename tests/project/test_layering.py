@@ -1,6 +1,6 @@
 """Who may import whom; docs/architecture.md has the picture.
 
-A file imports only from its own folder and from those named before it in `ORDER`, and no files do so in a circle.
+A file imports only from its own folder and from earlier ones in `ORDER`, and files import in no circle.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ ORDER = (
 ENGINE = ORDER[: ORDER.index("prunerecover.routing") + 1]
 NOT_IN_THE_ENGINE = ("lightning", "pytorch_lightning")
 NOWHERE = ("callbacks", "recipes", "configs", "ultralytics")  # twin modules; AGPL code
-# Opening a file of an ultralytics model without the dense one: a function imports what the user has installed.
+# Opening a file of an ultralytics model without the dense one: a function imports the user's installed package.
 ALLOWED = {"prunerecover.families.libraries.ultralytics_constructor": {"ultralytics.nn", "ultralytics.nn.tasks"}}
 MOST_FILES, MOST_LINES = 14, 300
 SOURCES = sources()
 
 
 def place(name: str) -> int:
-    """Return how high a file stands; folders without a place of their own stand nowhere."""
+    """Return the height of a file; folders without a place raise an error."""
     return ORDER.index(name if name in ORDER else name.rpartition(".")[0])
 
 

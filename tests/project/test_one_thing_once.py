@@ -1,4 +1,4 @@
-"""What is done in one place: networks are traced by one module, once for all that is asked, and stay as they are."""
+"""Work with a single place: one module traces networks, once for all purposes, and leaves them unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from prunerecover import Budget, find_sites, plan_depth, plan_pruning, plan_width
 from prunerecover.graph import trace
 
-# Modes of PyTorch that see operations or functions, and what for.
+# PyTorch's modes for operations or functions, and their purposes.
 MODES = {
     "prunerecover/graph/watching.py": "TorchDispatchMode",  # tells observers of a traced pass
     "prunerecover/cost/macs.py": "FlopCounterMode FakeTensorMode",  # count, and let shapes run without values
@@ -31,7 +31,7 @@ LABELLED = [(X, torch.arange(8) % 4)]
 
 
 def imported() -> list[tuple[str, str, str]]:
-    """Return the file, the module and the name of each import that may be of a mode or an observer."""
+    """Return file, module and name of each import of a possible mode or observer."""
     found = []
     for path in chain.from_iterable((ROOT / folder).rglob("*.py") for folder in FOLDERS):
         source = path.read_text()
@@ -80,7 +80,7 @@ def test_units_and_groups_of_a_network_are_read_off_one_pass(
 
 
 class Plain(nn.Module):
-    """Blocks of one width, whose shortcuts need no rewriting."""
+    """Blocks of equal width, whose shortcuts need no rewriting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Plain(nn.Module):
 
 
 def held(model: nn.Module) -> dict[str, Any]:
-    """Return all that the modules of a network hold, by path and name, and what `nn.Module` does for them."""
+    """Return all attributes of a network's modules by path and name, and their classes with forwards."""
     found: dict[str, Any] = {}
     for path, module in model.named_modules():
         found[path] = (id(module), type(module), type(module).forward)

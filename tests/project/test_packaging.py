@@ -1,4 +1,4 @@
-"""What is installed is everything: from a checkout, from a wheel, and from a tree whose links became text files."""
+"""Installations are complete: from a checkout, from a wheel, and from a tree whose links became text files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
 def copy_tree(target: Path, links: str) -> Path:
-    """Copy what a build needs; links as `symlink`, or as the `text` files that git writes without link support."""
+    """Copy the files of a build; links as `symlink`, or as the `text` files that git writes without link support."""
     for folder in SOURCES:
         ignore = shutil.ignore_patterns("__pycache__", *(LINKS if folder == "prunerecover" else ()))
         shutil.copytree(ROOT / folder, target / folder, ignore=ignore)
@@ -38,7 +38,7 @@ def copy_tree(target: Path, links: str) -> Path:
 
 
 def expected_files() -> set[str]:
-    """Every module, recipe and marker, by its path in the installed package."""
+    """Return every module, recipe and marker, by its path in the installed package."""
     found = {"prunerecover/py.typed"}
     for folder in SOURCES:
         base = Path("prunerecover") if folder == "prunerecover" else Path("prunerecover") / folder
@@ -87,7 +87,7 @@ def test_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
 
 
 def wheel_of_the_sdist(folder: Path) -> Path:
-    """Build an sdist, and a wheel of what it holds."""
+    """Build an sdist, and a wheel from its content."""
     sdist = built(copy_tree(folder / "tree", "symlink"), "sdist", folder / "sdist")
     shutil.unpack_archive(sdist, folder / "unpacked", filter="data")
     (tree,) = (folder / "unpacked").iterdir()
@@ -148,7 +148,7 @@ def test_public_name_is_what_its_module_defines(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in prunerecover.__all__ if n != "__version__"])
 def test_no_module_is_named_like_a_public_name(name: str) -> None:
-    """Importing such a module would bind it on the package, in the place of what users import."""
+    """Importing such a module would bind its name on the package, in the place of the public name."""
     assert importlib.util.find_spec(f"prunerecover.{name}") is None
 
 
@@ -159,7 +159,7 @@ def test_unknown_name_is_an_attribute_error_that_lists_the_names() -> None:
 
 @pytest.mark.slow
 def test_what_is_seldom_needed_is_imported_last() -> None:
-    """One process for all: the package loads no library, planning no torch-pruning, and figures no pyplot."""
+    """In one process: the package loads no library, planning no torch-pruning, and figures no pyplot."""
     heavy = ("torch", "torch.distributed", "lightning", "timm", "transformers", "numpy", "matplotlib")
     script = f"""
 import sys, prunerecover

@@ -1,6 +1,6 @@
-"""docs/prune_yolo.md: its files run as they are written, on tiny random images, with ultralytics as it is installed.
+"""docs/prune_yolo.md: its files run as written, on tiny random images, with the installed ultralytics.
 
-Nothing is fetched: networks begin with random weights, and ultralytics works offline in a folder of the test's own.
+Nothing is downloaded: networks begin with random weights, and ultralytics works offline in a separate folder.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Run = Callable[..., str]
 
 
 def runner(folder: Path) -> Run:
-    """Run a script in a folder, in a process of its own, which finds no network and no settings of the user."""
+    """Return a function that runs a script in a folder, in a separate process without network or user settings."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]),
@@ -112,7 +112,7 @@ def test_training_in_ultralytics_keeps_the_pruned_network(folder: Path) -> None:
 
 
 def test_training_without_the_trainer_builds_the_dense_network_again(folder: Path) -> None:
-    """What the page warns of, as long as it is so."""
+    """The page warns of this, as long as it holds."""
     runner(folder)(TRAIN_AS_EVER)
     dense, trained = parameters(folder, "best.pt", "dense_again.pt")
     assert dense == trained

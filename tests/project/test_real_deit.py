@@ -17,7 +17,7 @@ LAST_THREE = ["blocks.[0-8].*"]  # what stays when 3 activations go: the specifi
 
 @pytest.fixture(scope="module")
 def deit(data_root: Path):
-    """A function that loads real DeiT-Tiny anew."""
+    """Return a function that loads real DeiT-Tiny."""
     return lambda: timm.create_model(f"local-dir:{data_root}/models/deit_tiny_patch16_224", pretrained=True).eval()
 
 

@@ -1,4 +1,4 @@
-"""What cannot be done to a sound network is refused with its cause and a way out; one case for each cause."""
+"""Refusals on sound networks name a cause and a way out, with a case for each cause."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Branch(nn.Module):
 
 
 class Sorted(nn.Module):
-    """Units that are sorted."""
+    """Sorts its units."""
 
     def __init__(self) -> None:
         super().__init__()

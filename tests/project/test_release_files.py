@@ -1,4 +1,4 @@
-"""The release files of a pruned model: what a reader of the card does with them works."""
+"""The release files of a pruned model: the card's instructions work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "stories260k-four-blocks"
 
 @pytest.fixture(scope="module")
 def release(data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the command makes of the smallest model."""
+    """Return the folder that the command makes of the smallest model."""
     folder = tmp_path_factory.mktemp("release")
     command = [sys.executable, "-m", "benchmarks.project.release_files", "--output", str(folder), "--models", NAME]
     subprocess.run([*command, "--samples", "8", "--license", "mit"], check=True, cwd=ROOT, timeout=500)

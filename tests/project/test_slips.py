@@ -1,4 +1,4 @@
-"""Slips in calls of the public functions: each is told what was expected and what came, and nothing is changed."""
+"""Slips in calls of the public functions: each message names expectation and input, and nothing is changed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""docs/support.md says what works on which family of models; a sample of its cells is run here.
+"""docs/support.md lists the supported features of each family of models; a sample of its cells is run here.
 
-`python -m benchmarks.project.support_matrix` runs every cell, before it writes the page.
+`python -m benchmarks.project.support_matrix` runs every cell before writing the page.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ PAGE = ROOT / "docs" / "support.md"
 
 
 def cells() -> list[object]:
-    """One in three of the cells that apply, as a parameter; of quick rows two in three, half of them fast.
+    """Return a third of the applicable cells as parameters; of quick rows two thirds, half of them fast.
 
-    Rows take turns, so that each has some of its cells here, and each column some of every part of the table.
+    The choice rotates over rows and columns, so that each has some of its cells here.
     """
     found = []
     for row, (name, family) in enumerate(FAMILIES.items()):

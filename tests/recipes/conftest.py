@@ -1,4 +1,4 @@
-"""What tests of the command line share."""
+"""Fixtures for tests of the command line."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 @pytest.fixture
 def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, for commands that write where they are called."""
+    """Return the working folder, for commands that write into it."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture(autouse=True)
 def _no_arguments_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning looks for arguments of the command line, whatever it is given."""
+    """Clear the command line, which Lightning reads in any case."""
     monkeypatch.setattr(sys, "argv", ["prunerecover"])

@@ -1,4 +1,5 @@
-"""The quickstart keeps its promises: recovered within a point, a third of the blocks' MACs gone, everything written."""
+"""The quickstart keeps its promises: recovered within a point, a third of the blocks' MACs removed, all files written.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ TINY = Recipe(epochs=1, recovery_epochs=1, remove={"activation": 1, "attention":
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of one epoch, which must leave threads and logging as they were."""
+    """Return the folder of a run of one epoch, which must leave threads and logging unchanged."""
     folder = tmp_path_factory.mktemp("quickstart") / "out"
     before = torch.get_num_threads(), logging.getLogger("lightning.pytorch").level
     report = run_quickstart(seeds=1, output=str(folder), recipe=TINY)

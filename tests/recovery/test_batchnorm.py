@@ -1,4 +1,4 @@
-"""BatchNorm statistics estimated anew: plain averages over batches, for networks and what they are compared with."""
+"""Recalibrated BatchNorm statistics: plain averages over batches, for networks and for their references."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_all_else_is_as_before() -> None:
 
 
 def test_dropout_is_off() -> None:
-    """Two runs agree without a seed, and with a network that has no dropout."""
+    """Two runs agree without a seed, and with a network without dropout."""
     first, second = Net().train(), Net().train()
     second.drop = nn.Identity()
     for model in (first, second):
@@ -96,7 +96,7 @@ def test_twice_is_once() -> None:
 
 
 def test_recalibration_brings_a_disturbed_model_back() -> None:
-    """Scaling a convolution changes nothing once the norm behind it knows."""
+    """Scaling a convolution changes nothing after recalibration of the norm behind it."""
     model, batches = small_resnet(), images()
     recalibrate_batchnorm(model, batches)
     disturbed = copy.deepcopy(model)

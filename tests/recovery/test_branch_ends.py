@@ -1,4 +1,4 @@
-"""Layers at the ends of branches: found whatever the forward looks like, and fitted to what the stream lacks."""
+"""Layers at the ends of branches: found in any forward, and fitted to the missing part of the stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prunerecover.recovery.reconstruction import _add_behind
 
 
 class Branches(nn.Module):
-    """A shortcut with a layer of its own, a branch of two, and layers that end nowhere."""
+    """A shortcut with a layer, a branch of two layers, and layers outside branches."""
 
     def __init__(self, add: str) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def test_a_sum_is_in_units_of_what_the_layer_gives() -> None:
 
 
 class OnItself(nn.Module):
-    """What a layer gives is added to what it reads, in place."""
+    """In-place addition of a layer's output to its own input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_what_enters_a_layer_is_told_as_it_was() -> None:
 
 
 class Shared(Branches):
-    """One norm behind two layers, and a layer whose output is added twice."""
+    """A norm behind two layers, and a layer whose output is added twice."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.second(F.relu(self.first(x))))
@@ -111,7 +111,7 @@ class Shared(Branches):
 
 
 class Start(Branches):
-    """What a layer gives is the stream: a branch reads it, and is added to it."""
+    """A layer whose output is the stream: a branch reads it, and is added to it."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.short(x)
@@ -130,7 +130,7 @@ class Held(Branches):
 
 
 class Tokens(nn.Module):
-    """A BatchNorm over tokens behind a layer that mixes them."""
+    """BatchNorm over tokens behind a layer that mixes tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,14 +141,14 @@ class Tokens(nn.Module):
 
 
 class Activated(Branches):
-    """What is added was changed in place."""
+    """Output changed in place before the addition."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.norm(self.second(F.relu(self.first(x)))), inplace=True) + self.short(x)
 
 
 class NormedTwice(Branches):
-    """Behind the BatchNorm of a layer comes another, and something else reads what lies between."""
+    """A second BatchNorm behind a layer's own, with a reader in between."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.second(F.relu(self.first(x))))
@@ -156,7 +156,7 @@ class NormedTwice(Branches):
 
 
 class Number(Branches):
-    """What is added is a number."""
+    """Addition of a number."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(0 + self.short(x))
@@ -187,7 +187,7 @@ class Step(nn.Module):
 
 
 class OfATable(nn.Module):
-    """One layer makes a row per position, which is added to what another makes for every sample."""
+    """A layer with a row per position, added to another layer's output for every sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class OfATable(nn.Module):
 
 
 def test_a_sum_of_another_shape_is_no_stream() -> None:
-    """A table of one row per position has the shape of the sum only where there is one sample."""
+    """A table with a row per position has the shape of the sum only for a single sample."""
     torch.manual_seed(0)
     dense, x = OfATable().eval(), torch.randn(9, 6, 6)
     with torch.no_grad():
@@ -216,7 +216,7 @@ def test_a_sum_of_another_shape_is_no_stream() -> None:
 @pytest.mark.parametrize("spread", [1.0, 0.01])  # the latter's variance is near to eps
 @torch.no_grad()
 def test_a_linear_map_is_added_behind_batchnorm(spread: float) -> None:
-    """Layer and norm give what they gave and the map of the layer's inputs; normalised by the batch as well."""
+    """Layer and norm return the former output plus the map of the layer's inputs, also in training mode."""
     torch.manual_seed(0)
     layer, norm = nn.Linear(5, 3).double(), nn.BatchNorm1d(3, momentum=None, eps=1e-3).double()
     x = spread * torch.randn(200, 5).double() + 1

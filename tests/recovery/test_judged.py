@@ -1,4 +1,4 @@
-"""Of what can be done to a pruned network the nearest to the dense one is kept; reconstruction after units of depth."""
+"""Of the ways to improve a pruned network, the nearest to the dense network is kept; also after units of depth."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_layers_before_the_first_block_that_went_stay_as_they_are() -> None:
 
 @pytest.mark.slow
 def test_depth_and_width_are_made_good_together() -> None:
-    """Towards the dense network's outputs, not towards those without the units of depth."""
+    """Towards the dense network's outputs, not those without the units of depth."""
     dense = blocks()
     depth = plan_depth(dense, remove={"block": 1}, batches=labelled(), ignore=("blocks.[23]*",), replace="identity")
     between = copy.deepcopy(dense)
@@ -179,7 +179,7 @@ def test_blocks_that_moved_up_are_fitted_to_what_they_were() -> None:
 
 @pytest.mark.slow
 def test_a_layer_that_took_in_the_one_behind_it_stays_as_it_is() -> None:
-    """Without its activation an MLP may become one linear in the place of the first of two, of the same size here."""
+    """Without its activation, an MLP may merge into a single linear with the path of the first, here of equal size."""
     torch.manual_seed(0)
     dense, x = tiny_vit(mlp_ratio=1).eval(), torch.randn(256, 1, 8, 8)
     for name, value in dense.named_parameters():

@@ -1,4 +1,4 @@
-"""Adapters on plain networks: injecting changes no output, merging changes none, and nothing of them stays."""
+"""Adapters on plain networks: neither injecting nor merging changes an output, and merging leaves no trace."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def output_of(name, network):
 
 
 def stir(applied):
-    """Give adapters values that matter."""
+    """Give the adapters nonzero values."""
     generator = torch.Generator().manual_seed(1)
     for parameter, _ in applied.added.values():
         parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=generator))
@@ -67,7 +67,7 @@ def test_laid_equals_plain_and_folded_equals_laid(name):
     [(torch.float64, torch.float64), (torch.bfloat16, torch.float32), (torch.float16, torch.float32)],
 )
 def test_folding_is_the_sum_of_weight_and_product(dtype, adapted):
-    """By the formula, rounded once; adapters of weights in half precision are float32, as peft makes them."""
+    """By the formula, rounded once; adapters of weights in half precision are float32, as in peft."""
     network = tiny_timm().to(dtype)
     adapters = plan_adapters(network, SETTINGS)
     applied = inject_adapters(network, adapters)
@@ -106,7 +106,7 @@ def test_what_cannot_be_folded_is_not_adapted():
 
 
 def test_tied_heads_rest_and_others_train():
-    """Where the head is the embedding, it is frozen with it."""
+    """A head tied to the embedding is frozen with the embedding."""
     for network, trains in ((tiny_gpt2(), False), (tiny_llama(), True)):
         assert (network.lm_head.weight is network.get_input_embeddings().weight) is not trains
         inject_adapters(network, plan_adapters(network, SETTINGS))
@@ -213,7 +213,7 @@ def test_mixtures_are_adapted_where_it_was_planned(name, changes):
 
 
 def test_weights_that_fused_kernels_read_are_not_adapted():
-    """Mamba hands the weights of its projections to a kernel, which would pass adapters by."""
+    """Mamba hands the weights of its projections to a kernel, which would bypass adapters."""
     shape = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
     network = MambaForCausalLM(MambaConfig(**shape, tie_word_embeddings=False))
     adapters = plan_adapters(network, SETTINGS)

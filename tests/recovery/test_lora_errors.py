@@ -1,4 +1,4 @@
-"""What LoRARecover refuses, by its message."""
+"""Refusals of LoRARecover, by message."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_sharding():
 
 
 def test_unfrozen_by_hand_is_not_in_the_optimizer(tmp_path):
-    """A second fit whose configure_optimizers leaves the adapters out is refused before it trains nothing."""
+    """A second fit is refused if configure_optimizers leaves out the adapters."""
 
     class Named(Plain):
         def configure_optimizers(self):

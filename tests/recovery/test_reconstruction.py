@@ -1,4 +1,4 @@
-"""Reconstruction brings every layer of a narrowed network near to what the dense one gives."""
+"""Reconstruction brings every layer of a narrowed network near to the dense output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from prunerecover.recovery.reconstruction_order import kept_rows
 
 
 class Residual(nn.Module):
-    """Convolutions with BatchNorm around a residual, a pooled head that is called on the flattened map."""
+    """Convolutions with BatchNorm around a residual, and a pooled head on the flattened map."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def test_outputs_come_nearer_to_the_dense_ones_on_other_samples(replace: str, le
 
 
 def test_what_kept_units_can_say_is_said() -> None:
-    """Units that are copies of others are not missed."""
+    """Removed units with copies among the kept ones are replaced exactly."""
     torch.manual_seed(0)
     dense = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
     with torch.no_grad():
@@ -227,7 +227,7 @@ def test_how_samples_are_put_into_batches_does_not_matter(sizes: tuple[int, ...]
 
 
 class OneNorm(nn.Module):
-    """A BatchNorm that serves three convolutions."""
+    """BatchNorm shared by three convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ def test_a_norm_that_serves_several_layers_keeps_its_statistics() -> None:
 
 
 class Sometimes(nn.Module):
-    """A layer that bright batches alone reach."""
+    """Layer that only bright batches reach."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -98,7 +98,7 @@ def test_arguments(arguments: dict, error: type[Exception], message: str) -> Non
 
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
 def test_the_decay_takes_a_share_of_the_steps(shape: str) -> None:
-    """It is that of a recovery which begins then, and before it the rate stays."""
+    """The decay equals a recovery from that step on, and the rate before it is constant."""
     curve, last = RecoveryCurve(0, shape, decay=0.25), RecoveryCurve(0, shape, decay=1.0)
     found = [curve.factor(step, 40) for step in range(41)]
     assert found[:30] == [1] * 30
@@ -107,7 +107,7 @@ def test_the_decay_takes_a_share_of_the_steps(shape: str) -> None:
 
 
 class Twice(AdamW):
-    """Calls the step of its parent, whose hooks torch calls again."""
+    """Calls its parent's step, whose hooks torch calls again."""
 
     def step(self, closure=None):
         return super().step(closure)
@@ -185,7 +185,7 @@ MOMENTUM = partial(SGD, momentum=0.9)
 
 
 def by_hand(share: float, kind: Callable[..., Optimizer], rate: float) -> float:
-    """The mean of the last losses at a share of a rate, without anything that is put back."""
+    """Return the mean of the last losses at a share of a rate, without restoring anything."""
     module, optimizer, losses = problem(kind, share * rate)
     found = []
     for loss_of in losses:
@@ -209,7 +209,7 @@ def test_the_best_share_is_that_of_trainings_by_hand(kind: Callable[..., Optimiz
 
 @pytest.mark.parametrize("rate", [1e-4, 1e20])
 def test_steps_that_are_left_out_say_nothing_but_the_last_ones(rate: float) -> None:
-    """Whoever leaves out losses that are not finite leaves out all that follow a rate that is too high."""
+    """A loop that skips infinite losses skips all losses after a rate that is too high."""
     module, optimizer, losses = problem(SGD, rate)
 
     def guarded(index: int) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""The teacher's part of the loss, and steps without the blocks of a set, which are those of the routed model."""
+"""The teacher's term of the loss, and steps without a set's blocks, equal to the routed model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAKES = {
 
 
 def adapted(network: nn.Module) -> Any:
-    """Inject adapters whose product is not zero."""
+    """Inject adapters with a nonzero product."""
     adapters = plan_adapters(network, ADAPTERS)
     inject_adapters(network, adapters)
     generator = torch.Generator().manual_seed(1)
@@ -89,7 +89,7 @@ def test_all_blocks_are_back_while_it_is_paused() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradients_with_checkpointing_are_those_without(reentrant: bool) -> None:
-    """The backward pass runs blocks again, when the others are back."""
+    """The backward pass runs blocks again, at a time when all blocks are back."""
     found = []
     for checkpointing in (False, True):
         network: Any = tiny_llama(num_hidden_layers=6).train()
@@ -156,7 +156,7 @@ def test_padding_is_not_distilled() -> None:
 
 
 class Answers(torch.nn.Module):
-    """A network that gives one output, in some form."""
+    """Network with a single output, in several forms."""
 
     def __init__(self, output: Any, num_classes: int) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Answers(torch.nn.Module):
 
 
 def term(student: Any, teacher: Any, num_classes: int = 0) -> Tensor:
-    """The teacher's part alone, as DistillRecover adds it."""
+    """Return the teacher's term alone, as in DistillRecover."""
     callback = DistillRecover(teacher=Answers(teacher, num_classes), alpha=1.0)
     module: Any = SimpleNamespace(log=lambda *args, **kwargs: None)
     return callback._add_term(module, torch.zeros(()), ModelInputs((torch.zeros(2),)), student)

@@ -1,4 +1,4 @@
-"""What a report shows: logged metrics at three moments, figures of the data they were given, and cards of models."""
+"""Content of a report: logged metrics at three moments, figures of the given data, and cards of models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from prunerecover.report.render import rows
 
 
 def points(values, *surgeries):
-    """One point per epoch of one fit, with surgeries at the start of epochs."""
+    """Return a point per epoch of a fit, with surgeries at the start of epochs."""
     done = [sum(at <= epoch for at in surgeries) for epoch in range(len(values))]
     return [LoggedPoint(epoch, value, done[epoch], done[epoch], 1) for epoch, value in enumerate(values)]
 

@@ -1,4 +1,4 @@
-"""A report says what was measured, and reads back as it was written."""
+"""A report states the measurements, and can be read back as written."""
 
 from __future__ import annotations
 

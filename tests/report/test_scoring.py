@@ -1,4 +1,4 @@
-"""Scores against torchmetrics; pairing under loaders that never repeat themselves."""
+"""Scores against torchmetrics; pairing with loaders that never repeat a sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`RoutedCausalLM.generate` and `forward`, in batches of several sets; what waits in host memory comes back."""
+"""`RoutedCausalLM.generate` and `forward`, in batches of several sets, with blocks returning from host memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def routed(dense: nn.Module) -> RoutedCausalLM:
 
 
 def alone(routed: RoutedCausalLM, row: int, **how: Any) -> list[list[int]]:
-    """The oracle: one prompt, answered by the network of its set."""
+    """Oracle: a single prompt, answered by the network of its set."""
     network: Any = routed.network(ROUTES[row])
     return network.generate(PROMPTS[row : row + 1], **{**GREEDY, **how}).tolist()
 
@@ -197,7 +197,7 @@ VALUES = torch.arange(3.0)
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> HostMemory:
-    """Of a device that this machine need not have: its tensors are those that do not lie where they lay before."""
+    """Return host memory for a simulated device, whose tensors are those that have moved."""
     there: dict[int, int] = {}
 
     def holds(self: HostMemory, tensor: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Generation goes on from what the router's blocks made of the prompts, and computes anew where it cannot."""
+"""Generation continues from the prompts' states after the router's blocks, and recomputes them where necessary."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def routed() -> RoutedCausalLM:
 
 @pytest.fixture
 def prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of the blocks that compute something for more than one token."""
+    """Return the numbers of the blocks run on more than one token."""
     seen, forward = list[int](), LlamaDecoderLayer.forward
 
     def noting(self: nn.Module, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:

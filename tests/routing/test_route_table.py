@@ -24,7 +24,7 @@ ALL = tuple(map(frozenset, SETS))
 
 @torch.no_grad()
 def naive(model: nn.Module, blocks: frozenset[int], asked: list) -> list[float]:
-    """The oracle: a copy without these blocks, question by question."""
+    """Oracle: a copy without these blocks, question by question."""
     pruned = copy.deepcopy(model)
     if blocks:
         apply_plan(pruned, removing(pruned, *blocks))

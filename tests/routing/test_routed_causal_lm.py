@@ -29,7 +29,7 @@ def routed(dense: nn.Module) -> RoutedCausalLM:
 
 
 def pruned(dense: nn.Module, number: int) -> Any:
-    """The oracle: a copy of its own, pruned by plan."""
+    """Oracle: a copy, pruned by a plan."""
     twin = copy.deepcopy(dense)
     apply_plan(twin, sets_of(dense).plans[number])
     return twin

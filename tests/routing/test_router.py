@@ -56,7 +56,7 @@ def test_no_question_is_in_both_parts() -> None:
 
 
 def clusters(shuffled: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features of two kinds of prompts, of which each does better by 0.5 under a set of its own."""
+    """Return features of two kinds of prompts, each better by 0.5 under a different set."""
     generator = torch.Generator().manual_seed(0)
     kind = torch.arange(1600) % 2
     features = torch.randn(1600, 32, generator=generator)
@@ -70,7 +70,7 @@ def clusters(shuffled: bool) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gain_of(shuffled: bool, loss: str) -> float:
-    """Train on 800, choose by 400, and return what is gained on 400 others."""
+    """Train on 800, choose by 400, and return the gain on 400 others."""
     features, likelihoods = clusters(shuffled)
     apart = torch.arange(1200) >= 800
     how: dict[str, Any] = {"loss": loss, "epochs": 10, "enable_progress_bar": False}

@@ -1,4 +1,4 @@
-"""Folders of routed models that are damaged, or somebody else's: one clear error, and nothing is executed."""
+"""Damaged or foreign folders of routed models: a single clear error, and nothing is executed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPTS = torch.tensor([[5, 6, 7, 8, 9], [11, 12, 13, 14, 15]])
 
 
 def said(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change what a folder says of itself."""
+    """Change a folder's record."""
     data = json.loads((folder / "routing.json").read_text())
     change(data)
     (folder / "routing.json").write_text(json.dumps(data))
@@ -31,7 +31,7 @@ def said(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds all that a routed model is made of."""
+    """Return a folder with all parts of a routed model."""
     folder = tmp_path_factory.mktemp("whole")
     tiny_bert().save_pretrained(folder / "bert")  # type: ignore[operator]
     word_tokenizer(pad_token="<pad>").save_pretrained(folder / "bert")

@@ -1,4 +1,4 @@
-"""Clocks: runtimes compute what the network computes, and budgets of latency are met by the clock that is asked for."""
+"""Clocks: runtimes compute the network's outputs, and budgets of latency are met by the requested clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RUNTIMES = [name for name in ("onnxruntime", "openvino") if find_spec(name)]
 
 
 def by_parameters(network: nn.Module, inputs: ModelInputs) -> float:
-    """A clock without noise, whose latency is the number of parameters."""
+    """Clock without noise, with the number of parameters as latency."""
     return 1e-6 * sum(parameter.numel() for parameter in network.parameters())
 
 

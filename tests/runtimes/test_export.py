@@ -1,4 +1,4 @@
-"""The exported file of a pruned network of every task computes what the network does, on batches of any size."""
+"""The exported file of a pruned network of every task computes the network's outputs, on batches of any size."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_pruned_network_computes_the_same_from_its_file(name: str, ending: str
 
 
 class Tangled(nn.Module):
-    """Inputs inside a mapping; names of inputs that outputs and operations have, too; one tensor under two names."""
+    """Inputs inside a mapping; names shared by inputs, outputs and operations; a tensor with two names."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Sensitivity: every figure of the table against the network without the unit, and what refuses."""
+"""Sensitivity: every figure of the table against the network without the unit, and refusals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def found(vit: nn.Module) -> Sensitivity:
 
 
 def without(network: nn.Module, kind: str, name: str) -> nn.Module:
-    """The network without one unit, merged, with nothing in its place."""
+    """Return the network without a unit, merged, without a replacement."""
     others = [unit.name for unit in find_units(network, kinds=(kind,)) if unit.name != name]
     plan = plan_depth(network, remove={kind: 1}, ignore=others, batches=labelled(), replace="identity")
     pruned = copy.deepcopy(network)

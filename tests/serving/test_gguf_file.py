@@ -1,4 +1,4 @@
-"""A GGUF file of an uneven decoder computes what the network does, by the arithmetic of llama.cpp."""
+"""A GGUF file of an uneven decoder computes the network's outputs, by the arithmetic of llama.cpp."""
 
 from __future__ import annotations
 

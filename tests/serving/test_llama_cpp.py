@@ -1,4 +1,4 @@
-"""llama.cpp itself opens the files, and computes and generates what the networks do."""
+"""llama.cpp itself opens the files, and computes and generates the same as the networks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_texts_become_the_same_tokens(tokenizer: Any, text: str, tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def stories(data_root: Path) -> tuple[Any, Any]:
-    """stories260K without an attention, an MLP and a block, each with its fitted replacement, and its tokenizer."""
+    """Return stories260K with fitted replacements for an attention, an MLP and a block, and the tokenizer."""
     folder = data_root / "models" / "stories260K"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -1,4 +1,4 @@
-"""A Nemotron-NAS folder of an uneven decoder computes what the network does, by Llama's own modules and in mlx-lm."""
+"""A Nemotron-NAS folder of an uneven decoder has the network's outputs, by Llama's own modules and in mlx-lm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets that say what may be left: what is left is no more, and the plan says what was asked for."""
+"""Budgets of remaining amounts: no more remains, and the plan states the request."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def left(plan: Plan) -> nn.Module:
 def test_no_more_is_left(
     make: Planner, kinds: tuple[str, ...], cost: str, asked: str, count: Callable[[nn.Module], int]
 ) -> None:
-    """But for what is within the tolerance of the share that it comes to, and nearly as much is."""
+    """Up to the tolerance of the resulting share; and nearly the full amount remains."""
     plan = make(vit(), Budget(**{cost: asked}), batches=BATCHES, kinds=kinds)
     most = {"0.05M": 50_000, "10K": 10_000}[asked]
     dense = count(vit())

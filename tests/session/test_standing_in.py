@@ -1,4 +1,4 @@
-"""Code that knows the network by reference meets a copy of it, and finds the network as it was afterwards."""
+"""Code with a reference to the network meets a copy, and finds the network unchanged afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCHES = [(IMAGES[:8], LABELS[:8]), (IMAGES[8:], LABELS[8:])]
 
 
 def held(module: nn.Module) -> dict[str, Any]:
-    """Return what every module is and holds, by identity."""
+    """Return the identity of every module and of its contents."""
     found: dict[str, Any] = {}
     for path, own in module.named_modules():
         found[path] = id(own), type(own), {name: id(value) for name, value in vars(own).items()}
@@ -56,7 +56,7 @@ def test_a_network_stands_in_for_itself() -> None:
 
 
 class Step(pl.LightningModule):
-    """Its training step calls the module itself."""
+    """Training step that calls the module itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def test_a_copy_with_hooks_computes_what_the_network_does() -> None:
 
 @pytest.mark.parametrize("plan", [plan_depth, plan_width, plan_pruning])
 def test_planning_leaves_the_module_and_its_parts_the_same_objects(plan: Any) -> None:
-    """A loss that closes over the network is taken, too, and sees hooks and edits of the copy."""
+    """A loss that closes over the network works, too, and sees hooks and edits of the copy."""
     network = tiny_vit()
     before, edited = held(network), list[bool]()
 

@@ -1,4 +1,4 @@
-"""Sites: units of depth and groups of width in one list, with what they hold, and what is refused."""
+"""Sites: units of depth and groups of width in a single list, with their contents, and refusals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_sites_are_the_units_and_the_groups() -> None:
 
 
 def test_a_group_holds_what_goes_with_its_units() -> None:
-    """All but one unit of each group in turn: the parameters and MACs that a narrowed network lacks."""
+    """Checks, for all but one unit of each group in turn, the parameters and MACs against a narrowed network."""
     model = perceptron()
     for group in find_groups(model, X):
         narrowed = share_copy(model)
@@ -239,7 +239,7 @@ def test_groups_that_are_counted_or_linked_are_refused_by_name() -> None:
 
 
 class Pooled(nn.Module):
-    """Heads that lie along the batch, where a convolution pools keys and values; sizes are written out."""
+    """Heads along the batch, where a convolution pools keys and values; sizes are literals."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class Pooled(nn.Module):
 
 
 class Queries(nn.Module):
-    """A decoder whose first attention sees parameters alone, and one that is never called."""
+    """Decoder whose first attention sees parameters alone, and another that is never called."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Units: what their removal saves, and which parameters they stand for."""
+"""Units: savings of their removal, and their parameters."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_activation_stands_for_its_linears() -> None:
 
 
 class Residual(nn.Module):
-    """Branches of one convolution, added by the network's own code, and a head."""
+    """Branches of a single convolution, added by the network's own code, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def test_a_kind_that_a_network_does_not_have_is_answered_with_those_that_it_has(
 
 
 def test_names_of_units_of_other_kinds_may_be_ignored() -> None:
-    """One list of what stays serves plans of any kinds, as with the families that are known by their parts."""
+    """A single list of names to keep serves plans of any kinds, as in supported families."""
     blocks = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(3)]
     model, ignore = nn.Sequential(*blocks, nn.Linear(8, 2)), ["0", "1.self_attn", "2.linear*"]
     plan = plan_depth(model, remove={"attention": 2}, batches=[torch.rand(2, 5, 8)], ignore=ignore)

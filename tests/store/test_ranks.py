@@ -1,4 +1,4 @@
-"""Ranks share the work of one plan, which is that of one process, and none waits for one that fails."""
+"""Ranks share the work of a plan, with the same result as a single process, and none waits for a failed rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_all_have_the_plan_of_one_process(results: Any, scenario: str, name: str
 
 @pytest.mark.parametrize("name", ["vit", "normed"])
 def test_each_judges_a_part_of_the_choices(results: Any, name: str) -> None:
-    """Both judge what they have fitted in order themselves."""
+    """Both ranks judge their own fits in order."""
     ranks = results["shared"][name]
     assert all(rank["judged"] <= 0.6 * rank["alone"] for rank in ranks)
     assert sum(rank["judged"] for rank in ranks) < 1.1 * ranks[0]["alone"]

@@ -1,4 +1,4 @@
-"""A search that is interrupted goes on behind its last result, and gives the plan that it would have given."""
+"""An interrupted search continues after its last result, with the same plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IMAGES = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
 def convs() -> nn.Module:
-    """Convolutions of one width, each with a BatchNorm, whose statistics are buffers."""
+    """Return convolutions of equal width, each with a BatchNorm, whose statistics are buffers."""
     torch.manual_seed(0)
     parts = [(nn.Conv2d(8 if i else 3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for i in range(5)]
     return nn.Sequential(*(part for three in parts for part in three), nn.Flatten(), nn.Linear(8 * 16 * 16, 5)).eval()
@@ -56,7 +56,7 @@ def interrupts(monkeypatch: pytest.MonkeyPatch) -> Interrupts:
 
 
 def changed(model: nn.Module, name: str) -> nn.Module:
-    """A model with one number changed, behind those that a hash of a few would read."""
+    """Change a number of a model that a hash of a few entries would miss."""
     tensor = {**dict(model.named_parameters()), **dict(model.named_buffers())}[name]
     with torch.no_grad():
         tensor.view(-1)[1].mul_(1.5)

@@ -1,4 +1,4 @@
-"""Surgery: what is removed equals what a hook would silence, and it tells which parameters came and went."""
+"""Surgery: a removal equals a hook that silences the unit, and reports removed and new parameters."""
 
 from __future__ import annotations
 

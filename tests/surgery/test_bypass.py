@@ -155,7 +155,7 @@ def test_stand_in_answers_code_that_reads_the_type_of_a_weight() -> None:
 
 
 class Independent(InPlaceSums):
-    """What `InPlaceSums` computes without its layer `b`, written so that nothing is overwritten."""
+    """Computation of `InPlaceSums` without its layer `b`, written without overwriting."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.stem(x)

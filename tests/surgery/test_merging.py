@@ -1,4 +1,4 @@
-"""Merging: merged equals unmerged for all that folds; hooks stay or are named, computed weights are refused."""
+"""Merging: merged equals unmerged in all cases; hooks stay or are named, computed weights are refused."""
 
 from __future__ import annotations
 

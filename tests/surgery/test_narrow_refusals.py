@@ -1,4 +1,4 @@
-"""What a narrowing refuses: it says why, and changes nothing."""
+"""Refusals of narrowing give the reason, and change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Narrowed models train on as masked ones; width and depth compose in one plan, in either order."""
+"""Narrowed models train on like masked ones; width and depth compose in a single plan, in either order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from prunerecover.surgery.provenance import plan_for
 
 
 def mask_of(applied: Any, dense: nn.Module) -> dict[str, Tensor]:
-    """Ones where an entry of the dense model stayed."""
+    """Return ones at the remaining entries of the dense model."""
     masks = {name: torch.zeros_like(p) for name, p in dense.named_parameters()}
     for name, (new, _) in applied.added.items():
         index: Any = [torch.arange(size) for size in masks[name].shape]
@@ -69,7 +69,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_on_equals_training_a_masked_model(name: str) -> None:
-    """Removed entries zeroed with their gradients, and everything else as it was: momentum, moments, steps."""
+    """Removed entries zeroed with their gradients, and everything else unchanged: momentum, moments, steps."""
     narrowed, dense = (CASES["convolution"].build().train() for _ in range(2))
     ours, theirs = (OPTIMIZERS[name](m.parameters()) for m in (narrowed, dense))
     train(narrowed, ours, 3)
@@ -138,7 +138,7 @@ def test_state_of_another_shape_is_dropped_and_training_goes_on() -> None:
 
 
 def test_what_replaces_a_narrowed_unit_joins_without_a_state() -> None:
-    """A fitted replacement is cut from nothing, though it joins the group of the bias before it."""
+    """A fitted replacement has no former entries, although it joins the group of the former bias."""
     model = built(vit)()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     model(maps()[:, :1]).sum().backward()

@@ -1,4 +1,4 @@
-"""Width surgery: narrowed equals masked, all or nothing, and it can be taken back."""
+"""Width surgery: narrowed equals masked, all or nothing, and it can be undone."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def layer_norm_2d() -> list[tuple[nn.Module, dict[str, Any]]]:
 
 
 def sized_modules() -> list[tuple[nn.Module, dict[str, Any], int]]:
-    """Modules with 4 units along a dimension, and their attributes once one is gone."""
+    """Return modules with 4 units along a dimension, and their attributes with a unit removed."""
     from timm.layers import BatchNormAct2d
     from transformers.pytorch_utils import Conv1D
 

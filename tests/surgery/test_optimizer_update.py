@@ -1,4 +1,4 @@
-"""The plain functions in loops that are not Lightning's: a bare PyTorch loop, and transformers.Trainer."""
+"""The plain functions in loops outside Lightning: a bare PyTorch loop, and transformers.Trainer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def train(model, optimizer, scheduler, epochs=1):
     one_in(2, itertools.product(["calibrated", "identity"], [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])),
 )
 def test_bare_loop(tmp_path, make, replace):
-    """Prune in the middle of training: every weight that is left trains on with its state, and nothing else is held."""
+    """Prune during training: every remaining weight trains on with its state, and nothing else is held."""
     torch.manual_seed(0)
     model = tiny_vit()
     matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) == is_matrix] for is_matrix in (True, False))
@@ -90,7 +90,7 @@ def test_surgery_that_changes_nothing_changes_no_optimizer():
 
 @pytest.mark.parametrize("how", ["depth", "width"])
 def test_lbfgs_starts_anew(how):
-    """After surgery it takes the steps of a new one."""
+    """After surgery, its steps equal those of a new optimizer."""
     model, (images, labels) = tiny_vit(), next(iter(loader(shuffle=False)))
 
     def steps(net, optimizer):
@@ -185,7 +185,7 @@ def test_inside_transformers_trainer(tmp_path):
 
 @pytest.mark.slow
 def test_before_transformers_trainer(tmp_path):
-    """Attention goes before training: not a standard model any more, but save_pruned and load_pruned have it."""
+    """Attention removed before training: the model is no longer standard, but save_pruned and load_pruned handle it."""
     model = tiny_llama()
     plan = plan_depth(model, remove={"attention": 2}, batches=calibration())
     apply_plan(model, plan)

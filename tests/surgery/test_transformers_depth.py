@@ -1,4 +1,4 @@
-"""After surgery a config tells what is left, the model reloads as a standard one, and generates with its cache."""
+"""After surgery the config matches the model, which reloads as a standard one, and generates with its cache."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_blocks_and_attentions_removed_in_turns(name: str) -> None:
 
 
 def test_removed_blocks_equal_a_model_without_them() -> None:
-    """Independent oracle: a dense model that steps over the blocks in its forward pass."""
+    """Independent oracle: a dense model that skips the blocks in its forward pass."""
     pruned, oracle = tiny_llama(), tiny_llama()
     keep_blocks(pruned, 1, 2)
     for index in (0, 3):
@@ -182,7 +182,7 @@ def test_unknown_config_attribute_changes_nothing() -> None:
 
 @pytest.mark.parametrize("make", [tiny_llama, OTHERS["gptj"].build], ids=["llama", "gptj"])
 def test_edits_in_another_order_are_refused(make: Any) -> None:
-    """The config before the blocks, as a plan file has it that was edited by hand."""
+    """The config comes before the blocks, as in a plan file edited by hand."""
     model = make()
     before = tensors_hash(model)
     edits = block_removals(model, [1, 2])
@@ -220,7 +220,7 @@ def test_cached_generation_without_some_attentions(name: str, removed: tuple[int
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_without_renumbering_the_cache_is_wrong(name: str) -> None:
-    """The reason for all this: the model believes that nothing has been read yet."""
+    """The reason for renumbering: the model takes the cache for empty."""
     model = BUILD[name]()
     remove_attentions(model, 0)
     ids = tiny_inputs("text", length=14)["input_ids"]

@@ -30,7 +30,7 @@ HALVED = {
 
 
 def halving(model: nn.Module, name: str, layers: str = "0123") -> Plan:
-    """Take every other unit, of heads only where a config can say so; BERT's pooler stays."""
+    """Remove every other unit, of heads only where a config has their number; BERT's pooler stays."""
     kinds = ("head", "neuron") if "num_attention_heads" in HALVED[name] else ("neuron",)
     groups = [g for g in find_groups(model, tiny_inputs(name), kinds).groups if is_of(g.name, layers)]
     return plan_for(model, narrow_edits(groups, {g.name: torch.arange(0, g.size, 2) for g in groups}), method="test")
@@ -155,7 +155,7 @@ def test_depth_leaves_the_config_that_two_models_share() -> None:
 
 
 def test_config_with_a_number_per_stage_stays_as_it_is() -> None:
-    """SegFormer's stages come to have one head each, which a list of heads cannot become one number for."""
+    """SegFormer's stages end with a head each, but its config's list of heads cannot become a single number."""
     from transformers import SegformerConfig, SegformerForSemanticSegmentation
 
     shape = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [2] * 4, "sr_ratios": [1] * 4}

@@ -1,4 +1,4 @@
-"""Surgery is all or nothing: it can be taken back, and an edit or plan that fails leaves the model untouched."""
+"""Surgery is all or nothing: it can be undone, and a failed edit or plan leaves the model untouched."""
 
 from __future__ import annotations
 
@@ -102,11 +102,11 @@ def test_last_block_stays() -> None:
 
 
 class Interrupted(RuntimeError):
-    """Raised where nobody expects it, as by the handler of a signal."""
+    """Raised at any point, as by the handler of a signal."""
 
 
 def interrupt_at(line: int) -> Callable[..., Any]:
-    """Return a trace function that raises at a line of surgery, but not while it is taken back."""
+    """Return a trace function that raises at a line of surgery, but not during its undo."""
     left = itertools.count(line, -1)
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -142,7 +142,7 @@ def test_an_interruption_at_any_line_comes_out_as_itself_and_leaves_the_model_un
 
 
 class Sealed(nn.Module):
-    """A user's own module, which takes no other child once it is told so."""
+    """User's module that refuses other children once told to."""
 
     error: Exception | None = None
 

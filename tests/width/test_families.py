@@ -27,7 +27,7 @@ SECONDS = 60
 
 @pytest.fixture(scope="module")
 def new_process() -> Iterator[ProcessPoolExecutor]:
-    """One for all families: most of what a process needs is the time to import."""
+    """Return a process for all families, because imports take most of the time."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
         yield executor
 
@@ -87,7 +87,7 @@ def deberta() -> Any:
 
 
 def test_heads_of_mpnet_go_with_their_column_of_position_biases() -> None:
-    """All layers share one table, whose module counts heads that are not those of any attention."""
+    """All layers share a table, whose module counts heads of no attention."""
     model, masked = mpnet(), mpnet()
     plan = plan_width(model, Budget(remove={"head": 1}), batches=BATCHES, replace="zero")
     (edit,) = plan.edits

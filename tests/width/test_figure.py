@@ -1,4 +1,4 @@
-"""Figures of plans in width show what the plans do; groups are counted in the dense model's names."""
+"""Figures of plans in width show the plans' edits; groups are counted under the dense model's names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def texts(labels: Any) -> list[str]:
     return [label.get_text() for label in labels]
 
 
-# What is kept.
+# Kept groups.
 
 
 def vit() -> nn.Module:

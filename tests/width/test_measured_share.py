@@ -1,4 +1,4 @@
-"""Budgets are met on the model that is really narrowed, or the plan says what it comes to."""
+"""Budgets are met on the really narrowed model, or the plan states the real share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUICK: dict[str, Any] = {"importance": "l2_norm", "replace": "zero"}
 
 
 class Often(nn.Module):
-    """A head that runs more often the narrower what is in front of it, as on the detections of another network."""
+    """Head that runs more often the narrower its input is, as on the detections of another network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Often(nn.Module):
 
 
 class TwoStages(nn.Module):
-    """A detector in small: positions with a high score, as the first stage computes it, go through the second."""
+    """Small two-stage detector: positions with a high score in the first stage go through the second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def saved(model: nn.Module, plan: Plan, example: Any) -> float:
 
 
 def test_mixer_meets_its_budget() -> None:
-    """Its channels are positions of the layers that mix tokens."""
+    """The mixer's channels are positions in its layers that mix tokens."""
     torch.manual_seed(0)
     model = MlpMixer(img_size=32, patch_size=8, embed_dim=32, num_blocks=2, num_classes=5).eval()
     with warnings.catch_warnings():
@@ -141,7 +141,7 @@ def test_finer_units_meet_a_budget_that_coarser_ones_would_miss(heads: int) -> N
 
 
 def test_of_units_that_take_too_much_the_smallest_goes() -> None:
-    """A unit of the grouped convolution is a quarter of it; one of the first takes 2.2% of the MACs."""
+    """A unit of the grouped convolution is a quarter of it; a unit of the first takes 2.2% of the MACs."""
     torch.manual_seed(0)
     body = (nn.Conv2d(24, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3, groups=4), nn.ReLU())
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 5))

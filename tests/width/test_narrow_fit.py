@@ -58,7 +58,7 @@ def test_report_of_a_narrowed_network(tmp_path):
 
 
 def test_moments_are_cut_and_steps_go_on(tmp_path):
-    """Without them the optimizer would start anew at every surgery."""
+    """Without them, the optimizer would start from scratch at every surgery."""
     seen = {}
 
     class Look(pl.Callback):

@@ -1,4 +1,4 @@
-"""`plan_width` meets its budgets, and leaves a model that equals the masked one."""
+"""`plan_width` meets its budgets, and leaves a model equal to the masked one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def batches() -> Batches:
 
 @pytest.fixture(scope="module")
 def planner() -> WidthPlanner:
-    """One for all budgets: it keeps what it measured."""
+    """Return a planner for all budgets, which keeps its measurements."""
     return WidthPlanner(Session(cnn(), labelled_batches()))
 
 
@@ -88,7 +88,7 @@ def test_the_mode_that_the_caller_is_in_does_not_matter(batches: Batches, mode: 
 
 
 class Detector(nn.Module):
-    """Takes a list of images, and targets that are not read in evaluation mode."""
+    """Takes a list of images, and targets that evaluation mode does not read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def test_budgets_in_units_leave_other_kinds_alone(batches: Batches) -> None:
 
 
 def check_against_masked(model: nn.Module, plan: Plan) -> None:
-    """Apply a plan; what is gone adds nothing: its BatchNorms are zero, and so are its rows of padded shortcuts."""
+    """Apply a plan and compare with a model whose removed units add zero: BatchNorms and rows of padded shortcuts."""
     masked = copy.deepcopy(model)
     apply_edits(masked, [edit for edit in plan.edits if edit.op == "rewrite"])
     for edit in plan.edits:
@@ -136,7 +136,7 @@ def test_narrowed_equals_masked(batches: Batches) -> None:
 
 
 def test_what_was_narrowed_once_can_be_narrowed_again(batches: Batches) -> None:
-    """Rewritten shortcuts go on tying the residual channels, and let them go."""
+    """Rewritten shortcuts still couple the residual channels, which can be removed."""
 
     def ties(model: nn.Module) -> dict[str, tuple[Any, ...]]:
         return {g.name: (g.kind, g.taps, [s.tensor for s in g.slices]) for g in find_groups(model, IMAGE).groups}
@@ -164,7 +164,7 @@ def test_the_model_is_bit_identical_afterwards(batches: Batches) -> None:
 
 
 def test_least_salient_goes_first(batches: Batches) -> None:
-    """Within a group, what stays has the higher scores; between groups of equal cost, too."""
+    """Within a group, kept units have the higher scores; between groups of equal cost, too."""
     model = cnn()
     planner = WidthPlanner(Session(model, batches))
     plan = planner.plan(Budget(macs=0.3))
@@ -240,7 +240,7 @@ def test_recalibrated_model_is_ready_to_train(batches: Batches) -> None:
 
 
 def test_auxiliary_heads_of_training_still_run(batches: Batches) -> None:
-    """What only a forward pass in training mode calls reads the units, too."""
+    """Modules called only in training mode read the units, too."""
 
     class Auxiliary(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What `plan_width` takes and refuses, by its message; layers of one size; what the library serves and what not."""
+"""Arguments of `plan_width`, valid and refused, by message; equal layers; and allocations with the library."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def llama() -> Any:
 
 
 def numbers_kept(plan: Plan) -> dict[Any, set[int]]:
-    """Numbers that stay, by kind and size."""
+    """Return the kept sizes, by kind and size."""
     found: dict[Any, set[int]] = defaultdict(set)
     for group in plan.kept_groups:
         found[group.kind, group.size].add(group.kept)

@@ -1,4 +1,4 @@
-"""Models and batches that nothing can be planned for: one clear error, the model untouched."""
+"""Models and batches that cannot be planned for: a single clear error, the model untouched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forwards that narrowing follows although they are written, or lay samples, in another way than most."""
+"""Narrowing follows forwards in unusual styles, or with unusual layouts of samples."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Masked(nn.Module):
 
 
 class Fused(nn.Module):
-    """Attention by the fused function, with a mask of any shape that it takes."""
+    """Attention by the fused function, with a mask of any shape that the function takes."""
 
     def __init__(self, mask: Tensor) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def test_a_float_network_that_can_be_quantised_is_planned() -> None:
 
 
 class Checkpointed(nn.Sequential):
-    """A stage that runs again while gradients flow."""
+    """Stage that runs again while gradients flow."""
 
     reentrant: bool
 
@@ -149,7 +149,7 @@ def test_gradient_checkpointing_changes_no_plan(reentrant: bool | None) -> None:
 
 
 class OfPatches(nn.Module):
-    """Patches of all images in one tensor, and numbers that say whose they are, as in vision-language models."""
+    """Patches of all images in a single tensor, with the numbers of their images, as in vision-language models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ EXPECTED = {
 
 
 class Encoder(nn.Module):
-    """An MLP over tokens, between a recurrent layer and a head, with samples laid in one of four ways."""
+    """MLP over tokens, between a recurrent layer and a head, with samples in any of four layouts."""
 
     def __init__(self, way: str) -> None:
         super().__init__()

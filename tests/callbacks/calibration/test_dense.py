@@ -1,4 +1,4 @@
-"""In a fit, too, the dense network that the pruned one learns from has BatchNorm statistics of its weights."""
+"""The dense teacher of a fit, too, has BatchNorm statistics that match its weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Module(pl.LightningModule):
 
 
 class Kept(Reconstruction):
-    """Notes what the pruned network is compared with, and what it is afterwards."""
+    """Notes the reference of the pruned network, and its final state."""
 
     def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
         self.compared = super().keep(network, plan)
@@ -83,7 +83,7 @@ def test_teacher_and_reference_have_statistics_of_the_weights() -> None:
 
 
 class Metered(Module):
-    """Keeps a running mean of its loss."""
+    """Keeps a running mean of the loss."""
 
     def __init__(self) -> None:
         super().__init__()

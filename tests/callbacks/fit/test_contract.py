@@ -1,4 +1,4 @@
-"""The surgery contract beside resuming: what follows a surgery, and what neither triggers nor loses one."""
+"""The surgery contract apart from resuming: consequences of a surgery, and events that neither trigger nor lose it."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_checkpoints_ledger_wins_over_a_plan(tmp_path):
 
 @pytest.mark.slow
 def test_plan_is_fitted_anew_to_trained_weights(tmp_path):
-    """The units and what they leave are the plan's; the values are those that fit the weights at the surgery."""
+    """Units and forms are the plan's; values are refitted to the weights at the surgery."""
     module = Plain()
     plan = plan_depth(module.net, remove={"activation": 2}, batches=[dataset().tensors[0]])
     assert plan.needed_tensors
@@ -181,7 +181,7 @@ def test_plan_is_fitted_anew_to_trained_weights(tmp_path):
 
 @pytest.mark.slow
 def test_plan_beside_the_checkpoints_makes_the_same_structure(tmp_path):
-    """Sharded strategies need it early; after a resume it still has the fitted tensors of the surgeries before."""
+    """Sharded strategies need the plan early; after a resume, it still has the fitted tensors of earlier surgeries."""
     steps = {"start": 1, "every": 1, "step": 1}
     every = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     fit(tmp_path, Plain(), prune(remove={"activation": 2}, schedule=steps), every, epochs=3)

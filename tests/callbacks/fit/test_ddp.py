@@ -1,4 +1,4 @@
-"""Two ranks (CPU, gloo): one decision, the same weights after every step before and after surgery."""
+"""Two ranks (CPU, gloo): the same decision, and the same weights after every step before and after surgery."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def agreed(result: dict, surgeries: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict:
-    """All scenarios, in one pair of processes."""
+    """Return the results of all scenarios, from one pair of processes."""
     return two_ranks(tmp_path_factory.mktemp("ranks"), *SCENARIOS)
 
 
@@ -65,7 +65,7 @@ def test_reducers_do_not_change_the_result(results):
 
 @pytest.mark.parametrize("run", ["resumed", "adapted", "rated"])
 def test_resumed_equals_uninterrupted(results, run):
-    """A reducer that was not built anew would wait for gradients of what is frozen, and leave the adapters out."""
+    """A stale reducer would wait for gradients of frozen weights, and leave the adapters out."""
     whole, parts = results[run]["whole"], results[run]["parts"]
     for result in (whole, *parts):
         agreed(result, [1])
@@ -73,7 +73,7 @@ def test_resumed_equals_uninterrupted(results, run):
 
 
 def test_each_rank_keeps_the_answers_to_its_own_samples(results):
-    """An epoch gives each rank half of the 48; another shuffle shares them out anew."""
+    """An epoch gives each rank half of the 48 samples; the next shuffle distributes them differently."""
     answers = results["resumed"]["answers"]
     assert answers.keys() == {"0", "1"}
     assert all(24 < found < 48 for found in answers.values())
@@ -81,7 +81,7 @@ def test_each_rank_keeps_the_answers_to_its_own_samples(results):
 
 @pytest.mark.parametrize("run", ["plain", "find_unused", "static", "bucket_view", "resumed", "averaged", "residual"])
 def test_narrowed(results, run):
-    """A reducer that was not built anew would sum gradients of other shapes, or of the wrong entries."""
+    """A stale reducer would sum gradients of other shapes, or of the wrong entries."""
     agreed(results["narrowed"][run], [1, 2])
 
 
@@ -98,7 +98,7 @@ def test_one_decision_for_ranks_with_different_data(results):
 
 
 def test_sharded_with_a_plan_known_beforehand(results):
-    """FSDP2: the structure is there before the model is sharded, and a file resumes into it."""
+    """FSDP2: the pruned structure exists before the model is sharded, and a file resumes into it."""
     whole, again = results["sharded"]["whole"], results["sharded"]["again"]
     assert [event["epoch"] for event in whole["events"]] == [event["epoch"] for event in again["events"]] == [0]
     assert whole["digest"] == again["digest"]

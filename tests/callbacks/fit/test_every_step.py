@@ -1,4 +1,4 @@
-"""Any file that Lightning writes is one to resume from: after each step, the last of an epoch too, and each epoch."""
+"""Any file of Lightning can be resumed from: after each step, including the last of an epoch, and after each epoch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ PARTS = {"depth": 1, "depth and width": 3, "all": 3}  # of the files of others, 
 
 
 def resumed_equals_uninterrupted(folder: Path, name: str, pattern: str, files: int, **settings: Any) -> None:
-    """Of all files, or of a part of them, drawn anew for each of the callbacks."""
+    """Try all files, or a seeded sample of them for each set of callbacks."""
     whole = fit(folder / "whole", ALL[name], **settings)
     found = sorted((folder / "whole").glob(pattern))
     assert len(found) == files
@@ -87,14 +87,14 @@ def test_with_validation_in_the_middle_of_epochs(name: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_with_a_scheduler_that_asks_for_the_number_of_steps(tmp_path: Path) -> None:
-    """Lightning has made the loaders by then, and does not give them the state of the file."""
+    """Lightning has made the loaders by then, and does not restore their state from the file."""
     one_cycle = {"make": lambda: Plain(scheduler="onecycle")}
     resumed_equals_uninterrupted(tmp_path, "depth", "step=[24].ckpt", 2, **one_cycle)
 
 
 @pytest.mark.slow
 def test_resumed_twice(tmp_path: Path) -> None:
-    """Both times from the last step of an epoch, after which Lightning miscounts."""
+    """Both times from the last step of an epoch, where Lightning's counts are off."""
     whole = fit(tmp_path / "whole", ALL["depth"])
     fit(tmp_path / "once", ALL["depth"], tmp_path / "whole" / "step=3.ckpt")
     assert_same(whole, fit(tmp_path / "twice", ALL["depth"], tmp_path / "once" / "step=6.ckpt"))

@@ -1,4 +1,4 @@
-"""DepthPrune and DistillRecover on LightningModules that know nothing of them, in the habits that people have."""
+"""DepthPrune and DistillRecover on LightningModules written without them, with users' typical habits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ COMPILED = [pytest.param(make, marks=pytest.mark.slow) for make in (Compiled, Wr
 
 @pytest.mark.parametrize("make", [*EAGER, *COMPILED])
 def test_habits(tmp_path, make):
-    """Units go, what is left trains on, and the checkpoint opens in a fresh module with the same answers."""
+    """Units are removed, the network trains on, and the checkpoint opens in a fresh module with the same outputs."""
     module = make()
     runner = fit(tmp_path, module, prune(), DistillRecover())
     ((target, plan),) = Ledger.of(module).plans.items()
@@ -62,7 +62,7 @@ def test_habits(tmp_path, make):
 
 @pytest.mark.parametrize("recover", [False, True], ids=["prune", "recover"])
 def test_wrapped_transformers_model(tmp_path, recover):
-    """Called with keyword arguments; whole blocks go, and the model stays a standard one."""
+    """With keyword arguments and whole blocks removed, the model stays standard."""
     module = Wrapped()
     remove = {"block": 1, "attention": 1}
     fit(tmp_path, module, prune(remove=remove), *[DistillRecover(features=True)] * recover, data=tokens())
@@ -104,7 +104,7 @@ def test_one_network_under_two_names_is_one_candidate(tmp_path):
 
 
 def test_two_networks_in_one_module(tmp_path):
-    """Each has its own schedule, plan and merged copy."""
+    """Each network has a separate schedule, plan and merged copy."""
     second = prune(target="other", remove={"activation": 1}, schedule={"start": 2}, merge="copy")
     fit(tmp_path, TwoNetworks(), prune(target="net", merge="copy"), second, epochs=3)
     files = tmp_path / "checkpoints"
@@ -173,7 +173,7 @@ def test_second_fit_with_the_same_callback_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_second_fit_with_a_new_callback_prunes_again(tmp_path):
-    """A loop of fits that each remove some; the second one can be resumed from before and after its surgery."""
+    """A loop of fits with a removal each; the second fit resumes from before and after its surgery."""
     module = Plain()
     fit(tmp_path, module, prune())
     start = copy.deepcopy(module)
@@ -187,7 +187,7 @@ def test_second_fit_with_a_new_callback_prunes_again(tmp_path):
 
 
 def test_distillation_goes_on_in_a_second_fit(tmp_path):
-    """The teacher is the dense network from before the first surgery, though another Trainer saved it."""
+    """The teacher is the dense network from before the first surgery, although another Trainer saved it."""
     module = Plain()
     fit(tmp_path / "first", module, prune(), DistillRecover())
     logged = fit(tmp_path / "second", module, DistillRecover(), epochs=1)
@@ -204,7 +204,7 @@ def test_recovery_without_depth_prune_resumes_bitwise(tmp_path):
 
 
 def test_a_teacher_of_the_users_own_is_not_pruned(tmp_path):
-    """A copy of the module in a callback is no shadow copy, unless it says so."""
+    """A copy of the module in a callback counts as a shadow copy only if the callback declares it."""
 
     class Own(pl.Callback):
         def __init__(self):
@@ -217,7 +217,7 @@ def test_a_teacher_of_the_users_own_is_not_pruned(tmp_path):
 
 
 def test_adapters_are_left_alone(tmp_path):
-    """The network inside a peft model is pruned; adapters of what stays are kept and train."""
+    """The network inside a peft model is pruned; adapters of remaining weights are kept and train."""
 
     class Adapted(Plain):
         def __init__(self):

@@ -22,7 +22,7 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 
 
 class AtSurgery(pl.Callback):
-    """Looks at the module before the surgery of epoch 1 and right after it; goes in front of and behind DepthPrune."""
+    """Records the module before and right after the surgery of epoch 1, placed on either side of DepthPrune."""
 
     def __init__(self, look):
         self.look, self.before, self.after = look, None, None
@@ -37,7 +37,7 @@ class AtSurgery(pl.Callback):
 
 
 def streams():
-    """A dataset that is its own iterator: what is taken from it is gone."""
+    """Return a dataset that is an iterator itself: samples cannot be read twice."""
 
     class Stream(IterableDataset):
         def __init__(self):
@@ -101,7 +101,7 @@ def batches_in_a_list():
     ),
 )
 def test_calibration_leaves_the_data_alone(tmp_path, make):
-    """The batches of a fit that is pruned are those of a fit that is not."""
+    """A fit with pruning has the same batches as a fit without."""
 
     class Recorded(Plain):
         def training_step(self, batch, batch_idx):
@@ -227,7 +227,7 @@ def test_step_may_leave_batches_out(tmp_path, importance):
 
 
 def test_loss_with_labels(tmp_path):
-    """Importances that need a loss get the labels of the training step's batch."""
+    """Importances with a loss receive the labels of the training step's batch."""
     seen = []
 
     def loss(network, inputs):

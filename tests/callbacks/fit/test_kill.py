@@ -1,4 +1,4 @@
-"""A run that is killed or interrupted and gone on with equals one left alone: five kills; fifty in benchmarks/."""
+"""A killed or interrupted run, resumed, equals an undisturbed run: five kills here, fifty in benchmarks/."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from prunerecover.checkpoint.ledger_record import KEY
 
 
 def killed(tmp_path, *arguments):
-    """Return the result of a run that is killed and resumed."""
+    """Return the result of a killed and resumed run."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     script = ["-m", "benchmarks.end_to_end.kill_and_resume", *arguments, "--out", str(tmp_path)]
     command = [sys.executable, *script]
@@ -60,7 +60,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, seed):
 
 
 def test_a_cut_off_checkpoint_is_passed_over(tmp_path):
-    """The choice of a checkpoint to resume from takes the newest one that can be read."""
+    """The newest readable checkpoint is chosen for a resume."""
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     assert newest(tmp_path) is None

@@ -1,4 +1,4 @@
-"""The callbacks on a CUDA device: every precision, resuming, strategies, and files that open anywhere."""
+"""Callbacks on a CUDA device: every precision, resuming, strategies, and files that open anywhere."""
 
 from __future__ import annotations
 

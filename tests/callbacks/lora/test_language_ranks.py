@@ -1,4 +1,4 @@
-"""Language models on two ranks (CPU, gloo): they learn what one process learns from both ranks' samples."""
+"""Language models on two ranks (CPU, gloo) learn the same as a single process on both ranks' samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def results(folder: Path) -> Any:
 
 @pytest.mark.parametrize("name", ["plain", "accumulated", "resumed"])
 def test_ranks_agree_after_every_step(results: Any, name: str) -> None:
-    """Each step leaves out the same set on both; adapters of its blocks get no gradient there."""
+    """Each step leaves out the same set on both ranks; adapters of its blocks get no gradient."""
     found = results["shared"][name]
     assert found["agreed"] == found["steps"] > 0
 

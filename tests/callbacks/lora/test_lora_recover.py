@@ -1,4 +1,4 @@
-"""LoRARecover inside a Trainer: what trains and what does not, surgery around it, files, resuming, and bad input."""
+"""LoRARecover inside a Trainer: trained and frozen weights, surgery around it, files, resuming, and bad input."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_llama(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_adapters_come_after_all_surgery_of_the_epoch(tmp_path, first):
-    """Whatever the order of the callbacks, in the same epoch and in later ones."""
+    """For any order of the callbacks, in the same epoch and in later ones."""
     callbacks = [depth(), width(schedule={"start": 2})]
     callbacks.insert(0 if first else 2, lora(start=1))
     watch = Watch(lambda trainer, module: dict(Ledger.of(module).adapters))
@@ -134,7 +134,7 @@ def test_adapters_come_after_all_surgery_of_the_epoch(tmp_path, first):
 
 @pytest.mark.slow
 def test_surgery_begins_from_the_folded_network(tmp_path):
-    """Fresh adapters on an unchanged network: its output is that of the trained ones before."""
+    """With fresh adapters on an unchanged network, the output equals the output with the trained adapters before."""
     seen = {}
 
     class Look(DepthPrune):
@@ -176,7 +176,7 @@ def test_groups_are_found_again_after_folding(tmp_path):
 
 @pytest.mark.slow
 def test_distillation_beside_it(tmp_path):
-    """The teacher is the dense network with the adapters of its time merged in."""
+    """The teacher is the dense network with the adapters of that time merged."""
     teachers = []
 
     class Look(DistillRecover):

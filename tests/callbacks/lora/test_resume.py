@@ -54,7 +54,7 @@ Path("{folder}/found.json").write_text(json.dumps(found))
 
 
 def test_files_are_tested_as_they_were(tmp_path):
-    """With and without adapters and surgery, in any order; and the best one by name."""
+    """With and without adapters and surgery, in any order; and the best file by name."""
     best = ModelCheckpoint(tmp_path / "best", monitor="val_loss", filename="{epoch}")
     module, runner = fit(tmp_path, depth(schedule={"start": 2}), lora(start=1), best)
     live = runner.test(module, loader(shuffle=False), verbose=False)
@@ -72,14 +72,14 @@ def test_files_are_tested_as_they_were(tmp_path):
 
 
 class Counting(Plain):
-    """Its first epoch is the best."""
+    """Validation metric that is best in the first epoch."""
 
     def validation_step(self, batch, batch_idx):
         self.log("epoch_number", float(self.current_epoch))
 
 
 def test_best_may_be_from_before_the_adapters(tmp_path):
-    """Injecting changes no output, so scores before it still count."""
+    """Injecting adapters changes no output, so earlier scores still count."""
     best = ModelCheckpoint(tmp_path / "best", monitor="epoch_number", filename="{epoch}")
     module, runner = fit(tmp_path, best, lora(start=1), make=Counting)
     assert "epoch=0" in best.best_model_path
@@ -93,7 +93,7 @@ def test_best_may_be_from_before_the_adapters(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("resumed_after", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_best_of_a_resumed_run_of_depth_width_and_lora_is_tested_as_it_was(tmp_path, resumed_after):
-    """Surgery of depth at epoch 1 and of width at 2, which has the best score; training goes on after it."""
+    """Surgery of depth at epoch 1 and of width at epoch 2, which has the best score, with training after it."""
 
     def run(folder, **settings):
         best = ModelCheckpoint(folder / "best", monitor="epoch_number", filename="{epoch}")
@@ -158,7 +158,7 @@ def test_checkpoints_open_as_ordinary_networks(tmp_path):
 
 
 def test_adapters_alone(tmp_path):
-    """Nothing is pruned in this fit: the folder and the checkpoints are of the dense network."""
+    """Without pruning, the folder and the checkpoints hold the dense network."""
     module, _ = fit(tmp_path, lora(), epochs=1)
     with torch.no_grad():
         expected = module.net.eval()(IMAGES)

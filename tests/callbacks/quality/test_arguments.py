@@ -1,4 +1,4 @@
-"""What Quality and its steps take and refuse, and fits and files that a quality cannot be kept with."""
+"""Arguments of Quality and its steps, valid and refused, and fits and files that cannot hold a quality."""
 
 from __future__ import annotations
 

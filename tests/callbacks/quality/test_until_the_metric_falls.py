@@ -1,4 +1,4 @@
-"""Steps in a fit: kept while the metric holds, taken back when it does not, and recovered from until the end."""
+"""Steps in a fit: kept while the metric holds, rolled back otherwise, and recovered from until the end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_step_after_which_the_metric_falls_is_taken_back(tmp_path):
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
 def test_network_and_moments_of_before_the_step_come_back(kind, tmp_path):
-    """As in the file of the epoch before; the learning rate is that of the time."""
+    """Restored from the file of the epoch before, except for the learning rate, which follows the present schedule."""
     seen = {}
 
     class Here(pl.Callback):
@@ -130,7 +130,7 @@ def test_depth_and_width_together(tmp_path):
 
 
 def test_a_step_under_way_is_judged_where_a_fit_is_stopped(tmp_path):
-    """Its files are of a network that was not kept: "best" is one of what was."""
+    """Files from the rejected step do not count: "best" is a file of the kept network."""
     best = ModelCheckpoint(tmp_path, monitor="val_loss", filename="{epoch}")
     module, trainer = pruned(tmp_path, one_by_one(drop=0.5), best, max_steps=6)
     assert verdicts(module) == [(0, 2.0, False)]
@@ -140,7 +140,7 @@ def test_a_step_under_way_is_judged_where_a_fit_is_stopped(tmp_path):
 
 
 class Worse(Sized):
-    """Its loss says so in the last epoch."""
+    """Has a higher loss in the last epoch."""
 
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
@@ -168,7 +168,7 @@ def test_a_fit_that_ends_below_the_quality_comes_back_to_what_held_it(tmp_path):
 
 
 class Failing(Sized):
-    """Is no number any more once it is pruned."""
+    """Has a NaN metric after pruning."""
 
     def validation_step(self, batch, batch_idx):
         pruned = Ledger.of(self).removed_units > 0
@@ -220,7 +220,7 @@ def test_patience_begins_anew(tmp_path):
 
 @pytest.mark.slow
 def test_an_extra_validation_changes_nothing(tmp_path):
-    """Neither values, random states, progress nor metrics; and it says what the epoch's own says."""
+    """It changes no values, random states, progress or metrics, and reports the same as the epoch's own validation."""
     seen = []
 
     class Extra(pl.Callback):

@@ -1,4 +1,4 @@
-"""Prune inside a Trainer: depth and width go within one budget, training goes on, and files resume."""
+"""Prune inside a Trainer: depth and width share a budget, training continues, and files resume."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prune(**arguments: Any) -> Prune:
 
 @pytest.fixture(scope="module")
 def pruned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Classifier]:
-    """A fit with a surgery at the start of its second epoch."""
+    """Return the folder and module of a fit with a surgery at the start of its second epoch."""
     folder = tmp_path_factory.mktemp("pruned")
     return folder, fit(folder, prune(), network="vit", epochs=3)
 

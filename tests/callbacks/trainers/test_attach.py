@@ -1,4 +1,4 @@
-"""attach: what it takes, what it refuses, and what callbacks read of either Trainer."""
+"""attach: valid and refused arguments, and the attributes that callbacks read of either Trainer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_QUALITY = {"save_checkpoint", "checkpoint_callbacks"}  # a file of its best s
 
 
 def names_read() -> set[str]:
-    """Return the attributes of `trainer` that files read which have a part in a fit of transformers' Trainer."""
+    """Return the attributes of `trainer` read in files with a part in a fit of transformers' Trainer."""
     folders = (ROOT / "callbacks", *((ROOT / "callbacks" / name) for name in FOLDERS))
     files = [path for folder in folders for path in folder.glob("*.py") if path.name not in LIGHTNING_ALONE]
     found: set[str] = set()
@@ -87,7 +87,7 @@ def test_models_that_are_made_anew_or_hold_adapters_are_refused(tmp_path: Path) 
 
 
 def test_models_in_pieces_or_copies_are_refused(tmp_path: Path) -> None:
-    """What this machine cannot start is said by the Trainer's attributes."""
+    """Strategies that cannot start on this machine are simulated by the Trainer's attributes."""
     trainer = trainer_of(tmp_path)
     for name in ("is_fsdp_enabled", "is_deepspeed_enabled", "is_distributed_loading_by_transformers"):
         setattr(trainer, name, True)

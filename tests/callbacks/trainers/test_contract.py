@@ -1,4 +1,4 @@
-"""The surgery contract in transformers' Trainer: a resumed fit equals an uninterrupted one, whatever prunes in it."""
+"""The surgery contract in transformers' Trainer: a resumed fit equals an uninterrupted one, with any callbacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 
 @dataclass(frozen=True)
 class Case:
-    """A fit of three epochs of eight steps, and the checkpoints that it is resumed from."""
+    """Fit of three epochs of eight steps, and the checkpoints to resume from."""
 
     callbacks: Callable[[], list[LedgerCallback]]
     model: Callable[[], Any] = llama
@@ -120,7 +120,7 @@ def test_the_schedule_of_rates_goes_on(tmp_path: Path) -> None:
 
 
 def test_moments_outlive_the_surgery(tmp_path: Path) -> None:
-    """What stays was stepped in all steps; and no parameter is without an optimizer."""
+    """Remaining parameters were stepped in all steps, and every parameter has an optimizer."""
     trainer = fit(tmp_path, depth(replace="zero"))
     held = {p for group in trainer.optimizer.param_groups for p in group["params"]}
     assert held == set(trainer.model.parameters())

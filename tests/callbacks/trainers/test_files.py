@@ -28,7 +28,7 @@ def logits(model: Any, rows: int = 8) -> torch.Tensor:
 
 
 def test_checkpoints_of_all_moments_open(tmp_path: Path) -> None:
-    """Pruned twice, tied tensors, and a teacher beside them."""
+    """Pruned twice, with tied tensors, and a teacher beside them."""
     trainer = fit(tmp_path, depth(importance="output_divergence"), DistillRecover())
     assert_same(load_pruned(tmp_path / f"checkpoint-{3 * STEPS}"), trainer.model.eval())
     shapes = [sum(p.numel() for p in load_pruned(tmp_path / f"checkpoint-{STEPS * i}").parameters()) for i in (2, 3)]
@@ -49,7 +49,7 @@ def test_adapters_are_merged_in_what_opens(tmp_path: Path) -> None:
 
 
 def test_whole_blocks_gone_open_by_transformers_alone(tmp_path: Path) -> None:
-    """The copy, a checkpoint, and what `save_model` and `save_pretrained` write."""
+    """This holds for the copy, a checkpoint, and the output of `save_model` and `save_pretrained`."""
     trainer = fit(tmp_path / "fit", depth(**ONE_BLOCK))
     trainer.save_model(str(tmp_path / "saved"))
     with warnings.catch_warnings():
@@ -63,7 +63,7 @@ def test_whole_blocks_gone_open_by_transformers_alone(tmp_path: Path) -> None:
 
 
 def test_what_transformers_cannot_open_says_so_where_it_is_saved(tmp_path: Path) -> None:
-    """Checkpoints are no occasion: they open where they are read."""
+    """Checkpoints raise no warning, because `load_pruned` opens them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="from_pretrained will not make")
         trainer = fit(tmp_path, depth())
@@ -73,13 +73,13 @@ def test_what_transformers_cannot_open_says_so_where_it_is_saved(tmp_path: Path)
 
 
 def test_names_of_older_formats_do_not_get_lost(tmp_path: Path) -> None:
-    """A ViT is read in the names that it has."""
+    """A ViT is saved under its present names."""
     trainer = fit(tmp_path, depth(), model=vit, data=images)
     assert_same(load_pruned(tmp_path / f"checkpoint-{3 * STEPS}"), trainer.model.eval())
 
 
 class Around(torch.nn.Module):
-    """A model of the user's own, with a network inside and a head beside it."""
+    """User's model with a network inside and a head beside it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,14 +104,14 @@ def test_a_model_around_the_network_opens_as_a_whole(recovery: Any, tmp_path: Pa
 
 
 def test_a_dense_checkpoint_of_a_plain_trainer_begins_a_pruned_fit(tmp_path: Path) -> None:
-    """It holds no ledger; the surgery that is due comes."""
+    """The file has no ledger; the due surgery still comes."""
     fit(tmp_path / "plain")
     again = fit(tmp_path / "again", depth(), resume=tmp_path / "plain" / f"checkpoint-{STEPS}")
     assert [event.epoch for event in Ledger.of(again.pruning.module).events] == [1, 2]
 
 
 def test_a_checkpoint_is_of_what_the_live_model_is_not(tmp_path: Path) -> None:
-    """In one process: the pruned model goes back to a dense file, and on from there."""
+    """In the same process, the pruned model returns to a dense file, and continues from there."""
     trainer = fit(tmp_path / "fit", depth())
     once = trainer.model.state_dict()
     trainer.train(resume_from_checkpoint=str(tmp_path / "fit" / f"checkpoint-{STEPS}"))
@@ -126,14 +126,14 @@ def test_a_second_fit_goes_on_with_the_pruned_model(tmp_path: Path) -> None:
 
 
 def worse_and_worse(**settings: Any) -> dict[str, Any]:
-    """Settings of a fit whose scores fall from epoch to epoch."""
+    """Return settings of a fit with scores that fall from epoch to epoch."""
     scores = iter(range(9, 0, -1))
     best = {"eval_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": "score"}
     return {**best, "greater_is_better": True, "compute_metrics": lambda _: {"score": next(scores)}, **settings}
 
 
 def test_the_best_is_of_the_pruned_model(tmp_path: Path) -> None:
-    """Scores from before the surgery do not count, and what is loaded has the structure of its file."""
+    """Scores before the surgery do not count, and the loaded network has the structure of its file."""
     trainer = fit(tmp_path, depth(schedule=1), LoRARecover(rank=2, start=2), **worse_and_worse())
     assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{2 * STEPS}")
     assert Ledger.of(trainer.pruning.module).adapters == {}
@@ -153,7 +153,7 @@ def test_patience_begins_anew_at_a_surgery(tmp_path: Path) -> None:
 
 
 def test_evaluation_is_of_the_pruned_model_alone(tmp_path: Path) -> None:
-    """The teacher has no part in it."""
+    """The teacher has no part in the evaluation."""
     trainer = fit(tmp_path, depth(importance="output_divergence"), DistillRecover())
     plain = Trainer(trainer.model, trainer.args, eval_dataset=texts(8))
     assert trainer.evaluate()["eval_loss"] == plain.evaluate()["eval_loss"]

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer, where TRL is installed: it inherits from transformers' Trainer, and computes losses of its own."""
+"""TRL's SFTTrainer, where TRL is installed: it inherits from transformers' Trainer, with losses of its own."""
 
 from __future__ import annotations
 

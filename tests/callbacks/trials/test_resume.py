@@ -1,4 +1,4 @@
-"""A search that was stopped goes on from the file of its records, and what cannot be run is refused by its message."""
+"""A stopped search continues from its file of records, and trials that cannot run are refused by message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings
 
 
 class Counted(Plain):
-    """Counts its fits, and fails in one of them."""
+    """Counts its fits, and fails in a chosen one."""
 
     fits = 0
     fails_in = 0
@@ -50,7 +50,7 @@ def counted() -> Iterator[type[Counted]]:
 def test_what_is_done_is_not_done_again(
     tmp_path: Path, trials: list[Trial], losses: list[float], counted: type[Counted]
 ) -> None:
-    """An exception in the second trial leaves the first; another search runs the two others."""
+    """An exception in the second trial keeps the first; the next search runs the remaining two."""
     store = tmp_path / "deep" / "trials.jsonl"
     counted.fails_in = 2
     module = seeded(counted)
@@ -238,7 +238,7 @@ def test_a_foreign_line_is_refused(tmp_path: Path, line: str) -> None:
 
 
 def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:
-    """It counts attentions and activations by themselves."""
+    """The old file has separate counts of attentions and activations."""
     old = {"key": "a", "attention": 1, "activation": 2, "seed": 0, "accuracy": 50.0, "seconds": 60.0}
     (tmp_path / "trials.jsonl").write_text(json.dumps({**old, "peak_memory_bytes": 2**20}) + "\n")
     assert read_records(tmp_path / "trials.jsonl") == {"a": record("a")}

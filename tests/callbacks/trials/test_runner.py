@@ -1,4 +1,4 @@
-"""Trials: what a Trainer run by hand gives, and nothing else moves; the start of a fit inside a command."""
+"""Trials equal runs of a Trainer by hand, without side effects; the start of a fit inside a command."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_manual_optimization(tmp_path: Path, trials: list[Trial]) -> None:
 
 
 class Searching(pl.Callback):
-    """Makes trials of the module that is being trained, in the middle of its fit."""
+    """Makes trials of the module in the middle of its own fit."""
 
     def __init__(self, store: Path, trials: list[Trial]) -> None:
         self.store, self.trials, self.found = store, trials, []
@@ -120,7 +120,7 @@ class Searching(pl.Callback):
 
 
 def outer(*callbacks: pl.Callback) -> dict[str, Any]:
-    """A fit of two epochs, and all that it leaves."""
+    """Return all results of a fit of two epochs."""
     module, data = seeded(), Data()
     pl.seed_everything(3, verbose=False)
     runner = pl.Trainer(
@@ -154,7 +154,7 @@ def test_trials_inside_a_fit_change_nothing_of_it(tmp_path: Path, trials: list[T
 
 
 def test_within_a_trial_a_rank_is_alone(tmp_path: Path, trials: list[Trial]) -> None:
-    """Otherwise its metrics would be averaged with those of other models."""
+    """Otherwise the trial's metrics would be averaged with those of other models."""
     seen: list[bool] = []
 
     class Looking(Plain):
@@ -215,7 +215,7 @@ def test_no_fit_starts_without_training_data() -> None:
 def test_an_interrupt_while_a_trial_starts_leaves_the_console_as_loud_as_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else what says how to go on would not be shown."""
+    """Otherwise the hint on how to continue would not be shown."""
     log = logging.getLogger("lightning.pytorch")
     level, set_level = log.level, log.setLevel
 

@@ -18,7 +18,7 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 
 
 class Seen(pl.Callback):
-    """Keeps what the network gives at the start of each epoch."""
+    """Keeps the network's output at the start of each epoch."""
 
     def __init__(self) -> None:
         self.outputs: list[Tensor] = []
@@ -73,7 +73,7 @@ class Averaged(pl.Callback):
 
 @pytest.mark.slow
 def test_averages_move_along_with_reconstruction(tmp_path: Path) -> None:
-    """An average that was the network before the surgery is the network after it."""
+    """An average equal to the network before the surgery equals the network after it."""
     average = WeightAveraging(avg_fn=lambda averaged, current, n: current)
     seen = Averaged(average)
     fit(tmp_path, average, prune(), seen, epochs=2)
@@ -85,7 +85,7 @@ def test_averages_move_along_with_reconstruction(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("reconstruct", [True, False])
 def test_averages_take_the_statistics_that_were_estimated_anew(reconstruct: bool, tmp_path: Path) -> None:
-    """Those of the dense network would stay in them for thousands of steps."""
+    """The dense network's statistics would persist in the averages for thousands of steps."""
     average = EMAWeightAveraging(decay=0.999)
     seen = Averaged(average)
     fit(tmp_path, average, prune(reconstruct=reconstruct), seen, epochs=2)

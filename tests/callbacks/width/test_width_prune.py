@@ -55,7 +55,7 @@ def test_less_pruned_files_are_tested_as_they_were(halved: tuple[Path, Classifie
 
 
 def test_batchnorm_is_recalibrated_at_the_surgery(tmp_path: Path) -> None:
-    """Right after it, statistics are those of the narrowed network on the calibration samples."""
+    """Right after the surgery, statistics are the narrowed network's on the calibration samples."""
     module = fit(tmp_path, prune(calibration=48), limit_train_batches=1, epochs=2)
     norm = module.net.bn1
     assert int(norm.num_batches_tracked) == 4 + 1  # four calibration batches, one training step since
@@ -72,7 +72,7 @@ def test_batchnorm_is_recalibrated_after_surgery_in_depth_as_well(tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("amount", [False, True])
 def test_schedule_divides_the_budget(tmp_path: Path, amount: bool) -> None:
-    """Half of it, said as a share or as what may be left."""
+    """Half of the MACs, as a share or as a remaining amount."""
     full = count_macs(Classifier().net, IMAGE)
     budget = Budget(macs=f"{full / 2e3}K" if amount else 0.5)
     module = fit(tmp_path, prune(budget=budget, schedule={"start": 0, "every": 1, "times": 3}))
@@ -83,7 +83,7 @@ def test_schedule_divides_the_budget(tmp_path: Path, amount: bool) -> None:
 
 
 def test_surgeries_do_not_take_what_others_took_beyond_their_part(tmp_path: Path) -> None:
-    """Each of four needs half a neuron, and can take no less than one."""
+    """Each of four surgeries needs half a neuron, and can remove no less than one."""
     pl.seed_everything(1, verbose=False)
     module = Classifier()
     module.net = nn.Sequential(nn.Flatten(), nn.Linear(768, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))
@@ -96,7 +96,7 @@ def test_surgeries_do_not_take_what_others_took_beyond_their_part(tmp_path: Path
 
 @pytest.mark.slow
 def test_surgeries_in_depth_do_not_either(tmp_path: Path) -> None:
-    """An MLP is a sixth of the network: the second one goes when the first is not enough, and not every time."""
+    """An MLP is a sixth of the network: the second is removed when the first is not enough, and not every time."""
     steps = DepthPrune(Budget(macs=0.2), calibration=24, schedule={"every": 1, "times": 4})
     with pytest.warns(UserWarning, match="DepthPrune.0 removed nothing"):
         module = fit(tmp_path, steps, network="vit", epochs=4)
@@ -124,7 +124,7 @@ def test_given_plan_is_applied_before_test(tmp_path: Path) -> None:
 
 
 def test_labels_of_unusual_batches(tmp_path: Path) -> None:
-    """A batch that is a mapping with other names: the U-Score is told where labels are."""
+    """The batch is a mapping with other names; the U-Score gets a function for the labels."""
 
     class Mapped(Classifier):
         def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
@@ -190,6 +190,6 @@ def test_what_no_multiples_allow_is_refused_before_training(tmp_path: Path) -> N
 
 
 def test_runs_from_before_there_were_multiples_go_on() -> None:
-    """What a checkpoint says of how it was planned does not name it, and another number is another run."""
+    """The signature in old checkpoints does not name multiples, and a different multiple means a different run."""
     assert "round_to" not in prune().planning.deciding
     assert prune(round_to=8).planning.deciding["round_to"] == 8

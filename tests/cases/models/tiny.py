@@ -173,7 +173,7 @@ LATENT = {"kv_lora_rank": 8, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_
 
 
 def tiny_mixture(name: str, **changes: Any) -> nn.Module:
-    """Return a decoder with routed experts in both layers (DeepSeek: `first_k_dense_replace=1` leaves out the first)."""
+    """Return a decoder with routed experts in both layers (DeepSeek: `first_k_dense_replace=1` for a dense first)."""
     family, settings = MIXTURES[name]
     if name.startswith("deepseek"):
         settings = {**settings, **LATENT, "num_key_value_heads": 4}

@@ -1,4 +1,4 @@
-"""`NarrowAttention` computes what PyTorch's own attention does, however it is called."""
+"""`NarrowAttention` computes the same as PyTorch's own attention, for every form of call."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_states_are_named_as_pytorchs_own(sizes: dict[str, int]) -> None:
 
 
 def test_fewer_heads_are_the_sum_of_theirs() -> None:
-    """Built by hand: the output is what these heads add up to in an attention that has more."""
+    """Built by hand: the output is the sum of the kept heads' outputs in a larger attention."""
     torch.manual_seed(0)
     dense = nn.MultiheadAttention(12, 3, batch_first=True).eval()
     narrow = NarrowAttention(12, 2, 4, batch_first=True).eval()

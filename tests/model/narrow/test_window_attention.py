@@ -1,4 +1,4 @@
-"""Attentions in windows whose heads can go compute what torchvision's own do."""
+"""Window attentions with removable heads compute the same as torchvision's own."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_gradients_and_dropout_are_torchvisions_own(kind: type[nn.Module]) -> No
 
 
 def test_fewer_heads_are_the_sum_of_theirs() -> None:
-    """The output is linear in what the heads give, so one that reads nothing of a head is one without it."""
+    """The output is linear in the heads' outputs, so zeroed readers of a head equal its removal."""
     dense = attention(ShiftedWindowAttention, [2, 2])
     dense.proj.weight.data[:, 4:8] = 0
     narrow = copy.deepcopy(dense)

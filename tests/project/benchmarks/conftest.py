@@ -1,4 +1,4 @@
-"""The zoo in this process: its runs write where tests look, and its workers are stood in for."""
+"""The zoo in this process: its results go to a temporary folder, and its workers are replaced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Run = Callable[..., dict[str, Any]]
 
 
 class InThisProcess:
-    """Stands for a worker: what it calls is called here."""
+    """Replaces a worker, with calls in this process."""
 
     calls: list[tuple[str, str]] = []
 
@@ -35,7 +35,7 @@ class InThisProcess:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the benchmark with options, and return what it leaves."""
+    """Return a function that runs the benchmark with options and returns its results."""
     monkeypatch.setattr(page, "RESULTS", tmp_path)
 
     def call(*options: str, kind: str = "width") -> dict[str, Any]:
@@ -50,7 +50,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What is called, here instead of in other processes."""
+    """Return the record of calls, made here instead of in other processes."""
     monkeypatch.setattr(zoo, "Worker", InThisProcess)
     monkeypatch.setattr(InThisProcess, "calls", [])
     return InThisProcess.calls

@@ -1,4 +1,4 @@
-"""Every benchmark is a command: it says what it measures, and takes options, without data or weights."""
+"""Every benchmark is a command with a description and options, available without data or weights."""
 
 from __future__ import annotations
 

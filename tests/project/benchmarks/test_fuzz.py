@@ -1,4 +1,4 @@
-"""Broken files end well: a seeded sample of what `benchmarks.end_to_end.fuzz` opens."""
+"""Broken files end well, on a seeded sample of the files in `benchmarks.end_to_end.fuzz`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_sample_of_broken_files_ends_well() -> None:
 
 
 def test_what_goes_wrong_is_found(tmp_path: Path) -> None:
-    """A loader that looks at nothing, one that fails from deep inside, and one that writes and executes."""
+    """A loader without checks, a loader that fails deep inside, and a loader that writes and executes."""
     subject = next(s for s in fuzz.make_subjects(tmp_path / "whole") if s.name == "folder, alone")
     wanted = fuzz.logits(subject.opened(subject.files, None))
 
@@ -58,7 +58,7 @@ def test_what_goes_wrong_is_found(tmp_path: Path) -> None:
 
 
 def test_the_payload_would_execute(tmp_path: Path) -> None:
-    """Without our reader the pickle does what it says: the benchmark would see it."""
+    """An unsafe reader executes the pickle, and the benchmark would notice."""
     (tmp_path / "files").mkdir()
     path = tmp_path / "files" / "plan.json"
     path.write_text("{}")

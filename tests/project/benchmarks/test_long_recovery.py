@@ -1,4 +1,4 @@
-"""The benchmark of long recoveries: one recovery for all, resumed runs, and a page that pairs seeds."""
+"""The benchmark of long recoveries: the same recovery for all, resumed runs, and a page with paired seeds."""
 
 from __future__ import annotations
 

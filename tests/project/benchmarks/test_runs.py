@@ -1,4 +1,4 @@
-"""Runs of a benchmark: rows that are there, also those of another folder, and the best of three rates."""
+"""Runs of a benchmark: existing rows, also from another folder, and the best of three rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The zoo of networks: rows one by one, runs that go on where they were, and the page."""
+"""The zoo of networks: separate rows, runs that continue, and the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How trials of the zoo end: with the share that was asked for, in silence, or with less than asked for."""
+"""Outcomes of the zoo's trials: with the requested share, with silent failures, or with less than requested."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_network_that_is_not_what_its_plan_says_fails() -> None:
 
 
 class Half(nn.Module):
-    """Two layers, of which the second is left out if asked."""
+    """Two layers, the second optional."""
 
     def __init__(self) -> None:
         super().__init__()

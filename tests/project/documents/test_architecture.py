@@ -1,4 +1,4 @@
-"""docs/architecture.md and CONTRIBUTING: the path of a batch is the one that it takes, and what is named is there."""
+"""docs/architecture.md and CONTRIBUTING: the path of a batch is the real one, and all named places exist."""
 
 from __future__ import annotations
 

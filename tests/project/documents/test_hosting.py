@@ -1,4 +1,4 @@
-"""What a host of the repository reads: the workflow runs the project's own checks, and templates are complete."""
+"""Files for a host of the repository: the workflow runs the project's own checks, and templates are complete."""
 
 from __future__ import annotations
 

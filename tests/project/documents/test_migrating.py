@@ -1,4 +1,4 @@
-"""docs/migrating.md: what the tables say of both libraries holds where both run."""
+"""docs/migrating.md: the tables' statements on both libraries hold where both run."""
 
 from __future__ import annotations
 

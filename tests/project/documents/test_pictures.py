@@ -1,4 +1,4 @@
-"""Pictures of the documents: what is committed is what is drawn today."""
+"""Pictures of the documents: the committed ones are up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README and the index of results state figures of the pages that they link to, and link to what is there."""
+"""The README and the index of results state figures of their linked pages, and all links lead to existing pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any callback of a recipe is addressed by its name on the command line, and decides what `plan` plans."""
+"""Any callback of a recipe has options by its name on the command line, and decides the plan of `plan`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_value_must_follow(recipe: str) -> None:
 
 
 def test_a_shipped_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first of four callbacks; a number is the epoch at which its schedule starts."""
+    """DepthPrune is the first of four callbacks; a number is the epoch at which its schedule starts."""
     monkeypatch.chdir(tmp_path)
     given = ["--trainer.callbacks.DepthPrune.remove", '{"block": 1}', "--trainer.callbacks.DepthPrune.schedule=30"]
     with pytest.raises(SystemExit) as stopped:

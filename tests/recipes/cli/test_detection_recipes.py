@@ -1,4 +1,4 @@
-"""The recipes of detection: one runs on real scenes from the command line to its report."""
+"""The recipes of detection, with a run on real scenes from the command line to its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user can mend is told in one line; bugs keep their traceback."""
+"""Errors that a user can mend are a single line; bugs keep their traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prunerecover export` writes what the module computes; ONNX, torch.export and torch.compile take pruned models."""
+"""`prunerecover export` writes the module's computation; ONNX, torch.export and torch.compile take pruned models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = {"patch_size": 4, "embed_dim": 16, "depth": 4, "num_heads": 2}
 
 @pytest.fixture
 def segmenter(tmp_path: Path) -> tuple[Path, ImageSegmenter]:
-    """A checkpoint of a pruned segmenter, as the recipes write it."""
+    """Return a checkpoint of a pruned segmenter, as written by the recipes."""
     module = stirred(ImageSegmenter(3, image_size=16, model_kwargs=SIZES))
     prune(module, "everything", "network.backbone")
     path = save(module, tmp_path / "last.ckpt")
@@ -78,7 +78,7 @@ def test_the_backbone_alone_must_be_asked_for(segmenter: tuple[Path, ImageSegmen
 
 
 def segmenter_of_three() -> torch.nn.Module:
-    """Return the network of the segmenter as it was before it was pruned."""
+    """Return the network of the segmenter before pruning."""
     return ImageSegmenter(3, image_size=16, model_kwargs=SIZES).network
 
 
@@ -182,7 +182,7 @@ CASES = [
 
 @pytest.fixture(params=CASES)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> nn.Module:
-    """A pruned ViT as its user gets it: from the folder."""
+    """Return a pruned ViT from its folder."""
     case, merged = request.param
     dense = tiny_timm()
     plan = tiny_plan(dense, *VIT[case])
@@ -225,7 +225,7 @@ def test_torch_compile(model: nn.Module) -> None:
 
 @pytest.mark.slow
 def test_training_a_compiled_model(model: nn.Module) -> None:
-    """Gradients reach every parameter that is left, replacements too."""
+    """Gradients reach every remaining parameter, also of replacements."""
     model.compile(fullgraph=True)
     model(tiny_images()).square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

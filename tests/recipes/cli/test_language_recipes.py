@@ -1,4 +1,4 @@
-"""The recipes of language models run as they are, with a tiny Llama and local data in the place of the hub's."""
+"""The recipes of language models run as shipped, with a tiny Llama and local data instead of the hub's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = [name for name, text in TEXTS.items() if "class_path: CausalLM" in text 
 
 @pytest.fixture
 def small(tmp_path: Path, own_cache: Path) -> dict[str, dict[str, Any]]:
-    """What is replaced in a recipe."""
+    """Return the replacements in a recipe."""
     for name, rows in (("train", 40), ("validation", 12)):
         write_jsonl(tmp_path / "TextData" / f"{name}.jsonl", documents([16] * rows))
         write_rows(tmp_path / "ChoiceData" / f"{name}.jsonl", question_rows(rows))

@@ -1,4 +1,4 @@
-"""The command line: quick help, recipes by name, every shipped recipe parses, each command does what it says."""
+"""The command line: quick help, recipes by name, every shipped recipe parses, and each command works as described."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def last_checkpoint(folder: Path) -> str:
 
 
 def processor_time_of_children() -> float:
-    """Seconds so far; unlike the time on the clock, they do not depend on what else the machine does."""
+    """Return processor seconds so far, which do not depend on other work on the machine."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -62,7 +62,7 @@ def test_help_answers_at_once_and_lists_the_recipes() -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["export", "--help"], ["fit", "--config", "no_such"]])
 def test_what_runs_nothing_imports_no_library(arguments: list[str]) -> None:
-    """Nor does a wrong recipe's name, which is told before anything is loaded."""
+    """The same holds for the wrong name of a recipe, reported before anything is loaded."""
     heavy = ("torch", "lightning", "timm", "transformers", "numpy", "matplotlib", "yaml", "jsonargparse")
     script = (
         "import sys, prunerecover.recipes.cli.main as cli\n"
@@ -165,7 +165,7 @@ def test_every_recipe_parses_for_a_command(
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_opens_with_its_command(name: str) -> None:
-    """And says what metric to expect, or that nobody measured it, on what hardware, in what time."""
+    """The header also has the metric to expect, or that it is not measured, the hardware, and the time."""
     command, *lines = (CONFIGS / f"{name}.yaml").read_text().splitlines()
     about = " ".join(line.removeprefix("# ") for line in itertools.takewhile("#".__ne__, lines))
     assert command == f"# prunerecover fit --config {name}"

@@ -1,4 +1,4 @@
-"""What the shipped recipes name is made; those on the computation graph run, with small networks and images."""
+"""Objects in the shipped recipes are built; recipes on the computation graph run, with small networks and images."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from prunerecover.recipes.plan_methods.run import method_of
 
 @pytest.fixture(scope="module", autouse=True)
 def _short_names() -> None:
-    """The command line's parser knows them; classes are given so in recipes."""
+    """Recipes use the short names of classes, known to the command line's parser."""
     command_parser()
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_callbacks_and_data_of_every_recipe_are_made(name: str) -> None:
-    """Without the data themselves, or weights: those are on the hub, or in a folder of the user's."""
+    """Without data or weights, which are on the hub, or in a user's folder."""
     recipe = yaml.safe_load(Path(recipe_path(name)).read_text())
     names = [callback["class_path"] for callback in recipe["trainer"]["callbacks"]]
     maker = ArgumentParser(exit_on_error=False)
@@ -50,7 +50,7 @@ def test_callbacks_and_data_of_every_recipe_are_made(name: str) -> None:
 
 
 def built_without_weights() -> list[str]:
-    """Recipes whose network is one of timm or torchvision by name, which builds it without its weights."""
+    """Return recipes with networks of timm or torchvision by name, which are built without weights."""
     models = {name: yaml.safe_load(Path(recipe_path(name)).read_text())["model"] for name in recipe_names()}
     local = ("timm/", "retinanet", "ssdlite", "vgg", "densenet", "cifar_")
     return [n for n, own in models.items() if str(own.get("init_args", {}).get("model")).startswith(local)]

@@ -1,4 +1,4 @@
-"""Scenes with boxes: COCO's layout and tables of its schema give the same; what is wrong is said in one line."""
+"""Scenes with boxes: COCO's layout and tables of its schema give the same data; errors are a single line."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_longest_side_can_be_set(coco: Path) -> None:
 
 
 def parquet(folder: Path, coco: Path, bbox_format: str = "xywh") -> Path:
-    """Write a split of COCO as the hub has it, with names of categories instead of ids."""
+    """Write a split of COCO in the hub's form, with names of categories instead of ids."""
     found = annotations(coco)
     rows = []
     for image in found["images"]:

@@ -1,4 +1,4 @@
-"""ImageData opens each source alike, and its images are what timm's own transform makes of them."""
+"""ImageData opens each source alike, with the images of timm's own transform."""
 
 from __future__ import annotations
 

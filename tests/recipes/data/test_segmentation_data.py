@@ -1,4 +1,4 @@
-"""Scenes: images and annotations stay together, and what is wrong with them is said before training."""
+"""Scenes: images and annotations stay together, and errors are reported before training."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_parameters_are_those_of_the_paper(depth: int, millions: float) -> None:
 
 
 def test_macs_of_resnet20() -> None:
-    """By hand: every stage has the same cost, but for its first convolution where the channels double."""
+    """By hand: every stage has the same cost, except for its first convolution where the channels double."""
     same = 9 * 16 * 16 * 32 * 32
     by_hand = 9 * 3 * 16 * 32 * 32 + 6 * same + 2 * (5 * same + same // 2) + 64 * 10
     assert count_macs(timm.create_model("cifar_resnet20"), torch.zeros(1, 3, 32, 32)) == by_hand

@@ -1,4 +1,4 @@
-"""`prunerecover plan --method boundary`: what it writes, and that a search that is killed or shared finds the same."""
+"""`prunerecover plan --method boundary`: its files, and the same result after a kill or with shared work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
 
 QUICK = ["--trainer.logger=false", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 SMALL = ["--model.depth=3", "--model.embed_dim=16", "--model.num_heads=2", "--trainer.accelerator=cpu"]
-# The network learns too little here for its accuracy to tell trials apart; its loss does, as a number up to 100.
+# The network learns too little here for its accuracy to separate trials, unlike its loss, as a number up to 100.
 TRIALS = ["--model.warmup_epochs=0", "--method.trials.metric=val_loss", "--method.trials.scale=10"]
 COMMAND = ["plan", "--config", "digits_vit_depth", *SMALL, *QUICK, "--calibration", "32"]
 RUNS = 5
@@ -57,7 +57,7 @@ def split_of(plan: Plan) -> tuple[int, int]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an undisturbed search of one process leaves."""
+    """Return the folder of an undisturbed search in a single process."""
     found = tmp_path_factory.mktemp("search")
     assert main(arguments(found / "plan.json")) == 0
     return found
@@ -123,7 +123,7 @@ def test_the_same_search_again_runs_nothing(folder: Path, capsys: pytest.Capture
 
 @pytest.mark.slow
 def test_another_design_finds_the_same_for_the_same_trials(folder: Path, tmp_path: Path) -> None:
-    """And leaves files that are named after the whole of its own name."""
+    """The files are also named by the whole name of the output."""
     output = tmp_path / "deep" / "plan_0.3"
     assert main([*arguments(output), "--method.design=spread", "--method.runs=4"]) == 0
     beside = {file.name for file in output.parent.iterdir()}
@@ -214,12 +214,12 @@ def start(output: Path, *options: str, slowly: bool = False) -> subprocess.Popen
 
 
 def heeding_interrupts() -> None:
-    """What runs in the background of a script ignores interrupts, and so would what it starts."""
+    """Restore interrupts, because background jobs of a script, and their children, ignore them."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for a search that ends well."""
+    """Wait for a search to end well."""
     try:
         output, _ = process.communicate(timeout=300)
     finally:
@@ -229,9 +229,9 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def stop_after_a_trial(output: Path, by: int) -> str:
-    """Search slowly, and send a signal as soon as a trial is on record, in the middle of the next one.
+    """Search slowly, and send a signal once a trial is on record, in the middle of the next.
 
-    Python ignores what a signal raises in a destructor; such a search ends well, and another one is stopped.
+    Python ignores exceptions of a signal in a destructor; such a search ends well, and another is stopped.
     """
     for _ in range(3):
         status, text = stopped(output, by)

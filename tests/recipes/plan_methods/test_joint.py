@@ -1,4 +1,4 @@
-"""`prunerecover plan --method joint`: what it writes, that `Prune` decides alike, and how it says no."""
+"""`prunerecover plan --method joint`: its output, the same decision as `Prune`, and its refusals."""
 
 from __future__ import annotations
 

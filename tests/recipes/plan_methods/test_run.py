@@ -1,4 +1,4 @@
-"""Every method plans for the weights that it is given, warns if nothing was trained in them, and its plan applies."""
+"""Every method plans for the given weights, warns if they are untrained, and makes a plan that applies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
 
 
 class Looks(AnyNetworkMethod):
-    """Decides nothing, and notes the network."""
+    """Notes the network, without a decision."""
 
     def make(self, task: PlanTask) -> Plan:
         self.seen = get_module(task.module, task.target)
@@ -30,7 +30,7 @@ class Looks(AnyNetworkMethod):
 
 
 def seen(module: nn.Module, folder: Path, checkpoint: Path | None = None) -> tuple[nn.Module, list[str]]:
-    """Return the network that the method gets, and what is warned of."""
+    """Return the method's network, and the warnings."""
     method = Looks()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

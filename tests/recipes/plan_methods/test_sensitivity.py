@@ -1,4 +1,4 @@
-"""`prunerecover plan --method sensitivity | sites | graph`: what they write, beside which files, for which plans."""
+"""`prunerecover plan --method sensitivity | sites | graph`: their output, its place, and the plans made from it."""
 
 from __future__ import annotations
 

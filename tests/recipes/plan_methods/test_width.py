@@ -1,4 +1,4 @@
-"""`prunerecover plan --method per_cost | fair`: what it writes, that `WidthPrune` decides alike, and how it says no."""
+"""`prunerecover plan --method per_cost | fair`: their output, the same decision as `WidthPrune`, and refusals."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def fair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cells(page: str, first: str) -> list[list[str]]:
-    """The rows of the table whose header begins with `first`."""
+    """Return the rows of the table whose header begins with `first`."""
     lines = page.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first} |")) + 2
     rows = []
@@ -86,7 +86,7 @@ def test_the_scores_beside_the_plan_decide_it_again(fair: Path) -> None:
 def test_rankings_of_strata_are_those_in_which_their_experts_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What goes is what the figure has left of its line."""
+    """Removed experts are left of the line in the figure."""
     ids = [torch.randint(3, 61, (4, 9), generator=torch.Generator().manual_seed(i)) for i in range(4)]
     batches = [{"input_ids": rows, "labels": rows} for rows in ids]
     method = FairPlan(remove={"expert": 8}, importance=("random", "gate_taylor"), replace="zero")
@@ -105,7 +105,7 @@ def test_rankings_of_strata_are_those_in_which_their_experts_go(
 
 
 def test_scores_are_not_in_the_plan(fair: Path) -> None:
-    """A plan stays small: a checkpoint holds it."""
+    """A plan stays small, because checkpoints hold it."""
     evidence = json.loads((fair / "plan.json").read_text())["evidence"]
     assert not {"scores", "u_score", "r_score"} & evidence.keys()
     assert all(v.dtype == torch.float64 for v in load_file(fair / "plan.scores.safetensors").values())

@@ -1,4 +1,4 @@
-"""What methods refuse on the command line is told in one line, and leaves no file."""
+"""Refusals of methods on the command line are a single line, and leave no file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CausalLM is the model it names: its own loss, perplexity over tokens, and pruned folders that transformers opens."""
+"""CausalLM is the named model: its own loss, perplexity over tokens, and pruned folders for transformers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def logits(network: nn.Module) -> Tensor:
 
 
 def uneven_batches() -> list[dict[str, Tensor]]:
-    """Batches of 3, 1 and 2 sequences, padded and masked in part; one without a label."""
+    """Return batches of 3, 1 and 2 sequences, partly padded and masked, and another without labels."""
     generator = torch.Generator().manual_seed(0)
     batches = []
     for rows, length, ignored in ((3, 10, 4), (1, 7, 0), (2, 5, 5), (2, 12, 1)):
@@ -61,7 +61,7 @@ def uneven_batches() -> list[dict[str, Tensor]]:
 
 
 def loss_by_hand(network: nn.Module, batches: list[dict[str, Tensor]]) -> float:
-    """The mean negative log-likelihood of every scored token, one by one."""
+    """Return the mean negative log-likelihood of every scored token, computed in turn."""
     losses = []
     for batch in batches:
         with torch.no_grad():
@@ -91,7 +91,7 @@ def test_perplexity_is_over_tokens_not_over_batches(llama: str, tmp_path: Path, 
 
 
 def test_a_fit_after_a_validation_scores_alike(llama: str, tmp_path: Path) -> None:
-    """Validation alone is in inference mode, validation in a fit is not: nothing of the one is left to the other."""
+    """Validation alone is in inference mode, validation in a fit is not: no state carries over between them."""
     module, loader = CausalLM(llama, learning_rate=0.0), DataLoader(uneven_batches(), batch_size=None)  # type: ignore[arg-type]
     (before,) = trainer_of(tmp_path).validate(module, loader, verbose=False)
     runner = trainer_of(tmp_path, epochs=1)

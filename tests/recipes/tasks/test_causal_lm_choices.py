@@ -76,7 +76,7 @@ def test_pruned_and_recovered_on_questions(llama: str, tmp_path: Path, data: Cho
 
 @pytest.mark.data
 def test_real_questions(data_root: Path, tmp_path: Path, own_cache: Path) -> None:
-    """stories260K on 100 questions of ARC-Easy: little better than chance, and what the function says."""
+    """stories260K on 100 questions of ARC-Easy is little better than chance, as in the function's own result."""
     model = str(data_root / "models" / "stories260K")
     path = str(data_root / "data" / "commonsense" / "arc-easy.test.jsonl")
     data = ChoiceData(path, model=model, test_split="train", limit_test=100, batch_size=16)

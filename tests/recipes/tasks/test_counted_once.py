@@ -1,4 +1,4 @@
-"""On any number of processes each sample counts once, as if there were one process."""
+"""On any number of processes each sample counts once, as in a single process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Logged = dict[str, dict[str, float]]
 
 
 def counts(loader: Any) -> list[Any]:
-    """The samples of a loader that count."""
+    """Return the counted samples of a loader."""
     trainer: Any = SimpleNamespace(testing=False, val_dataloaders=loader)
     return [x for i, (batch,) in enumerate(loader) for x in batch[: counted(trainer, i, len(batch))].tolist()]
 
 
 def dealt(samples: int, ranks: int, sampler: Any = DistributedSampler, **kwargs: Any) -> list[list[int]]:
-    """What counts on each rank."""
+    """Return the counted samples of each rank."""
     data = TensorDataset(torch.arange(samples))
     samplers = (sampler(data, num_replicas=ranks, rank=rank, shuffle=False, **kwargs) for rank in range(ranks))
     return [counts(DataLoader(data, BATCH, sampler=dealing)) for dealing in samplers]
@@ -57,7 +57,7 @@ def test_batch_sampler_of_the_users_own() -> None:
 
 @pytest.fixture(scope="module")
 def of_one_and_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Logged, Logged]:
-    """What one process logs of every task in every loop, and what one pair of processes does."""
+    """Return the logs of every task and loop by a single process, and by a pair of processes."""
     folder = tmp_path_factory.mktemp("ranks")
     llama_folder(folder / "logged" / "llama")
     return logged(folder / "logged", ranks=1), two_ranks(folder, "logged", script="fits/counted_ranks.py")["logged"]

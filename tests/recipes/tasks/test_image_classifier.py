@@ -1,4 +1,4 @@
-"""ImageClassifier is the timm model it names, trained and scored as the library oracles say."""
+"""ImageClassifier is the named timm model, with training and scores as in the libraries' own functions."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_mixed_loss_equals_timms_mixup_and_soft_targets(grey_batches: Batches) -
 
 
 def test_images_are_mixed_while_training_alone() -> None:
-    """A module is scored in evaluation mode, with the labels of its batches."""
+    """Scores are in evaluation mode, with the labels of the batches."""
     module = ImageClassifier(**NETWORK, mixup=0.8, label_smoothing=0.1)
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign,assignment]
     images, labels = torch.randn(4, 1, 8, 8), torch.arange(4)

@@ -49,7 +49,7 @@ def assert_map_is_cocos(root: Path, head: int, index: list[int]) -> None:
     """Compare on the validation split.
 
     Args:
-        root: Of COCO's layout.
+        root: Folder in COCO's layout.
         head: Classes of the head.
         index: The head's class of each category.
     """

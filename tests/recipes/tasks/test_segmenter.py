@@ -1,4 +1,4 @@
-"""The segmenter is a linear map of the transformer's patch tokens; its data keep images and annotations together."""
+"""The segmenter is a linear map of the transformer's patch tokens, and images stay with their annotations."""
 
 from __future__ import annotations
 

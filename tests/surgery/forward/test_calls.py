@@ -1,4 +1,4 @@
-"""Names of calls: those that a watch on dispatched operations gives them."""
+"""Names of calls, equal to those from a watch on dispatched operations."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ARITHMETIC = {"add", "mul", "sub", "rsub", "div", "cat", "reciprocal"}
 
 
 class Watch(TorchDispatchMode):
-    """Counts operations of this module's own, and calls of its children."""
+    """Counts operations of the module itself, and calls of its children."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def test_sizes_are_no_calls() -> None:
 
 
 class Both(nn.Module):
-    """A child that is called as an operation is."""
+    """Child that is called like an operation."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What cannot be rewritten is refused with the reason, and nothing is changed."""
+"""Forwards that cannot be rewritten are refused with the reason, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_modules_without_a_forward_of_their_own_are_refused(module: nn.Module, r
 
 
 class Odd(nn.Module):
-    """Calls with nothing to hand on."""
+    """Calls without a tensor to pass on."""
 
     def forward(self, x: Tensor, parts: list[Tensor]) -> Tensor:
         return torch.add(x, torch.cat(parts), alpha=2) * 3

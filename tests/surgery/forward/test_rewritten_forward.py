@@ -1,4 +1,4 @@
-"""Modules without some calls of their own forward compute what a module written without these computes."""
+"""Modules without some calls of their own forward equal handwritten modules without the calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def image(channels: int = 4) -> Tensor:
 
 
 def gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
-    """Output, gradients of the input and of all parameters, and what is left of the input."""
+    """Return output, gradients of the input and of all parameters, and the input afterwards."""
     x, module = x.clone().requires_grad_(), module.train()
     handed = x * 1.0
     module.zero_grad()
@@ -38,7 +38,7 @@ def bottleneck() -> nn.Module:
 
 
 def bottleneck_without(number: int) -> Any:
-    """The forward of torchvision's Bottleneck, whose ReLU is one module called three times."""
+    """Return the forward of torchvision's Bottleneck, whose ReLU is a single module called three times."""
 
     def run(block: Any, x: Tensor) -> Tensor:
         acts = [F.relu if i != number else lambda t: t for i in range(3)]

@@ -1,4 +1,4 @@
-"""Rewritten modules are ordinary ones, and the edit that takes calls out is applied, undone, saved and replayed."""
+"""Rewritten modules are ordinary ones, and the edit that removes calls is applied, undone, saved and replayed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from prunerecover.surgery.provenance import plan_for
 
 
 def rewritten() -> tuple[nn.Module, Tensor]:
-    """A block without its first activation, and an input."""
+    """Return a block without its first activation, and an input."""
     torch.manual_seed(0)
     return without_calls(BasicBlock(4, 4).eval(), ["relu:0"]), torch.randn(2, 4, 6, 6)
 

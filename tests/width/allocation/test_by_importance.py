@@ -34,7 +34,7 @@ def test_every_budget_is_met_within_a_point(rule: str, share: float, what: str) 
 def greedy_by_loop(
     network: Network, scores: Mapping[str, Tensor], amount: float, weight: Callable[[Cost], float], damping: float
 ) -> Any:
-    """Compute every key of every group anew for every unit; nothing is given back."""
+    """Compute every key of every group again for every unit; nothing is given back."""
     groups, costs = network
     counts = {g.name: 0 for g in groups}
     order = {name: scores.sort().values for name, scores in scores.items()}
@@ -55,7 +55,7 @@ def greedy_by_loop(
 @pytest.mark.parametrize(("per", "damping"), [("macs", 0.0), ("macs", 1.0), ("params", 0.0), ("both", 0.5)])
 @pytest.mark.parametrize("share", [0.2, 0.5])
 def test_late_updates_find_what_a_plain_loop_finds(share: float, per: Any, damping: float) -> None:
-    """Up to units that are given back, none of which could stay away with the budget met."""
+    """Up to units given back, none of which could be removed beyond the budget."""
     groups, costs = resnet20()
     scores = drawn(groups)
     removed = gone(per_cost(groups, scores, costs, Budget(macs=share), per=per, damping=damping))
@@ -72,7 +72,7 @@ def test_late_updates_find_what_a_plain_loop_finds(share: float, per: Any, dampi
 
 
 def test_per_cost_is_close_to_the_best_of_all_choices() -> None:
-    """Of all ways to meet the budget, the least scores that goes; greedy is within one unit's worth."""
+    """The best has the least removed scores of all ways to meet the budget; greedy is within the worth of a unit."""
     groups, costs = small()
     scores = drawn(groups, seed=3)
     mass = {name: torch.cat([torch.zeros(1), scores.sort().values.cumsum(0)]) for name, scores in scores.items()}
@@ -97,7 +97,7 @@ def test_units_go_in_the_order_of_their_scores() -> None:
 
 
 def test_global_ranking_has_one_threshold() -> None:
-    """Up to units given back, and groups that have given all they may."""
+    """Up to units given back, and groups at their limit."""
     groups, costs = resnet20()
     scores = drawn(groups)
     removed = global_ranking(groups, scores, costs, Budget(macs=0.4), most=1.0)
@@ -139,7 +139,7 @@ def test_scale_of_scores_does_not_matter() -> None:
 
 @pytest.mark.parametrize("rule", [*RULES, "tolerance"])
 def test_rules_of_the_groups_hold(rule: str) -> None:
-    """At least 5 stay, in multiples of 4; sizes that are no multiple are brought to one first."""
+    """At least 5 stay, in multiples of 4; other sizes are brought to a multiple first."""
     groups, costs = resnet20()
     strict = tuple(replace(g, at_least=5, multiple=4) for g in groups)
     for share in (0.2, 0.6):
@@ -162,7 +162,7 @@ def test_a_budget_of_nothing_removes_nothing() -> None:
 
 
 def test_units_that_save_nothing_stay() -> None:
-    """Experts save no MACs: dividing by nothing must not put them first, or last."""
+    """Experts save no MACs: a division by zero must not put them first, or last."""
     groups, costs = small()
     idle = Group("experts", "expert", 8, ())
     wider = replace(costs, sizes={**costs.sizes, "experts": 8}, linear={**costs.linear, "experts": (0, 5)})
@@ -171,7 +171,7 @@ def test_units_that_save_nothing_stay() -> None:
     assert not len(removed["experts"])
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize("rule", [*RULES, "tolerance"])

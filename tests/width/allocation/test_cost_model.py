@@ -58,7 +58,7 @@ def test_saving_is_the_difference_of_totals(kept: dict[str, int], data: st.DataO
 @settings(max_examples=50, deadline=None)
 @given(COUNTS, COUNTS, st.sampled_from(sorted(SMALL_COSTS.sizes)))
 def test_a_unit_never_saves_more_once_others_have_left(one: dict[str, int], two: dict[str, int], name: str) -> None:
-    """What lets the greedy loop update late."""
+    """This permits late updates in the greedy loop."""
     few = {n: min(SMALL_COSTS.sizes[n] - one[n], SMALL_COSTS.sizes[n] - two[n]) for n in one}
     many = {n: max(SMALL_COSTS.sizes[n] - one[n], SMALL_COSTS.sizes[n] - two[n]) for n in one}
     early, late = (SMALL_COSTS.saving(name, gone) for gone in (few, many))
@@ -99,7 +99,7 @@ def test_meta_device_gives_the_same_costs(make_vit: Callable[..., nn.Module]) ->
 
 
 def test_a_fused_attention_module_keeps_its_products_apart() -> None:
-    """`nn.MultiheadAttention` has scores, values and both projections in one count."""
+    """`nn.MultiheadAttention` counts scores, values and both projections together."""
     tokens, width, heads = 5, 12, 3
     span = width // heads
     model = nn.TransformerEncoderLayer(width, heads, 16, batch_first=True)

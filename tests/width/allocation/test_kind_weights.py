@@ -1,4 +1,4 @@
-"""What units of one kind count for beside those of another is what changes the pruned model's output least."""
+"""Weights of kinds against each other are those that change the pruned model's output least."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ KINDS = ["neuron", "head"]
 
 
 def rate_of_heads(divergence: Callable[[float], float]) -> float:
-    """Return what a divergence that depends on the rate of heads alone makes of it."""
+    """Return the best rate of heads for a divergence that depends on this rate alone."""
     found = best_kind_weights(KINDS, lambda tried: divergence(tried.rates["head"]))
     assert found.rates["neuron"] == 1.0
     return found.rates["head"]
@@ -60,7 +60,7 @@ def test_a_rate_is_found_in_both_directions_and_within_bounds(best: float, expec
 
 
 def test_plateaus_are_crossed() -> None:
-    """Rates that choose the same units tie; a better one further away is found all the same."""
+    """Rates with the same units tie; a better rate further away is still found."""
     assert rate_of_heads(lambda rate: 1.0 if rate < 12 else 0.5) == 16.0
 
 
@@ -82,7 +82,7 @@ def test_kinds_are_found_one_after_the_other_and_damping_last(damping: float) ->
 
 
 def divergence_of(model: nn.Module, planner: WidthPlanner, rate: float, damping: float, batches: Batches) -> float:
-    """Narrow by hand at some rate, without what the planner keeps, and compare outputs."""
+    """Return the divergence at a rate, narrowed by hand without the planner's cache."""
     (scores,) = planner.scores("gate_taylor")
     network = deep_copy(model)
     weights = {group.name: (rate if group.kind == "head" else 1) * scores[group.name] for group in planner.groups}
@@ -153,7 +153,7 @@ def test_a_smaller_last_batch_counts_for_as_much_as_it_holds() -> None:
 
 
 def test_single_samples_leave_statistics_as_they_are() -> None:
-    """BatchNorm1d has no variance over one sample."""
+    """BatchNorm1d has no variance over a single sample."""
     network = nn.Sequential(vit(), nn.BatchNorm1d(4)).eval()
     images, labels = labelled_batches()[0]
     single = [(x[None], y[None]) for x, y in zip(images, labels, strict=True)]
@@ -175,7 +175,7 @@ def head(width: int) -> list[nn.Module]:
 
 
 class Boxes(nn.Module):
-    """As many boxes as it likes, from a network with heads and neurons."""
+    """Variable number of boxes, from a network with heads and neurons."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class Words(Boxes):
 
 
 class Mean(Boxes):
-    """One number for all samples."""
+    """A single number for all samples."""
 
     def forward(self, images: Tensor) -> Any:
         return self.body(images).mean()
@@ -242,7 +242,7 @@ def test_budgets_that_are_near_are_weighed_once(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 def test_the_fit_of_a_trainer_weighs_kinds_and_leaves_statistics_alone(tmp_path: Path) -> None:
-    """Inside a Trainer the module is in training mode, and the loss is that of its own step."""
+    """Inside a Trainer, the module is in training mode, and the loss comes from the training step."""
     torch.manual_seed(0)
     body = nn.Sequential(nn.BatchNorm2d(1), tiny_vit(num_classes=10, num_heads=4))
     module = ImageClassifier("resnet18", num_classes=10)

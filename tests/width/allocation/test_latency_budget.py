@@ -29,7 +29,7 @@ def network() -> nn.Module:
 
 
 def products(model: nn.Module, block: int) -> int:
-    """Multiplications of a processor that does a block of channels, also one that is not full, at once."""
+    """Return the multiplications of a processor that works on blocks of channels, including partly filled ones."""
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     return sum(math.prod(math.ceil(n / block) * block for n in (m.in_channels, m.out_channels)) for m in convolutions)
 
@@ -107,7 +107,7 @@ def test_what_would_lose_more_is_not_measured(processor: Any, monkeypatch: pytes
 
 
 def test_budgets_are_compared_on_few_samples(processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is found saves as much on the whole batch, or is looked for again."""
+    """Candidates save the same on the whole batch, or the search continues."""
     processor(1)
     clock, timed = DenseCost.removed_share, []
 
@@ -128,7 +128,7 @@ def test_budgets_are_compared_on_few_samples(processor: Any, monkeypatch: pytest
 
 
 def test_few_samples_that_say_too_little_decide_nothing(processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they are timed as if hardly anything went, as on a GPU that they do not fill."""
+    """The few samples show hardly any savings, as on a GPU with idle cores."""
     processor(1)
     clock = DenseCost.removed_share
 
@@ -167,7 +167,7 @@ def test_a_number_that_is_given_stays(round_to: int, processor: Any) -> None:
 
 
 def test_multiples_meet_budgets_that_single_units_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a processor that is slow whenever a width is odd."""
+    """On a processor that is slow at every odd width."""
 
     def clock(whole: DenseCost, edits: Any, wanted: float) -> float:
         copied: Any = share_copy(whole.model)
@@ -208,7 +208,7 @@ def batches() -> Batches:
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [cnn, vit], ids=["one kind", "kinds that are weighed"])
 def test_latency_budget_is_measured(make: Any, batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that ticks once per MAC, a latency budget is one of MACs."""
+    """With a clock that ticks once per MAC, a latency budget is a budget of MACs."""
     model = make()
     dense = count_macs(model, IMAGE)
 

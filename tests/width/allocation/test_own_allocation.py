@@ -1,4 +1,4 @@
-"""An allocation of the user's own: passed, by the name that it was registered with, and by import path."""
+"""A user's own allocation: as an object, by its registered name, and by import path."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ RULES = {"uniform": uniform, "global": global_ranking, "per_cost": per_cost}
     ("make", "rule", "name"), one_in(2, ((make, rule, name) for make in (cnn, vit) for name, rule in RULES.items()))
 )
 def test_our_own_rules_as_callables_plan_as_their_names_do(rule: Any, name: str, make: Callable[[], Any]) -> None:
-    """Also where kinds are weighed, which is part of `per_cost` by name and as a function."""
+    """Also with weighed kinds, a part of `per_cost` by name and as a function."""
     assert planned(make(), allocation=rule).edits == planned(make(), allocation=name).edits
 
 
@@ -112,7 +112,7 @@ def test_a_recipe_plans_by_it() -> None:
     assert {len(edit.gone) for edit in plan.edits} == {1}
 
 
-# What is refused
+# Refusals
 
 GROUP = Group("a", "channel", 8, ())
 COSTS = CostModel(Cost(80, 80), {"a": 8}, {"a": (10, 10)}, {"a": ()})

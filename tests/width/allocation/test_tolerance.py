@@ -1,4 +1,4 @@
-"""Tolerance of Difference: its algebra by brute force, its facts, and allocations with and without a budget."""
+"""Tolerance of Difference: its algebra by brute force, its properties, and allocations with and without a budget."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_tolerance_by_the_book_is_removable_of_every_group(tolerance: float) -> 
 
 
 def test_tolerance_is_about_the_units_that_go_where_strata_take_turns() -> None:
-    """The first two to go, one per stratum, are none of the two best protected; the two lowest scores are."""
+    """The first two removed, one per stratum, are not among the two best protected; the two lowest scores are."""
     moe = Group("moe", "expert", 4, (), multiple=2, strata=2)
     removal, protection = {"moe": torch.tensor([0.0, 1, 3, 2])}, {"moe": torch.tensor([0.0, 9, 8, 1])}
     found = tolerance_allocation([moe], removal, protection, tolerance=0.0)

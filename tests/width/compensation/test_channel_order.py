@@ -1,4 +1,4 @@
-"""Channels of convolutions go in the order in which the others make them good."""
+"""Channels of convolutions are removed in the order in which the remaining ones compensate best."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHANNELS, OUTPUTS = 6, 4
 
 
 def network(**arguments: Any) -> nn.Sequential:
-    """A convolution that reads six channels, with a BatchNorm that scales its outputs."""
+    """Return a convolution that reads six channels, with a BatchNorm that scales its outputs."""
     torch.manual_seed(0)
     reader, norm = nn.Conv2d(CHANNELS, OUTPUTS, 3, **arguments), nn.BatchNorm2d(OUTPUTS)
     with torch.no_grad():
@@ -43,7 +43,7 @@ def orders(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[str, 
 
 @torch.no_grad()
 def by_trials(model: nn.Sequential, batches: list[tuple[Tensor, Tensor]], **arguments: Any) -> list[int]:
-    """Return the order in which channels go if all are tried, each time by least squares on unfolded patches."""
+    """Return the order of removal by trying all channels, each time by least squares on unfolded patches."""
     reader: Any = model[3]
     norm: Any = model[4]
     read = model[:3](torch.cat([x for x, _ in batches]))

@@ -1,4 +1,4 @@
-"""What kept units take over is what least squares say, and where they can do all of it, nothing is lost."""
+"""Refitted readers follow least squares, and where the kept units suffice, the output is exact."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LABELS = torch.arange(32) % 4
 
 
 def twice(linear: nn.Linear | nn.Conv2d, number: int, other: int, factor: float = 1.0) -> None:
-    """Make one output of a layer a multiple of another."""
+    """Make an output of a layer a multiple of another."""
     with torch.no_grad():
         linear.weight[number] = factor * linear.weight[other]
         assert linear.bias is not None
@@ -51,7 +51,7 @@ def compensated_plan(model: nn.Module, example: Tensor, removed: dict[str, list[
 
 @pytest.mark.parametrize("case", ["linear", "conv", "flattened", "two at once"])
 def test_redundant_units_cost_nothing(case: str) -> None:
-    """A unit that is a positive multiple of another, through a ReLU, is taken over exactly."""
+    """A removed unit that is a positive multiple of another, through a ReLU, is compensated exactly."""
     torch.manual_seed(0)
     if case == "linear":
         net: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -90,7 +90,7 @@ def test_prediction_is_ridge_regression() -> None:
 
 
 class Both(nn.Module):
-    """Two groups one after the other in what reads them."""
+    """Two groups concatenated for their reader."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Both(nn.Module):
 
 
 def test_concatenated_groups_are_read_apart() -> None:
-    """Each is predicted from its own."""
+    """Each group is predicted from its own units."""
     torch.manual_seed(0)
     net, x = Both(), torch.randn(64, 6)
     twice(net.first, 1, 3, 2.0)
@@ -114,7 +114,7 @@ def test_concatenated_groups_are_read_apart() -> None:
 
 @pytest.mark.parametrize("make", [Both, cnn, vit], ids=["concatenation", "padded shortcuts", "heads"])
 def test_moments_that_a_planner_keeps_give_what_the_edits_alone_do(make: Any) -> None:
-    """Moments are kept by group; edits name stretches that moved since, which are traced back to them."""
+    """Moments are stored by group; edits name shifted ranges, which are traced back."""
     torch.manual_seed(0)
     model = make()
     x = torch.randn(64, 6) if make is Both else IMAGES
@@ -130,7 +130,7 @@ def test_moments_that_a_planner_keeps_give_what_the_edits_alone_do(make: Any) ->
 
 
 def test_readers_are_closer_to_dense_than_without() -> None:
-    """What the next layer makes of the kept units, on samples that nothing was fitted to."""
+    """Compares the next layer's outputs on samples outside the fit."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 5))
     x, unseen = torch.randn(512, 6), torch.randn(512, 6)
@@ -225,7 +225,7 @@ def test_unknown_replacement() -> None:
 
 
 class Sums(nn.Module):
-    """A layer with a bias reads a sum and adds to it."""
+    """Layer with a bias that reads a sum and adds to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ class Sums(nn.Module):
 
 
 def test_reader_that_makes_units_of_its_own_group() -> None:
-    """Its bias gets the constant and is cut; and layers may be called by keyword."""
+    """The bias receives the constant and is cut; and layers may be called by keyword."""
     torch.manual_seed(0)
     model, batches = Sums(), [(torch.randn(64, 12), torch.arange(64) % 4)]
     apply_plan(model, plan_width(model, Budget(macs=0.3), batches=batches))
@@ -245,7 +245,7 @@ def test_reader_that_makes_units_of_its_own_group() -> None:
 
 
 def test_one_sample_says_nothing_about_the_rest() -> None:
-    """Nothing varies: only the constant is taken over."""
+    """Without variance, only the constant is compensated."""
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(1, 6)
     expected = net(x)

@@ -1,4 +1,4 @@
-"""What weights take over is tuned on the output: from the solution of least squares on, on other samples than judge."""
+"""Refitted weights are tuned on the output: from the least-squares solution, on other samples than the judging ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from prunerecover.width.tuning import fitted_and_tuned, tuned_tensors
 def in_place(
     model: nn.Module, edits: tuple[Edit, ...], tensors: dict[str, Tensor]
 ) -> tuple[nn.Module, list[TakenOver]]:
-    """Return the pruned model and what is learnt in it."""
+    """Return the pruned model and the values to learn."""
     network = deep_copy(model)
     apply_edits(network, edits, tensors)
     return network, taken_over(model, network, edits, tensors)
@@ -36,7 +36,7 @@ def in_place(
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_numbers_in_place_are_those_of_the_plan(make: Any) -> None:
-    """Other numbers, written into the pruned network, are what surgery with them makes of the dense one."""
+    """Other values, written into the pruned network, equal surgery with these values on the dense one."""
     model, edits, tensors, _ = narrowed(make)
     network, learnt = in_place(model, edits, tensors)
     assert [one.key for one in learnt] == list(tensors)
@@ -51,7 +51,7 @@ def test_numbers_in_place_are_those_of_the_plan(make: Any) -> None:
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_gradients_are_those_of_the_numbers(make: Any) -> None:
-    """A small step along the gradient changes the divergence by as much as its square, times the step."""
+    """A small step along the gradient changes the divergence by the gradient's square times the step."""
     model, edits, tensors, samples = narrowed(make)
     network, learnt = in_place(model.double(), edits, {key: value.double() for key, value in tensors.items()})
     inputs = torch.cat([batch.args[0] for batch in samples.fit]).double()

@@ -1,4 +1,4 @@
-"""Compensation that cannot be tuned is what least squares say; of extreme activations it leaves finite weights."""
+"""Compensation without tuning is least squares; with extreme activations, its weights stay finite."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def untouched(tensors: dict[str, Tensor], found: dict[str, Tensor]) -> bool:
 
 
 class Detached(Joined):
-    """Gradients stop at its output."""
+    """Stops gradients at its output."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Leave the graph."""
@@ -52,10 +52,10 @@ class Detached(Joined):
 
 
 class InPlace(Joined):
-    """An operation in place takes what the backward pass needs."""
+    """Operation in place that overwrites a tensor of the backward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Change an exponential, whose gradient is itself."""
+        """Change an exponential in place, whose gradient is its own output."""
         found = super().forward(x).exp()
         found.add_(1)
         return found
@@ -88,7 +88,7 @@ class Root(Joined):
 
 
 class Detections(Joined):
-    """The second dimension follows what is detected."""
+    """The second dimension follows the number of detections."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return as many logits more as a weight reads."""
@@ -120,7 +120,7 @@ def test_nothing_is_learnt_of_outputs_that_cannot_be_compared() -> None:
 
 @pytest.mark.parametrize("output", ["heads", "classes", "tuple of classes"])
 def test_outputs_of_whole_numbers_are_planned_for(output: str) -> None:
-    """The number of a class has no neighbours: nothing can be compared, and least squares say what is taken over."""
+    """Class numbers have no order: outputs cannot be compared, and least squares remain."""
 
     class Numbers(Joined):
         def forward(self, x: Tensor) -> Any:
@@ -161,7 +161,7 @@ SIZES: dict[str, list[float]] = {
 
 
 def net(sizes: list[float], units: int = 12) -> nn.Sequential:
-    """Hidden activations of these sizes in turn, which the next layer reads at their own size."""
+    """Return a network with hidden activations of these sizes in turn, rescaled by the next layer."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, units), nn.ReLU(), nn.Linear(units, 3))
     factors = torch.tensor(sizes).repeat(units)[:units]
@@ -179,7 +179,7 @@ def dead() -> nn.Sequential:
 
 
 def repeated() -> nn.Sequential:
-    """Two units are identical, and no others are left once the plan is applied."""
+    """Return a network of identical units, so that a plan leaves only copies."""
     model = net([1.0], units=4)
     with torch.no_grad():
         model[0].weight.copy_(model[0].weight[:1].expand(4, -1))

@@ -1,4 +1,4 @@
-"""What groups of known networks consist of."""
+"""Content of the groups in known networks."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_unit_of_a_grouped_convolution_is_a_group() -> None:
 
 
 class Chain(nn.Module):
-    """Multiplies by raw matrices, one after the other."""
+    """Multiplies by raw matrices in turn."""
 
     def __init__(self, listed: bool) -> None:
         super().__init__()

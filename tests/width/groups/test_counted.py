@@ -1,4 +1,4 @@
-"""Units that an operation counts stay, and it is said why; norms that are written out are over the units that stay."""
+"""Units counted by an operation stay, with the reason; explicit norms are over the remaining units."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DATA = [(images(4).float(), torch.arange(2))]
 
 
 class Hidden(nn.Module):
-    """Two layers of channels and two of neurons; `how` computes something of the first, `(N, 8, H, W)`."""
+    """Two layers of channels and two of neurons; `how` computes a function of the first, `(N, 8, H, W)`."""
 
     def __init__(self, how: How) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def test_norms_over_units_are_over_those_that_stay(name: str) -> None:
 
 
 def test_numbers_that_follow_the_data_count_nothing() -> None:
-    """How many rows a second stage has depends on the values that the first computes."""
+    """The number of rows in a second stage depends on the values of the first."""
 
     class Chosen(nn.Module):
         def __init__(self) -> None:
@@ -184,7 +184,7 @@ def test_numbers_that_follow_the_data_count_nothing() -> None:
 
 
 class Detector(nn.Module):
-    """How many rows it reads of what it saw depends on the values; a norm takes its statistics over the units."""
+    """The number of rows depends on the values; a norm takes its statistics over the units."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The parts that groups are found with: ids, maps, even layouts, and copies of models that capture their states."""
+"""Parts of the search for groups: ids, maps, even layouts, and copies of models that capture their states."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from prunerecover.width.groups.assembly import linear_form
 
 
 def labelled(*shape: int) -> tuple[DimensionIds, Tensor]:
-    """DimensionIds that vary in every dimension of a shape, as those of features viewed as heads do."""
+    """Return DimensionIds that vary in every dimension of a shape, as for features viewed as heads."""
     ids = DimensionIds()
     (flat,) = ids.of_tensor("w", torch.empty(torch.Size(shape).numel()))
     return ids, flat.view(shape)
 
 
 def sets(ids: DimensionIds, of: Tensor) -> list[list[int]]:
-    """Components of the ids in a map, as lists of positions; rigid ones first, if any."""
+    """Return components of the ids in a map, as lists of positions; rigid ones first, if any."""
     numbers = ids.components()[of.flatten().numpy()]
     return [(numbers == n).nonzero()[0].tolist() for n in sorted(set(numbers.tolist()))]
 
@@ -84,7 +84,7 @@ def test_weights_along_the_heads_go_with_them_and_weights_inside_heads_stay() ->
 
 
 def test_even_layouts_are_those_that_slices_describe() -> None:
-    """Every slice is found again from its indices."""
+    """Every slice is recovered from its indices."""
     for offsets, span, size in [((0,), 1, 2), ((3,), 1, 5), ((0, 12, 24), 4, 3), ((1, 9), 2, 3), ((0, 4, 8, 12), 1, 4)]:
         part = Slice(tensor="w", dim=0, offsets=offsets, span=span)
         positions = torch.full((40,), -1)
@@ -99,7 +99,7 @@ def test_uneven_layouts_have_no_form() -> None:
 
 
 def test_copies_of_models_that_have_run_still_capture_hidden_states() -> None:
-    """Transformers installs hooks for it once; a copy has none of them."""
+    """Transformers installs hooks for this once; a copy has none of them."""
     model: nn.Module = tiny.tiny_llama()
     inputs = tiny.tiny_inputs("llama")
     states = model(**inputs, output_hidden_states=True).hidden_states

@@ -1,4 +1,4 @@
-"""Groups are right if cutting them out of tensors equals setting them to zero; small ones, and ones with gates."""
+"""Groups are right if cutting them out of tensors equals setting them to zero; small groups, and gated ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from prunerecover.width.groups.gates import with_a_gate
 
 
 def families(*but: str) -> list[Any]:
-    """The names of all families `but` some, as parameters; the large ones are slow."""
+    """Return the names of all families `but` some, as parameters; the large ones are slow."""
     large = (pytest.param(name, marks=pytest.mark.slow) for name in LARGE if name not in but)
     return [*(name for name in BUILD if name not in but), *large]
 
@@ -77,7 +77,7 @@ EXPECTED = {  # groups by kind, counted by hand from the architectures
 
 
 def without_normed_channels(name: str) -> FoundGroups:
-    """ConvNeXt norms over its channels: they cannot be compared with zeros."""
+    """Return the groups without ConvNeXt's channels, whose norms prevent a comparison with zeros."""
     found = found_in(name)
     return replace(found, groups=tuple(g for g in found.groups if not ("convnext" in name and g.kind == "channel")))
 
@@ -141,7 +141,7 @@ def test_names_are_unique_and_every_unit_is_made_and_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["deit", "timm_swin", "bert", "segformer", "llama_gqa", "llama_gqa_eager", "gpt2"])
 def test_products_and_layers_add_up_to_all_macs(name: str) -> None:
-    """What is left over is the attention of SegFormer's first stage: it has a single head, which is no unit."""
+    """The remainder is the attention of SegFormer's first stage, whose single head is no unit."""
     (model, inputs), found = built(name), found_in(name)
     by_module = macs_by_module(model, inputs)
     layers = {path: n for path, n in by_module.items() if not any(True for _ in model.get_submodule(path).children())}
@@ -199,7 +199,7 @@ def t5(heads: int) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("heads", one_in(5, [2, 3, 4, 5, 8]))
 def test_attentions_that_share_a_position_bias_are_one_group(heads: int) -> None:
-    """Cross-attentions add one tensor of zeros, made by the first for as many heads as it has."""
+    """Cross-attentions add a tensor of zeros, made by the first with its own number of heads."""
     model = t5(heads)
     groups = find_groups(model, TEXT, ("head",)).groups
     (crossing,) = (group for group in groups if "EncDec" in group.name)

@@ -1,4 +1,4 @@
-"""Tensors that code cuts by the size they have: all parts lose as many units, or the cut would move."""
+"""Tensors that code splits by their size: all parts lose the same number of units, or the split would move."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_units_that_would_get_into_another_part_stay(how: str) -> None:
 
 
 def test_parts_that_leave_as_a_whole_are_free() -> None:
-    """Heads that are cut out one by one: there are fewer of them, and each is what it was."""
+    """Separately split heads: their number falls, and each stays the same."""
 
     class Heads(nn.Module):
         def __init__(self) -> None:

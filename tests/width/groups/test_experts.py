@@ -1,4 +1,4 @@
-"""Routed experts: what is found, narrowed equals masked, plans meet budgets, and standard checkpoints come out."""
+"""Routed experts: groups, narrowed equals masked, plans meet budgets, and standard checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from prunerecover.cost.macs import count_macs
 from prunerecover.surgery.apply_edits import apply_edits, undo
 from prunerecover.width.groups.experts import find_experts
 
-# What is found
+# Groups
 
 
 @pytest.mark.parametrize("name", MIXTURES)
@@ -57,7 +57,7 @@ def test_experts_are_found_beside_other_kinds_when_asked_for() -> None:
 
 
 def test_modules_that_only_look_alike_are_not_experts() -> None:
-    """Two 3-D parameters are no experts without a call that routes, or without a router beside them."""
+    """Two 3-D parameters are no experts without a routed call, or without a router beside them."""
 
     class Block(nn.Module):
         def __init__(self, experts: nn.Module, gate: nn.Module) -> None:
@@ -134,7 +134,7 @@ def test_balancing_loss_counts_the_experts_that_are_left(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNGROUPED)
 def test_layers_that_differ_are_opened_by_load_pruned(name: str, tmp_path: Path) -> None:
-    """No config can say how many experts there are, so it stays as it was, and none is written."""
+    """No config can state the numbers of experts, so the config stays the same, and none is written."""
     model: Any = tiny_mixture(name)
     before = model.config.to_dict()
     plan = without(model, ONE_AND_TWO)
@@ -148,7 +148,7 @@ def test_layers_that_differ_are_opened_by_load_pruned(name: str, tmp_path: Path)
 
 
 def test_config_follows_once_all_layers_are_alike() -> None:
-    """One layer after the other, by two plans; what is undone gives the config back."""
+    """Layer by layer, by two plans; undoing restores the config."""
     model: Any = tiny_mixture("deepseek_v3")
     first, second = ({name: gone} for name, gone in {**TWO, "model.layers.1.mlp.experts": (1, 6)}.items())
     one = without(model, first)
@@ -239,7 +239,7 @@ def test_the_model_is_bit_identical_afterwards() -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(("name", "allocation"), one_in(5, ODD))

@@ -1,4 +1,4 @@
-"""What is left out of groups, and what is refused."""
+"""Dimensions left out of groups, and refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prunerecover.width.groups.discovery import find_groups
 
 
 class Odd(nn.Module):
-    """Many ways in which dimensions meet, in one network."""
+    """Network with many ways in which dimensions meet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def test_extremes_over_positions_leave_the_channels_free(statistic: str) -> None
 
 
 def test_unequal_halves_are_left_out() -> None:
-    """ShuffleNet splits its channels in two: one half cannot lose more than the other."""
+    """ShuffleNet splits its channels into halves, and both must stay equal."""
 
     class Halves(nn.Module):
         def __init__(self) -> None:
@@ -154,7 +154,7 @@ def test_groups_are_those_of_depgraph_where_it_works(name: str) -> None:
 
 
 def test_what_no_sample_reaches_is_left_out() -> None:
-    """Of an empty tensor, as of a detector that proposes nothing, it cannot be seen what lies where."""
+    """Empty tensors, as of a detector without proposals, do not reveal their layout."""
 
     class Nothing(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

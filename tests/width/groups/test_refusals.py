@@ -1,4 +1,4 @@
-"""An error that finds no units names the operation and its line; what can be narrowed is found in few trials."""
+"""An error without units names the operation and its line; narrowable units are found in few trials."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Chain(nn.Module):
 
 
 def written_out(y: Tensor, seen: list[Tensor]) -> Tensor:
-    """Code that has the width in it."""
+    """Code with the width as a literal."""
     return y.view(-1, WIDTH)
 
 
@@ -142,7 +142,7 @@ def fours(y: Tensor, seen: list[Tensor]) -> Tensor:
 
 
 def as_wide_as(before: int) -> Habit:
-    """Code that runs only if what came `before` is at least as wide: it breaks when that is narrowed alone."""
+    """Code that runs only if an earlier output is at least as wide: it breaks when that layer alone is narrowed."""
     return lambda y, seen: y[:, : seen[-1 - before].shape[1]]
 
 
@@ -180,7 +180,7 @@ def test_halves_of_tensors_that_code_cuts_up_are_left_out_and_no_others() -> Non
 
 
 class Recurrence(nn.Module):
-    """A recurrence that starts from a state of a fixed size where a next call is to go on from it."""
+    """Recurrence from a state of a fixed size, kept for the next call."""
 
     def __init__(self, *, keeps: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Widths that hardware likes: what a group keeps is a multiple of `round_to`, and budgets are met all the same."""
+"""Widths for hardware: the size of a group is a multiple of `round_to`, and budgets are met all the same."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def settings(allocation: str) -> dict[str, Any]:
 
 
 def saved(planner: WidthPlanner, plan: Plan, cost: str, change: dict[str, int] | None = None) -> float:
-    """The share that goes, with some groups keeping more than planned."""
+    """Return the removed share, with some groups larger than planned."""
     kept = {group.name: group.kept + (change or {}).get(group.name, 0) for group in plan.kept_groups}
     return float(1 - getattr(planner.costs.total(kept), cost) / getattr(planner.costs.full, cost))
 
@@ -91,7 +91,7 @@ def test_multiples_of_one_are_no_multiples() -> None:
 
 @pytest.mark.filterwarnings("ignore:The plan removes")  # all groups lose their last step together
 def test_units_are_chosen_by_steps_and_not_rounded_afterwards() -> None:
-    """Widths that are cut down to multiples would take more than was asked for."""
+    """Rounding the planned widths down to multiples would exceed the budget."""
     planner = WidthPlanner(Session(wide(), labelled_batches()))
     how: dict[str, Any] = {"allocation": "uniform", **QUICK}
     free, steps = (planner.plan(Budget(macs=0.3), WidthRule(round_to=n, **how)) for n in (None, 8))
@@ -111,7 +111,7 @@ def test_a_number_per_kind() -> None:
 
 
 def test_one_number_is_for_channels_and_neurons() -> None:
-    """A model of two heads could lose none if they stayed multiples of 8."""
+    """A model with two heads could lose none if their number had to be a multiple of 8."""
     plan = plan_width(vit(), Budget(params=0.4), batches=labelled_batches(), allocation="uniform", round_to=8, **QUICK)
     kept = [(group.kind, group.kept) for group in plan.kept_groups]
     assert any(kind == "head" and number < 4 for kind, number in kept)

@@ -1,4 +1,4 @@
-"""Dimensions of heads: found, narrowed to what a module of that size computes, and refused where heads do more."""
+"""Dimensions of heads: found, narrowed to the computation of a smaller module, and refused where heads do more."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fused(weight: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """A network, with its first attention by hand: path, the module that reads heads, weights and biases of heads."""
+    """Network with its first attention by hand: path, reader of the heads, weights and biases of heads."""
 
     build: Callable[[], nn.Module]
     inputs: Any
@@ -94,7 +94,7 @@ def output(model: nn.Module, inputs: Any) -> Tensor:
 
 
 def smaller(model: nn.Module, inputs: Any, kept: int = KEPT, heads: Sequence[int] = ()) -> list[Edit]:
-    """Edits that leave every head its first dimensions, once some heads are gone."""
+    """Return edits that keep every head's first dimensions, after the removal of some heads."""
     groups = find_groups(model, inputs, KINDS if heads else "head_dim")
     gone = {one.name: torch.tensor(heads) if one.kind == "head" else torch.arange(kept, one.size) for one in groups}
     return [*groups.edits, *narrow_edits(groups, gone)]
@@ -204,7 +204,7 @@ def test_a_group_tells_queries_keys_values_and_what_it_costs() -> None:
 
 @pytest.mark.slow
 def test_values_are_known_without_their_name() -> None:
-    """GPT-2 holds them transposed, OPT lists keys first."""
+    """GPT-2's weights are transposed, OPT's keys come first."""
     layout = HeadLayout.of(find_groups(tiny_gpt2(), tiny_inputs("gpt2"), "head_dim")[0])
     assert [(part.dim, part.offsets[0]) for part in layout.weights] == [(1, 0), (1, 32), (1, 64)]
     opt = HeadLayout.of(find_groups(BUILD["opt"](), tiny_inputs("opt"), "head_dim")[0])

@@ -1,4 +1,4 @@
-"""Attentions whose heads keep their size, with the reason; and what is no default or does not fit."""
+"""Attentions whose heads keep their size, with the reason; and cases outside the default."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prunerecover.width.narrow_edits import narrow_edits
 
 
 class ByHand(nn.Module):
-    """An attention of 4 heads of 8 between linears, with something more inside."""
+    """Attention of 4 heads of 8 between linears, with an extra step inside."""
 
     def __init__(self, more: str = "", size: int = 8) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ def built(name: str) -> Any:
 
 
 def halved(name: str, **settings: Any) -> tuple[Any, Any]:
-    """A language model with half of its hidden size, and the plan."""
+    """Return a language model with half of its hidden size, and the plan."""
     model = built(name)
     plan = plan_width(model, Budget(remove={"hidden": 16}), batches=text(name), kinds=HIDDEN, **settings)
     apply_plan(model, plan)
@@ -72,7 +72,7 @@ def test_what_features_count_for_beside_other_kinds_is_tried(tmp_path: Path) -> 
 
 
 def test_dead_features_go_first() -> None:
-    """What hardly anything writes, or reads, is the least."""
+    """Features with hardly any writers or readers have the lowest scores."""
     model = tiny_timm()
     dead = [3, 17, 30]
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_dead_features_go_first() -> None:
 
 
 def test_weights_take_over_for_what_goes() -> None:
-    """Copies of other features can go without a trace, but for their part in the norms' statistics."""
+    """Copies of other features can be removed exactly, but for their part in the norms' statistics."""
     changes = {}
     for replace in ("zero", "calibrated"):
         model = tiny_timm()
@@ -98,7 +98,7 @@ def test_weights_take_over_for_what_goes() -> None:
 
 @pytest.mark.slow
 def test_tied_tables_take_nothing_over() -> None:
-    """What a head takes over for would change the embeddings."""
+    """Compensation in a tied head would change the embeddings."""
     model, plan = halved("qwen3")
     assert plan.tensors
     assert not any("embed" in name or "lm_head" in name for name in plan.tensors)
@@ -130,7 +130,7 @@ def test_configs_say_the_hidden_size_where_they_can(name: str, tmp_path: Path) -
 
 
 def test_embeddings_scaled_by_the_hidden_size_keep_their_scale(tmp_path: Path) -> None:
-    """Gemma's config would have its code scale them by the root of a smaller size, so it stays as it is."""
+    """Gemma's code would scale embeddings by the root of the smaller size, so the config's size stays the same."""
     model, plan = halved("gemma", replace="zero")
     assert model.config.hidden_size == 32
     again: Any = load_pruned(save_pruned(model, plan, tmp_path / "pruned"))

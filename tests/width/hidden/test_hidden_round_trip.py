@@ -1,4 +1,4 @@
-"""Which residual streams can be narrowed; their features leave as if norms had never read them."""
+"""Residual streams that can be narrowed, with norms over the remaining features alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
 class Between(nn.Module):
-    """An encoder of PyTorch between two linears, so that nothing else reads its stream."""
+    """Encoder of PyTorch between two linears, so that its stream has no other readers."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class TestRoundTrip(RoundTripChecks):
 
 @pytest.mark.parametrize("name", one_in(4, NETWORKS))
 def test_every_stream_is_one_group(name: str) -> None:
-    """Each stage of a Swin has a stream of its own."""
+    """Each stage of a Swin has a separate stream."""
     sizes = {"Swin of timm": [12, 24], "Swin of torchvision": [12, 24]}
     width = 16 if "encoder" in name or name == "ViT of torchvision" else 32
     found = [group.size for group in NETWORKS[name].found.groups if group.kind == "hidden"]
@@ -91,7 +91,7 @@ def kept_in(network: HiddenRoundTrip) -> Tensor:
 
 
 def test_a_vit_written_out() -> None:
-    """All weights are those of the dense network; norms read the kept features, and nothing reads others."""
+    """All weights are the dense network's; norms read the kept features, and nothing reads others."""
     network = NETWORKS["timm"]
     w, kept = dict(network.build().named_parameters()), kept_in(network)
 
@@ -161,7 +161,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 class Stream(nn.Module):
-    """Two residual branches around `function`, and a head that reads what `last` makes of the stream."""
+    """Two residual branches around `function`, and a head behind `last`."""
 
     def __init__(self, function: Function = lambda h: h, last: Function = lambda h: h) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ def test_tied_embeddings_are_cut_once() -> None:
 
 
 def test_norms_without_weights_follow() -> None:
-    """Nothing shows the width of such a norm but its `normalized_shape`."""
+    """Only `normalized_shape` shows the width of such a norm."""
     network = Stream()
     network.norm = nn.LayerNorm(8, elementwise_affine=False)
     (group,) = find_groups(network, TOKENS, "hidden").groups
@@ -251,7 +251,7 @@ def test_attentions_whose_heads_have_no_size_become_others() -> None:
 
 
 def test_streams_of_convolutions_stay_channels() -> None:
-    """A norm over them does not make channels of a ConvNeXt others than they were."""
+    """A norm over the channels of a ConvNeXt leaves them ordinary channels."""
 
     class Convolutions(nn.Module):
         def __init__(self) -> None:

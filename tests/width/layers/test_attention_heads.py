@@ -1,4 +1,4 @@
-"""Heads of PyTorch's own attention and of torchvision's Swin, in modules of which some heads can go."""
+"""Heads of PyTorch's own attention and of torchvision's Swin, in modules with removable heads."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ V2 = {"block": SwinTransformerBlockV2, "downsample_layer": PatchMergingV2}
 
 
 def swin(**settings: object) -> nn.Module:
-    """Two stages of two blocks; windows cover the image in the second one."""
+    """Return two stages of two blocks; windows cover the image in the second."""
     sizes = {"patch_size": [2, 2], "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]}
     return seeded(SwinTransformer(**sizes, num_classes=3, stochastic_depth_prob=0.0, **settings))
 
@@ -102,7 +102,7 @@ def test_finding_and_planning_leave_the_attention_as_it_is() -> None:
 
 @pytest.mark.parametrize("gradients", [True, False])
 def test_kernel_for_whole_layers_is_not_used(gradients: bool) -> None:
-    """It knows no size of heads; PyTorch takes it in evaluation without gradients, and nests padded tokens for it."""
+    """PyTorch takes the kernel in evaluation without gradients, also with padded tokens, but not with other heads."""
     pruned = NETWORKS["encoder, padded"].pruned()
     with torch.set_grad_enabled(gradients):
         found = pruned(TOKENS, src_key_padding_mask=PADDING)
@@ -141,7 +141,7 @@ def test_heads_are_scored_by_every_signal(signal: str) -> None:
 
 @pytest.mark.parametrize("name", ["ViT of torchvision", "Swin", "Swin V2"])
 def test_plan_counts_what_is_left(name: str, tmp_path: Path) -> None:
-    """What the plan says of parameters and MACs is what is there, also once it is loaded."""
+    """Parameters and MACs in the plan are the model's, also after loading."""
     model = NETWORKS[name].build()
     plan = plan_width(model, Budget(remove={"head": 5}), batches=BATCHES)
     apply_plan(model, plan)

@@ -1,4 +1,4 @@
-"""Width of networks with InstanceNorm, whose channels go with the convolution before it."""
+"""Width of networks with InstanceNorm, whose channels are coupled to the preceding convolution."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VOLUMES = torch.randn(2, 1, 8, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
 def seeded(build: Callable[[], nn.Module]) -> nn.Module:
-    """Build a network whose vectors are not the zeros and ones that they begin as."""
+    """Build a network with vectors off their initial zeros and ones."""
     torch.manual_seed(0)
     network = build()
     for tensor in (*network.parameters(), *network.buffers()):
@@ -84,7 +84,7 @@ def test_runs_in_onnxruntime(name: str, tmp_path: Path) -> None:
 
 
 def test_units_are_scored_behind_a_norm_without_weights() -> None:
-    """In front of it the norm takes their scale away, and so what a gradient along them says."""
+    """In front of it, the norm removes their scale, and thereby the information of a gradient along them."""
     taps = [tap.module for group in NETWORKS["CycleGAN"].found.groups for tap in group.taps]
     assert taps == ["2", "5", "7.body.6", "7.body.2", "9"]
 

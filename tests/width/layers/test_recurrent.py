@@ -102,7 +102,7 @@ def squares(network: nn.Module, batch: Tensor) -> Tensor:
 
 
 def test_gradients_are_taken_without_cudnn() -> None:
-    """Its recurrent layers refuse a backward pass in evaluation mode."""
+    """The recurrent layers of cuDNN refuse a backward pass in evaluation mode."""
     enabled = []
 
     def loss(network: nn.Module, batch: Tensor) -> Tensor:

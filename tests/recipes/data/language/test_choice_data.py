@@ -33,7 +33,7 @@ def opened(path: Path, tokenizer: str, stage: str = "fit", **kwargs: Any) -> Cho
 
 
 def answers_in(batch: dict[str, torch.Tensor]) -> list[tuple[list[int], list[int]]]:
-    """All tokens of each row without padding, and those that are scored."""
+    """Return the tokens of each row without padding, and the scored ones."""
     rows = zip(*(batch[name] for name in ("input_ids", "attention_mask", "labels")), strict=True)
     return [(ids[mask == 1].tolist(), labels[labels != -100].tolist()) for ids, mask, labels in rows]
 
@@ -65,7 +65,7 @@ def test_evaluation_batches_hold_every_answer(tmp_path: Path, tokenizer: str) ->
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_hub_forms_in_local_files(tmp_path: Path, tokenizer: str, kind: str) -> None:
-    """Nested columns come back from parquet and jsonl as they were written."""
+    """Nested columns return from parquet and jsonl as written."""
     import datasets
 
     form = {"question": "w5", "choices": {"text": ["w6", "w7 w8"], "label": ["A", "B"]}, "answerKey": "B"}

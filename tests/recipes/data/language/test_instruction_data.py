@@ -1,4 +1,4 @@
-"""InstructionData reads instructions and chats, and pads and cuts what is made of them."""
+"""InstructionData reads instructions and chats, and pads and cuts their tokens."""
 
 from __future__ import annotations
 

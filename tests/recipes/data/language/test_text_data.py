@@ -1,4 +1,4 @@
-"""TextData opens each source alike, by name too, and packs what a tokenizer makes of it as one does by hand."""
+"""TextData opens each source alike, also by name, and packs a tokenizer's output as by hand."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_special_tokens_are_the_tokenizers_and_eos_comes_once(tmp_path: Path) ->
 
 
 def test_a_separator_reads_rows_as_one_text(tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As perplexity on WikiText is reported: the rows, blank ones too, joined by blank lines."""
+    """As perplexity on WikiText is reported: all rows, including blank ones, joined by blank lines."""
     texts = documents(SIZES)
     path = write_jsonl(tmp_path / "a.jsonl", [*texts[:2], "", *texts[2:]])
     expected = [token for token in packed(texts) if token != 2][:32]

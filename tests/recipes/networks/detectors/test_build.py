@@ -1,4 +1,4 @@
-"""Detectors by name: heads for other classes, weights from files, and what to do without a network."""
+"""Detectors by name: heads for other classes, weights from files, and messages without a network connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prunerecover.recipes.networks.torchvision_weights import with_trained_layer
 
 @pytest.fixture
 def ssd_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tiny SSD stands for all builders of torchvision; its pretrained weights cannot be downloaded."""
+    """Replace all builders of torchvision by the tiny SSD; its pretrained weights cannot be downloaded."""
 
     def get_model(name: str, weights: Any = None, num_classes: int = 4, **_: Any) -> nn.Module:
         if weights == "DEFAULT":

@@ -1,4 +1,4 @@
-"""A detector in parts computes what its library computes in one piece."""
+"""A detector in parts computes the same as its library's whole detector."""
 
 from __future__ import annotations
 
