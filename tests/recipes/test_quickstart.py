@@ -1,5 +1,4 @@
-"""The quickstart keeps its promises: recovered within a point, a third of the blocks' MACs removed, all files written.
-"""
+"""The quickstart keeps its promises: recovered within a point, a third of the MACs removed, and all files written."""
 
 from __future__ import annotations
 

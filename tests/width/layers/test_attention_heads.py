@@ -102,7 +102,7 @@ def test_finding_and_planning_leave_the_attention_as_it_is() -> None:
 
 @pytest.mark.parametrize("gradients", [True, False])
 def test_kernel_for_whole_layers_is_not_used(gradients: bool) -> None:
-    """PyTorch takes the kernel in evaluation without gradients, also with padded tokens, but not with other heads."""
+    """The kernel assumes equal head sizes; PyTorch takes it in evaluation without gradients, also for padded tokens."""
     pruned = NETWORKS["encoder, padded"].pruned()
     with torch.set_grad_enabled(gradients):
         found = pruned(TOKENS, src_key_padding_mask=PADDING)
