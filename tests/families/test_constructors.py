@@ -24,14 +24,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM, RobertaConfig, RobertaForMaskedLM
 
 from benchmarks.zoo.networks.network import outputs
-from benchmarks.zoo.networks.transformers_rebuilt import networks
+from benchmarks.zoo.networks.transformers import rebuilt as harder
 from prunerecover import Plan, apply_plan, load_pruned, plan_depth, save_pruned
 from prunerecover.checkpoint.pruned_folder import standard_class
 from prunerecover.families.constructors import build, constructor_of, is_described_by_config
 from prunerecover.model.batches import logits_of
 from prunerecover.model.hashing import tensors_hash
 
-HARDER = {network.name: network for network in networks()}
+HARDER = {network.name: network for network in harder()}
 QUICK = ("SwinForImageClassification-wide-windows", "RwkvForCausalLM", "Mamba2ForCausalLM", "Detr")
 SMALL = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
 TIMM = {

@@ -13,33 +13,14 @@ from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerB
 
 from benchmarks.zoo.networks.network import CLASSES, MakeBatch, Network, images
 
-# The smallest of each family, and more than one where sizes differ in structure; the side of the images.
-CLASSIFIERS = {
-    "alexnet": 64,
-    "vgg11": 32,
-    "vgg11_bn": 32,
-    "resnet18": 64,
-    "resnet34": 64,
-    "resnet50": 64,
-    "resnext50_32x4d": 64,
-    "wide_resnet50_2": 32,
-    "squeezenet1_0": 64,
-    "squeezenet1_1": 64,
-    "densenet121": 64,
-    "shufflenet_v2_x0_5": 64,
-    "shufflenet_v2_x1_0": 64,
-    "mobilenet_v2": 64,
-    "mobilenet_v3_small": 64,
-    "mobilenet_v3_large": 64,
-    "mnasnet0_5": 64,
-    "mnasnet1_0": 64,
-    "efficientnet_b0": 64,
-    "efficientnet_b1": 64,
-    "efficientnet_v2_s": 64,
-    "regnet_x_400mf": 64,
-    "regnet_y_400mf": 64,
-    "convnext_tiny": 64,
-}
+# The smallest of each family, and more than one where sizes differ in structure.
+CLASSIFIERS = (
+    *("alexnet", "resnet18", "resnet34", "resnet50", "resnext50_32x4d", "squeezenet1_0", "squeezenet1_1"),
+    *("densenet121", "shufflenet_v2_x0_5", "shufflenet_v2_x1_0", "mobilenet_v2", "mobilenet_v3_small"),
+    *("mobilenet_v3_large", "mnasnet0_5", "mnasnet1_0", "efficientnet_b0", "efficientnet_b1", "efficientnet_v2_s"),
+    *("regnet_x_400mf", "regnet_y_400mf", "convnext_tiny"),
+)
+WIDE = ("vgg11", "vgg11_bn", "wide_resnet50_2")  # on smaller images
 SWIN = partial(models.SwinTransformer, [4, 4], 48, [2, 2, 2], [3, 6, 12], [4, 4], num_classes=CLASSES)
 SEGMENTERS = ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
 VIDEO = ("r3d_18", "mc3_18", "r2plus1d_18")
@@ -60,7 +41,7 @@ DETECTORS: dict[str, dict[str, Any]] = {
 
 def networks() -> list[Network]:
     """Return the suite."""
-    classifiers = [Network(name, _model(name), images(side)) for name, side in CLASSIFIERS.items()]
+    classifiers = [Network(name, _model(name), images(32 if name in WIDE else 64)) for name in (*CLASSIFIERS, *WIDE)]
     with_more_outputs = [
         Network(name, _model(name, init_weights=False, aux_logits=False), images(side))
         for name, side in {"googlenet": 64, "inception_v3": 96}.items()
