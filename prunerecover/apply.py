@@ -1,6 +1,6 @@
-"""Apply a plan to a model, with its fitted tensors or with tensors that are fitted anew to other weights.
+"""Application of a plan to a model, with the plan's fitted tensors or with tensors refitted to other weights.
 
-It stands above surgery, which knows edits alone, and above planning, which knows how tensors are fitted.
+The module stands above surgery, which knows edits alone, and above planning, which fits tensors.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from prunerecover.width.stages import fitted_in_stages
 def apply_plan(model: nn.Module, plan: Plan | str | Path, refit: Batches | None = None) -> Applied:
     """Change the model in place as the plan says.
 
-    Two linears whose activation has gone go on as two, which train better, and save nothing until `merge(model)` makes
-    them one. A share of the MACs or parameters that was asked for is met by the merged model:
-    `plan.evidence["removed_share"]` says what has gone before and after.
+    Two linears with a removed activation between them stay two for training, which works better, and save nothing until
+    `merge(model)` joins them. The merged model meets the plan's share of the MACs or parameters:
+    `plan.evidence["removed_share"]` holds the removed share before and after merging.
 
     Args:
         model: The model the plan was made for, at any dtype and on any device, wrapped or not.
-        plan: The plan, or the path of its file; one without edits changes nothing.
-        refit: Calibration batches to fit replacements and layers anew, for a model with other weights than the plan's.
+        plan: The plan, or the path of a plan file; a plan without edits changes nothing.
+        refit: Calibration batches to refit replacements and layers, for a model with other weights than the plan's.
 
     Returns:
-        What became of the parameters.
+        The removed and the new parameters.
 
     Raises:
         TypeError: If an argument is of another type.
-        ValueError: If the plan is for another model, its fitted tensors are missing or were fitted to other weights, or
-            its file is no plan.
-        FileNotFoundError: If there is no such file.
+        ValueError: If the plan is for another model, fitted tensors are missing or were fitted to other weights, or the
+            file is no plan.
+        FileNotFoundError: If the file does not exist.
     """
     model = unwrap(model)
     plan = Plan.load(plan) if isinstance(plan, str | Path) else plan
@@ -64,15 +64,15 @@ def apply_plan(model: nn.Module, plan: Plan | str | Path, refit: Batches | None 
 
 
 def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int | None = None) -> Plan:
-    """Return the plan with the same units and what they leave, fitted to this model, which is bit-identical afterwards.
+    """Return the plan with the same units and forms of replacements, refitted to a model, which stays bit-identical.
 
-    What narrowed weights take over is tuned towards this model's output, whatever goes before in depth.
+    Refitted weights of width are tuned towards the model's output, also after edits in depth.
 
     Args:
-        model: Of the structure that the plan starts from, with other weights.
-        plan: Whose edits stay as they are.
+        model: Model with the plan's initial structure and other weights.
+        plan: Plan; the edits stay the same.
         batches: Calibration batches; see `plan_depth` and `plan_width`.
-        seed: Of the samples that are held out; None: as the plan was made.
+        seed: Seed of the held-out split; None: the plan's own.
 
     Raises:
         ValueError: If the model is not of the plan's structure or there are too few samples to fit.
@@ -86,8 +86,8 @@ def refit(session: Session, plan: Plan) -> Plan:
     """Return `refit_plan`'s plan for the network of a session.
 
     Args:
-        session: Network, of the structure that the plan starts from, and samples.
-        plan: See `refit_plan`.
+        session: Network with the plan's initial structure, and samples.
+        plan: Plan, as of `refit_plan`.
     """
     samples, judge, seed = session.samples, session.output, session.seed
     with session.evaluating():
@@ -109,10 +109,10 @@ def refit(session: Session, plan: Plan) -> Plan:
 def _fit_layers(
     session: Session, done: Sequence[Edit], refits: Sequence[Refit], tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the values of layers, by least squares towards the dense ones on what now enters them.
+    """Return the values of layers, by least squares from the present inputs to the dense outputs.
 
     Raises:
-        ValueError: If a layer cannot be fitted so.
+        ValueError: If a layer cannot be fitted by least squares.
     """
     found = _fit_heads(session, done, refits, tensors)
     heads = [edit for edit in refits if found.keys() & set(edit.tensors)]
@@ -133,7 +133,7 @@ def _fit_layers(
 def _fit_heads(
     session: Session, done: Sequence[Edit], refits: Sequence[Refit], tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the values of layers that make smaller heads, which are other sums of the dense ones' outputs."""
+    """Return the values of layers with smaller heads, as linear maps of the dense layers' outputs."""
     narrowed = [edit for edit in done if isinstance(edit, Narrow) and edit.kind == "head_dim"]
     makes = {parent_path(part.tensor): edit for edit in narrowed for part in edit.group if part.makes}
     edits = {makes[edit.unit].unit: makes[edit.unit] for edit in refits if edit.unit in makes}
@@ -163,7 +163,7 @@ def _check_refitted_whole(network: nn.Module, refits: Sequence[Refit]) -> None:
 
 
 def _fit_on_graph(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet) -> dict[str, Tensor]:
-    """Return the tensors of stand-ins on the graph that a stage fits; the model is as the stage finds it."""
+    """Return the fitted tensors of a stage's replacements on the graph; the model has the stage's initial state."""
     fitted = [edit for edit in stage if isinstance(edit, Bypass) and edit.tensors]
     apart = [edit for edit in stage if not isinstance(edit, Merge)]
     found = refit_in_order(model, apart, samples.fit) if fitted else {}
@@ -174,7 +174,7 @@ def _fit_on_graph(model: nn.Module, stage: Sequence[Edit], samples: CalibrationS
 def _fit_depth(
     model: nn.Module, stage: Sequence[Edit], fitted: Sequence[Replace | Fold], samples: CalibrationSet, seed: int
 ) -> dict[str, Tensor]:
-    """Return the tensors of those edits of a stage that are fitted; the model is as the stage finds it."""
+    """Return the tensors of a stage's fitted edits in depth; the model has the stage's initial state."""
     keys = {edit.unit: edit.tensors for edit in fitted}
     gone = {unit.name: unit for unit in removed_units(stage)}
     forms = {name: Form("zero" if unit.kind == "block" else unit.leaves) for name, unit in gone.items()}

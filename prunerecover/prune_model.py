@@ -25,9 +25,9 @@ def prune(
 ) -> Plan:
     """Prune a model in place to a budget, in depth and width, and return the plan.
 
-    The plan is that of `plan_pruning`. Once it is applied, a network whose norms are BatchNorm is reconstructed (see
-    `reconstruct`), linears with no activation between them become one, and the optimizer is told. Train on from
-    here to recover the quality; `save_pruned(model, plan, folder)` saves the network.
+    The plan comes from `plan_pruning`. After surgery, a network with BatchNorm is reconstructed (see `reconstruct`),
+    linears without an activation between them are merged, and the optimizer is updated. Further training recovers the
+    quality; `save_pruned(model, plan, folder)` saves the network.
 
     >>> import torch
     >>> from torch import nn
@@ -41,16 +41,18 @@ def prune(
 
     Args:
         model: Any network, wrapped or not, on any device.
-        budget: See `plan_pruning`.
+        budget: Budget of the plan; see `plan_pruning`.
         batches: Calibration batches, as in `plan_pruning`.
-        optimizer: Optimizer of the model's parameters: removed parameters leave it, narrowed ones keep their moments.
+        optimizer: Optimizer of the model's parameters: removed parameters leave the optimizer, narrowed ones keep their
+            moments.
         **planning: Other arguments of `plan_pruning`, such as `ignore=`, `kinds=` or `store=`.
 
     Returns:
-        The plan that leads from the model as it was to the model as it is now.
+        The plan from the former model to the pruned one.
 
     Raises:
-        ValueError: If `plan_pruning`, `apply_plan` or `reconstruct` raises one; the model is as before then.
+        ValueError: If `plan_pruning`, `apply_plan` or `reconstruct` raises a ValueError; the model stays unchanged
+            then.
         TypeError: If an argument is of another type.
     """
     network = unwrap(model)

@@ -13,18 +13,18 @@ ROUNDING = 1e-6  # of a metric in single precision, relative to its size
 
 @dataclass(frozen=True)
 class Quality:
-    """Prune step by step for as long as a metric of validation stays near that of the dense network.
+    """Prune step by step while a validation metric stays near the dense network's value.
 
     Args:
-        monitor: Name of the metric, as validation logs it.
-        drop: Difference to the dense network's value that is allowed, in the metric's own unit: 0.01 is one point of an
+        monitor: Name of the metric, as logged in validation.
+        drop: Allowed difference from the dense network's value, in the metric's own unit: 0.01 is one point of an
             accuracy between 0 and 1.
         mode: "max" if higher is better, "min" if lower is.
-        baseline: Value to compare with; None: that of a validation before the first step.
-        most: Largest share of the cost that goes, all steps together; steps in units go on while there are some.
+        baseline: Reference value; None: the value of a validation before the first step.
+        most: Largest share of the cost to remove, all steps together; steps in units continue while units are left.
 
     Raises:
-        ValueError: If a number is out of range, or the mode is another one.
+        ValueError: If a number is out of range, or the mode is unknown.
         TypeError: If a number is none, or the name of the metric no text.
 
     >>> quality = Quality("val_acc", drop=0.01)
@@ -63,31 +63,31 @@ class Quality:
             raise ValueError(f"Expected argument most to be a share between 0 and 1 (exclusive), but got {self.most}.")
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
+        """Return the call for an equal object."""
         return call_text("Quality", changed_fields(self))
 
     def worst(self, dense: float) -> float:
-        """Return the worst value that is allowed.
+        """Return the worst allowed value.
 
         Args:
-            dense: Value of the dense network, which a baseline stands for if there is one.
+            dense: Value of the dense network; a baseline takes precedence.
         """
         reference = dense if self.baseline is None else self.baseline
         return reference - self.drop if self.mode == "max" else reference + self.drop
 
     def holds(self, value: float, dense: float) -> bool:
-        """Whether a value is allowed; one that is no number never is.
+        """Whether a value is allowed; NaN never is.
 
         Args:
-            value: Of the pruned network.
-            dense: As of `worst`.
+            value: Value of the pruned network.
+            dense: Value of the dense network, as of `worst`.
         """
         worst = self.worst(dense)
         slack = ROUNDING * max(1.0, abs(worst))
         return value >= worst - slack if self.mode == "max" else value <= worst + slack
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what was given, as JSON primitives.
+        """Return the arguments as JSON primitives, without defaults.
 
         >>> Quality("val_loss", drop=0.1, mode="min").to_dict()
         {'monitor': 'val_loss', 'drop': 0.1, 'mode': 'min'}

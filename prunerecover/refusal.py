@@ -1,4 +1,4 @@
-"""A refusal: the error of what cannot be done to a network, with its cause and a way out."""
+"""Refusals: errors for impossible requests, with a cause and a way out."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class Stay(NamedTuple):
-    """What keeps units of a network from going.
+    """Reason why units of a network cannot be removed.
 
     Attributes:
-        name: Path of the module that would make them.
-        by: What keeps them.
-        way_out: What to do about it, a sentence without its full stop.
+        name: Path of the units' module.
+        by: Obstacle, as a phrase.
+        way_out: Remedy, a sentence without the full stop.
     """
 
     name: str
@@ -20,12 +20,12 @@ class Stay(NamedTuple):
 
 
 class Refusal(ValueError):
-    """What cannot be done to a network that is sound otherwise.
+    """Impossible request on an otherwise sound network.
 
     Args:
-        expected: What it would have to be, a phrase that follows "Expected".
-        cause: What it is instead, a clause that follows "but".
-        way_out: One sentence or more that say what to do now.
+        expected: Condition, a phrase after "Expected".
+        cause: Actual state, a clause after "but".
+        way_out: Remedy, in full sentences.
 
     >>> print(Refusal("a gate", "there is none", "Remove the MLP."))
     Expected a gate, but there is none. Remove the MLP.

@@ -1,3 +1,3 @@
-"""The version of the package: in one place, below everything that records it."""
+"""The version of the package, in a module below all modules that record it."""
 
 __version__ = "0.1.0"

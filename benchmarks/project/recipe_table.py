@@ -88,7 +88,7 @@ def read_recipe(path: Path) -> Recipe:
     """Return a recipe.
 
     Raises:
-        ValueError: ValueError: If the header has another form.
+        ValueError: If the header has another form.
     """
     text = path.read_text()
     header = "\n".join(line.removeprefix("#").strip() for line in text.split("seed_everything:")[0].splitlines())

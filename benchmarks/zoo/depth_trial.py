@@ -81,7 +81,7 @@ def judged(before: tuple[int, int], after: tuple[int, int], plan: Plan) -> list[
     """Return the removed shares of the parameters and of the MACs.
 
     Raises:
-        Ended: Ended: If the parameters differ from the plan's, if neither they nor the MACs are fewer than before
+        Ended: If the parameters differ from the plan's, if neither they nor the MACs are fewer than before
             (except for activations, whose replacements have slopes), or if the MACs are neither fewer nor equal to the
             plan's (routes to experts depend on the data).
     """

@@ -1,7 +1,7 @@
 """Choice of the replacement of each removed unit, by the output divergence on held-out calibration samples.
 
-One walk through the model, block by block, keeps hidden states while there is room: the pruned model's on the fitting
-and the held-out samples, the dense model's on the fitting samples. Every unit is fitted on the already pruned model,
+A walk through the model, block by block, keeps hidden states while there is room: the pruned model's on the fitting and
+the held-out samples, the dense model's on the fitting samples. Every unit is fitted on the already pruned model,
 towards the dense model's hidden states, and judged by the output of the whole model. The local error would mislead: a
 token-wise least-squares fit of an attention has a lower local error than zero, and makes the model worse.
 """
@@ -36,12 +36,12 @@ REPLACEMENTS = ("calibrated", "zero", "identity")
 
 
 class Calibrator:
-    """Fits and judges replacements on one model, in evaluation mode; each method leaves the model unchanged.
+    """Fits and judges replacements on a model, in evaluation mode; each method leaves the model unchanged.
 
     Args:
         model: Model, unwrapped.
         samples: Split calibration samples.
-        units: All units that later calls may name.
+        units: All units of later calls.
         replace: "calibrated", "zero" or "identity".
         seed: Seed of the labels drawn by `token_weights`.
     """
@@ -69,7 +69,7 @@ class Calibrator:
         return token_weights(self._dense, self.samples.fit, self.seed)
 
     def score(self, units: Sequence[Unit], present: Sequence[Choice] = ()) -> dict[str, Choice]:
-        """Fit and judge each unit alone, on top of the `present` choices: the best replacement and its divergence.
+        """Fit and judge each unit alone, on top of the `present` choices: the best replacement, and the divergence.
 
         Blocks may leave a map only if other units are fitted too and no choice is present.
         """
@@ -90,7 +90,7 @@ class Calibrator:
         return scores
 
     def judge(self, stand_ins: Mapping[Unit, Candidate], present: Sequence[Candidate] = ()) -> dict[str, float]:
-        """Return the divergence with each replacement alone, on top of the `present` ones; fit nothing.
+        """Return the divergence with each replacement alone, on top of the `present` replacements; fit nothing.
 
         Args:
             stand_ins: Replacements to judge, by unit.
@@ -128,7 +128,7 @@ class Calibrator:
             terms: Terms from earlier races on top of the same units, by unit.
 
         Returns:
-            The divergence by unit, and whether it covers all batches.
+            The divergence by unit, and a flag: True if all batches were run.
         """
         units = list(stand_ins)
         starts = [first_changed(self.layout, stand_ins[unit]) for unit in units]
@@ -145,7 +145,7 @@ class Calibrator:
         return {unit.name: one for unit, one in zip(units, found, strict=True)}
 
     def bare(self, unit: Unit) -> Candidate | None:
-        """Return the replacement of a unit removed alone if it has no fitted values, else None."""
+        """Return the replacement of a unit removed alone, or None if values have to be fitted."""
         if self.fits and unit.kind != "block":
             return None
         return self._candidates(self.layout.block_of(unit.name), unit, {}, None)[0]
@@ -180,7 +180,7 @@ class Calibrator:
         """Return choices of the same forms, tuned; if one is a map, first fitted again on all samples.
 
         Args:
-            choices: Choices from `choose`. They keep their divergences from held-out samples.
+            choices: Choices from `choose`; the divergences from held-out samples stay.
         """
         if all(choice.candidate.fold is None for choice in choices):
             return self.tuned(choices)
@@ -192,13 +192,13 @@ class Calibrator:
         return [replace(one, divergence=choice.divergence) for one, choice in zip(tuned, choices, strict=True)]
 
     def tuned(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Return all choices of a plan with their fitted values tuned on the output; see `tuning`."""
+        """Return all choices of a plan with fitted values tuned on the output; see `tuning`."""
         if not self.fits:
             return list(choices)
         return tuned(self.runner, self._dense, self.layout, self.samples, self._held_out, choices)
 
     def _fitted(self, front: HiddenStates, together: Sequence[Unit], forms: Mapping[str, Form] | None) -> list[Choice]:
-        """Choose the replacement of a run of blocks, or of one other unit."""
+        """Choose the replacement of a run of blocks, or of another unit."""
         *inner, last = together
         wanted, index = None if forms is None else forms[last.name], front.at
         if last.kind != "block":
@@ -239,7 +239,7 @@ class Calibrator:
         return HiddenStates([None] * n, [None] * n, held_out, same, fitting=fitting and self.fits)
 
     def _pass(self, index: int, front: HiddenStates, units: Sequence[Unit]) -> dict[str, Fit]:
-        """Run one block on the fitting samples, dense and pruned, and add up the sums for the units' fits."""
+        """Run a block on the fitting samples, dense and pruned, and add up the sums for the units' fits."""
         if not front.fitting:
             return {}
         block = self.layout.blocks[index]
@@ -259,7 +259,7 @@ class Calibrator:
         return fits
 
     def _advance(self, front: HiddenStates, to: int) -> None:
-        """Move the front on to block `to`, starting from the outputs that `_pass` has kept."""
+        """Move the front on to block `to`, starting from outputs kept by `_pass`."""
         if to == front.at:
             return
         if front.fitting:

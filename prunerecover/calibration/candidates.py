@@ -1,4 +1,4 @@
-"""Candidates for the replacement of one unit, fitted on calibration data in one streaming pass.
+"""Candidates for the replacement of a unit, fitted on calibration data in a streaming pass.
 
 Each fit aims at the dense model's hidden state after the branch, and so corrects for earlier replacements, too.
 """
@@ -25,7 +25,7 @@ Recorded = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Form:
-    """Form of a replacement, apart from its values.
+    """Form of a replacement, without values.
 
     Attributes:
         leaves: Name of the form, as in the edit; "map" for a map folded into another linear.
@@ -36,18 +36,18 @@ class Form:
     ridge: float | None = None
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether a candidate has this form."""
+        """Whether a candidate has the form."""
         return self.leaves == candidate.leaves and self.ridge in (None, candidate.ridge)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Replacement of a unit: the edit without its tensor keys, and the fitted values by parameter name.
+    """Replacement of a unit: the edit without tensor keys, and the fitted values by parameter name.
 
     Attributes:
         edit: Edit of the unit.
         values: Values of the replacement, or of the folded map.
-        fold: Edit that folds a map for a whole run, without its tensor keys; only on the last block of a run.
+        fold: Edit that folds a map for a whole run, without tensor keys; only on the last block of a run.
         ridge: Ridge strength of the fit; None: no fit.
     """
 
@@ -67,7 +67,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """Replacement chosen for a unit, and the output divergence on held-out samples with it in place."""
+    """Replacement chosen for a unit, and the output divergence on held-out samples."""
 
     unit: Unit
     candidate: Candidate
@@ -75,7 +75,7 @@ class Choice:
 
 
 class Fit(Protocol):
-    """Sums over calibration tokens, solved for the candidates of one unit.
+    """Sums over calibration tokens, solved for the candidates of a unit.
 
     Attributes:
         branch: Branch with the unit.
@@ -88,7 +88,7 @@ class Fit(Protocol):
         """Modules whose inputs and outputs `add` reads, as `<path>.in` and `<path>.out`."""
 
     def add(self, seen: Recorded, target: Tensor, weight: Tensor) -> None:
-        """Add one batch.
+        """Add a batch.
 
         Args:
             seen: Inputs and outputs of the modules in `paths` in the pruned model, `(N, ..., width)`.
@@ -130,7 +130,7 @@ class ActivationFit:
         return *self.branch.before, self.forward.first, self.forward.activation
 
     def add(self, seen: Recorded, target: Tensor, weight: Tensor) -> None:
-        """Add one batch.
+        """Add a batch.
 
         Args:
             seen: Inputs and outputs of the modules in `paths`, `(N, ..., C)`; of the activation `(N, ..., hidden)`.
@@ -156,7 +156,7 @@ class ActivationFit:
         return Replace(unit=self.forward.activation, kind="activation", leaves=leaves)
 
     def _unscaled(self, y: Tensor) -> Tensor:
-        """Divide by LayerScale, which comes after the replacement."""
+        """Divide by LayerScale, the step after the replacement."""
         if self.forward.scale is None:
             return y
         gamma = get_module(self.model, self.forward.scale).get_parameter("gamma")
@@ -182,7 +182,7 @@ class BranchFit:
         return *self.branch.before, self.branch.path
 
     def add(self, seen: Recorded, target: Tensor, weight: Tensor) -> None:
-        """Add one batch.
+        """Add a batch.
 
         Args:
             seen: Inputs and outputs of the modules in `paths`, `(N, ..., C)`.
@@ -201,7 +201,7 @@ class BranchFit:
         self._affine.add(_rows(seen[f"{self.branch.path}.in"]), _rows(wanted), weight.flatten())
 
     def candidates(self) -> list[Candidate]:
-        """Return all candidates, zero first, so that zero wins ties."""
+        """Return all candidates; zero comes first, and wins ties."""
         unit, kind = self.branch.path, self.branch.kind
         prior = torch.zeros(self.branch.dim, self.branch.dim)
         found = [Candidate(Remove(unit=unit, kind=kind))]
@@ -219,7 +219,7 @@ def named_candidate(model: nn.Module, unit: Unit, replace: str, forward: FeedFor
 
     Args:
         model: Model, unwrapped.
-        unit: Unit to replace. Removed blocks leave nothing under either name.
+        unit: Unit to replace. Removed blocks have no replacement under either name.
         replace: "zero" or "identity". With a zero activation, the feed-forward adds its output bias only.
         forward: Feed-forward of the unit's block, with the hidden width of a zero activation; otherwise it may be None.
     """
@@ -235,7 +235,7 @@ def named_candidate(model: nn.Module, unit: Unit, replace: str, forward: FeedFor
 
 
 def _wanted(branch: Branch, seen: Recorded, target: Tensor) -> Tensor:
-    """Return the branch output that leads from the pruned model's hidden state before the branch to the target."""
+    """Return the branch output between the pruned model's hidden state before the branch and the target."""
     return (target - branch.state_before(seen)) / branch.scale
 
 

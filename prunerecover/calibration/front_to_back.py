@@ -1,7 +1,7 @@
-"""Passes of a network that is pruned from front to back, with the outputs of finished parts computed once.
+"""Passes of a network pruned from front to back, with the outputs of finished parts computed once.
 
-A pass to a layer also runs all earlier layers. Once these are final, their outputs are final as well: each pass keeps
-the outputs of complete modules, batch by batch, and later passes reuse them. When memory runs out, the earliest outputs
+A pass to a layer also runs all earlier layers. Once these are final, so are the outputs: each pass keeps the outputs of
+complete modules, batch by batch, and later passes reuse the kept outputs. When memory runs out, the earliest outputs
 are dropped and computed again.
 
 Modules are never skipped if a pass calls them several times, if they hold hooks of users, if they return objects other
@@ -29,7 +29,7 @@ Key = tuple[int, str]  # number of a batch, path of a module
 
 @dataclass(frozen=True)
 class _Output:
-    """Output of a module, with the version counters of its tensors at that time."""
+    """Output of a module, with the version counters of the tensors."""
 
     value: Any
     versions: tuple[int, ...]
@@ -55,7 +55,7 @@ class FrontToBack:
         batches: Batches for the passes.
 
     Attributes:
-        calls: Number of calls of each module in a pass of the first batch, in the order of their first calls.
+        calls: Number of calls of each module in a pass of the first batch, in the order of first calls.
     """
 
     def __init__(self, network: nn.Module, batches: Sequence[ModelInputs]) -> None:
@@ -68,7 +68,7 @@ class FrontToBack:
         self._room = MOST_KEPT
 
     def run(self, inputs: ModelInputs, before: str) -> Any:
-        """Run one of the batches, until a hook of the caller ends the pass.
+        """Run a batch, until a hook of the caller ends the pass.
 
         Args:
             inputs: The batch.
@@ -166,7 +166,7 @@ class FrontToBack:
             self._drop(next(iter(self._kept)))
 
     def _leave_out(self, path: str) -> None:
-        """Compute a module in every later pass: its kept output was overwritten."""
+        """Compute a module in every later pass, because a kept output was overwritten."""
         for key in [key for key in self._kept if key[1] == path]:
             self._drop(key)
         self._ends.pop(path, None)
@@ -191,7 +191,7 @@ def _handing_on(module: nn.Module, output: Any) -> Iterator[None]:
 
 
 def _noting(path: str, seen: dict[str, _Output]) -> Callable[..., None]:
-    """Return a hook that notes a module's output, if all its leaves are tensors with a version counter."""
+    """Return a hook that notes a module's output, if all leaves are tensors with a version counter."""
 
     def note(_: nn.Module, __: Any, output: Any) -> None:
         leaves = tree_leaves(output)

@@ -1,10 +1,10 @@
 """Output divergence of replacements on held-out samples: on all batches, or in a race on as few as possible.
 
-A divergence is a sum over batches of terms that are never negative, so a partial sum is a lower bound. In a race, the
-entrant with the least partial sum runs next, on the batches with the largest divergences first, until the least sum is
-complete. Losers have then run on a part of the batches alone, and the winner is the same as on all batches. The ratio
-on that part estimates the losers' divergences on all. Forms of one unit's replacement differ so little that a part of
-the batches is enough to choose among them.
+A divergence is a sum over batches of nonnegative terms, so a partial sum is a lower bound. In a race, the entrant with
+the least partial sum runs next, on the batches with the largest divergences first, until the least sum is complete.
+Losers have then run on a part of the batches alone, and the winner is the same as on all batches. The ratio on a
+loser's part estimates the divergence on all. Forms of a unit's replacement differ so little that a part of the batches
+is enough for a choice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class HeldOut:
     """Judges a model on held-out batches by the output divergence from the dense model.
 
     Args:
-        runner: Runner of the model, which callers change and restore.
+        runner: Runner of the model; callers change and restore the model.
         dense: Runner of the dense model.
         batches: Held-out batches on the model's device.
     """
@@ -45,7 +45,7 @@ class HeldOut:
 
     @property
     def told(self) -> list[tuple[float, int]]:
-        """Sum and number of all terms computed so far, by batch; their means order the batches of a race."""
+        """Sum and number of all terms computed so far, by batch; the means order the batches of a race."""
         return list(zip(self._told, self._asked, strict=True))
 
     @told.setter
@@ -77,7 +77,7 @@ class HeldOut:
         Args:
             starts: First changed block of each entrant.
             in_place: Has an entrant in the model inside a `with` block.
-            cost: Cost of an entrant from its number and divergence; nondecreasing in the divergence.
+            cost: Cost of an entrant by number and divergence; nondecreasing in the divergence.
             bounds: Lower bound of each entrant's cost; an entrant is not run while cheaper ones remain.
             terms: Terms of each entrant from earlier races, reused and extended in place.
         """
@@ -98,15 +98,15 @@ class HeldOut:
     def best_form(
         self, entrants: int, start: int, in_place: Callable[[int], AbstractContextManager[None]], hidden: Hidden
     ) -> tuple[int, float]:
-        """Return the best entrant on a third of the samples, and its divergence on all samples.
+        """Return the best entrant on a third of the samples, and the divergence on all samples.
 
-        For entrants where a near-best one is good enough, such as forms of one unit's replacement.
+        For entrants where a near-best choice is good enough, such as forms of a unit's replacement.
 
         Args:
             entrants: Number of entrants, at least one; of equals, the first wins.
             start: First changed block of all entrants.
             in_place: Has an entrant in the model inside a `with` block.
-            hidden: Hidden state before that block, by batch.
+            hidden: Hidden state before the block, by batch.
         """
 
         def run(entrant: int, number: int) -> float:
@@ -127,7 +127,7 @@ class HeldOut:
         bounds: Sequence[float],
         terms: Sequence[Terms],
     ) -> int:
-        """Return the entrant with the least cost on some batches; the others run until they cost more.
+        """Return the entrant with the least cost on some batches; each other entrant runs until the cost is higher.
 
         Args:
             order: Order of the batches.
@@ -153,12 +153,12 @@ class HeldOut:
         return waiting[0][2]
 
     def _most_telling_first(self) -> list[int]:
-        """Return the batches, those with the largest mean divergence so far first."""
+        """Return the batches, in falling order of the mean divergence so far."""
         told = [total / max(asked, 1) for total, asked in zip(self._told, self._asked, strict=True)]
         return sorted(range(len(told)), key=lambda number: -told[number])
 
     def _third(self, order: Sequence[int]) -> Sequence[int]:
-        """Return the first batches with a third of the samples, or `FEW` samples if that is more."""
+        """Return the first batches with a third of the samples, or with `FEW` samples if more."""
         wanted, samples = max(self._samples / 3, FEW), 0
         for count, number in enumerate(order, 1):
             samples += self._batches[number].n_samples
@@ -196,7 +196,7 @@ class _StatesBefore:
         self._kept, self._places = Hidden(), dict[tuple[int, int], int]()
 
     def of(self, number: int, start: int) -> Tensor | None:
-        """Return the hidden state before block `start` on batch `number`; None if it was not kept."""
+        """Return the hidden state before block `start` on batch `number`; None if not kept."""
         if (number, start) not in self._places:
             *before, last = self._starts
             with recording({str(stop): self._runner.blocks[stop] for stop in before}) as seen:

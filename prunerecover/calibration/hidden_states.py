@@ -25,7 +25,7 @@ LISTS = 5  # lists of hidden states in `HiddenStates`
 
 @dataclass
 class HiddenStates:
-    """Hidden states before block number `at`, per batch; None for batches that run from the beginning.
+    """Hidden states before block number `at`, per batch; None for batches run from the beginning.
 
     Attributes:
         fit: States of the pruned model on the fitting samples.
@@ -50,7 +50,7 @@ class HiddenStates:
 def moved_on(
     runner: BlockRunner, batches: Sequence[ModelInputs], start: int, stop: int, hidden: Hidden, after: Hidden
 ) -> Hidden:
-    """Return the states before block `stop`, from those before `start` or, if known, those after `start`."""
+    """Return the states before block `stop`, from the states before `start` or, if known, after `start`."""
     if after:
         start, hidden = start + 1, after
     if start == stop:
@@ -71,8 +71,7 @@ def keep(states: Hidden, state: Tensor | None) -> None:
 class DenseOutputs:
     """Outputs of the dense model without padded positions, batch by batch, computed again where memory is full.
 
-    The first batches keep their outputs; later batches keep the smaller states after the last block, while there is
-    room.
+    The first batches keep outputs; later batches keep the smaller states after the last block, while there is room.
 
     Args:
         runner: Runner of the dense model, in evaluation mode.
@@ -92,7 +91,7 @@ class DenseOutputs:
                 keep(self._states, runner.advance(batch, 0, None, self._depth))
 
     def of(self, number: int) -> Outputs:
-        """Return the output on one batch, `(N, classes)`, `(N, T, vocabulary)` or of the model's own shape."""
+        """Return the output on a batch, `(N, classes)`, `(N, T, vocabulary)` or of the model's own shape."""
         if number < len(self._outputs):
             return self._outputs[number]
         return self._output(self._batches[number], self._depth, self._states[number - len(self._outputs)])
@@ -104,7 +103,7 @@ class DenseOutputs:
 def run_watched(
     runner: BlockRunner, index: int, batch: ModelInputs, hidden: Tensor | None, paths: set[str]
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Run one block, and return inputs and outputs of the modules at some paths, and the block's output."""
+    """Run a block, and return inputs and outputs of the modules at some paths, and the block's output."""
     with recording({path: get_module(runner.model, path) for path in paths}) as seen:
         out = runner.advance(batch, index, hidden, index + 1)
     return seen, out

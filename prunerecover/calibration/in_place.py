@@ -1,4 +1,4 @@
-"""Replacements applied for the length of a `with` block, and the first block that each changes."""
+"""Replacements applied for the length of a `with` block, and the first block changed by each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def in_place(runner: BlockRunner, layout: Layout, candidate: Candidate) -> Itera
 
 
 def first_changed(layout: Layout, candidate: Candidate) -> int:
-    """Return the first block whose output changes with a replacement.
+    """Return the first block with a changed output.
 
     Args:
         layout: Layout of the dense model.

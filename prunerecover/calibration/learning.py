@@ -28,7 +28,7 @@ AFFINE, SLOPE, BIAS = 0.8, 0.08, 0.02  # rates over all steps; of a map's weight
 
 
 class Learnt(Protocol):
-    """Value with its own learning rate."""
+    """Value with a learning rate."""
 
     @property
     def value(self) -> Tensor:
@@ -51,7 +51,7 @@ class Learnt(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """Value in single precision with a parameter that follows it.
+    """Value in single precision, copied to a parameter.
 
     Attributes:
         value: The optimised tensor, in single precision.
@@ -147,7 +147,7 @@ def best_epoch(
 def gradients_of_output(
     network: nn.Module, batch: ModelInputs, dense: Outputs, sources: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of the output divergence; none if they do not exist or are not finite, or if the pass fails.
+    """Return the gradients of the output divergence; none if missing, not finite, or the pass fails.
 
     Args:
         network: Pruned, in evaluation mode.

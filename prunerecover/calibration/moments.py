@@ -1,4 +1,4 @@
-"""First and second moments of streaming rows, and linear fits from them.
+"""First and second moments of streaming rows, and linear fits.
 
 Memory grows with the widths squared, never with the number of rows. Rows are taken relative to the mean of the first
 batch, against cancellation in single precision; sums are in double precision.
@@ -45,7 +45,7 @@ class CentredSums:
         """Return the weighted means of the terms, and the origins, in double precision.
 
         Raises:
-            RuntimeError: RuntimeError: If no rows were added.
+            RuntimeError: If no rows were added.
         """
         if not self.origins:
             raise RuntimeError("Expected rows to fit to, but none were added. Call add() first.")
@@ -66,7 +66,7 @@ def covariance(means: Mapping[str, Tensor], first: str = "x", second: str = "x")
 
 
 def solve_ridge(among: Tensor, cross: Tensor, penalty: Tensor) -> Tensor:
-    """Return the ridge regression `(D, C)` of D entries on C others.
+    """Return the ridge regression `(D, C)` of D targets on C regressors.
 
     Args:
         among: Covariance of the regressors, `(C, C)`.
@@ -117,10 +117,10 @@ class Moments:
         Args:
             gone: Entries to predict.
             kept: Entries to predict from.
-            constant: Whether to fit a constant; False: it is zero.
+            constant: Whether to fit a constant; False: zero.
 
         Raises:
-            RuntimeError: RuntimeError: If no samples were added.
+            RuntimeError: If no samples were added.
         """
         means, (origin,) = self._sums.means()
         second, mean = covariance(means), means["x"] + origin

@@ -1,4 +1,4 @@
-"""Order of fitting and judging replacements: by the first block that each may change."""
+"""Order of fitting and judging replacements: by the first block with a possible change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prunerecover.plan.units import Unit
 
 
 def by_block(units: Sequence[Unit], block_of: Callable[[Unit], int]) -> Iterator[tuple[int, list[Unit]]]:
-    """Yield each block with units to remove, and its units in the order of removal."""
+    """Yield each block with units to remove, and the units in the order of removal."""
     homes = {unit.name: block_of(unit) for unit in units}
     for index in sorted(set(homes.values())):
         yield index, sorted((u for u in units if homes[u.name] == index), key=lambda u: KINDS.index(u.kind))
@@ -21,7 +21,7 @@ def start_of(layout: Layout, unit: Unit, with_map: bool) -> int:
 
     Args:
         layout: Layout of the model.
-        unit: Block, first block of a run, or any other unit, which changes its own block.
+        unit: Block, first block of a run, or any other unit; other units change only the block around them.
         with_map: Whether the unit may leave a map, in the block before it.
     """
     return max(layout.block_of(unit.name) - (1 if with_map else 0), 0)

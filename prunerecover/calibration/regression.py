@@ -88,7 +88,7 @@ class AffineRegression:
         return weight, mean_y - weight @ mean_x if constant else torch.zeros_like(mean_y)
 
     def second_moment(self) -> Tensor:
-        """Return the second moment of X with a constant one appended, `(C + 1, C + 1)`."""
+        """Return the second moment of X with a constant 1 appended, `(C + 1, C + 1)`."""
         s, (origin, _) = self._sums.means()
         mean = origin + s["x"]
         whole = covariance(s) + torch.outer(mean, mean)

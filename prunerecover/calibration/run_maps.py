@@ -34,10 +34,10 @@ class RunFit:
 
     Args:
         model: Model, unwrapped.
-        block: Block before the run, in its present state.
+        block: Block before the run, in the present state.
 
     Attributes:
-        reason: Reason why no linear can take a map; "" if one can, or before the first batch.
+        reason: Reason why no linear can take a map; "" if a linear can, or before the first batch.
     """
 
     def __init__(self, model: nn.Module, block: Block) -> None:
@@ -63,7 +63,7 @@ class RunFit:
             self.reason = self._reason(seen, after)
 
     def add(self, seen: Mapping[str, Tensor], target: Tensor, weight: Tensor) -> None:
-        """Add one batch, after `find_place`.
+        """Add a batch, after `find_place`.
 
         Args:
             seen: Inputs and outputs of the modules in `paths`, as in `find_place`.

@@ -1,8 +1,8 @@
 """Replacements fitted by least squares for units found in the graph alone.
 
-A block returns a stream of the same shape as its input, and its update is largely linear in the stream, across channels
-at each position: an affine map, shrunk towards the identity, the result without a fit. A branch adds to a stream: a
-constant (its mean output), or an affine map of its input, shrunk towards zero.
+A block returns a stream of the input's shape, and the update is largely linear in the stream, across channels at each
+position: an affine map, shrunk towards the identity, the result without a fit. A branch adds to a stream: a constant
+(the mean output), or an affine map of the input, shrunk towards zero.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class FitPlace:
         kind: Kind of the unit.
         path: Path of the module to replace: the unit itself, or the module whose output a branch adds.
         gives: Path of the module with the unit's output: `path`, or the last module that serves a layer.
-        dim: Channel dimension of that output, 1 or -1.
+        dim: Channel dimension of the output, 1 or -1.
         channels: Number of channels.
         modules: Replacement of each module without a fit, by path.
         entry: Path of the module with the same input as the replacement; empty if code in between changes the input.
         positions: Number of positions in a sample.
-        trains: Whether code with weights computes the replacement's input: after a constant, these would have no
+        trains: Whether code with weights computes the replacement's input; behind a constant, the weights would have no
             gradient.
     """
 
@@ -90,7 +90,7 @@ class Fit:
     ridge: float
 
     def standing_in(self, edit: Bypass) -> Bypass:
-        """Return the edit that removes the unit with this replacement, from the edit without."""
+        """Return the edit that removes the unit with the replacement, from the edit without."""
         place = self.place
         returns = edit.modules[place.path].returns
         own = StandIn(leaves=self.leaves, returns=returns, dim=place.dim, channels=place.channels)  # type: ignore[arg-type]
@@ -99,12 +99,12 @@ class Fit:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters by their keys in the edit."""
+        """Parameters by key in the edit."""
         return {f"{self.place.unit}.{name}": value for name, value in self.values.items()}
 
     @property
     def macs(self) -> int:
-        """MACs of the replacement for one sample."""
+        """MACs of the replacement for a single sample."""
         return self.place.positions * self.place.channels**2 if self.leaves == "affine" else 0
 
 
@@ -129,7 +129,7 @@ def numbered(edits: Sequence[Edit], fits: Mapping[str, Fit]) -> tuple[tuple[Edit
 
 @dataclass
 class _Sums:
-    """Regression of a unit's output on the input of its replacement."""
+    """Regression of a unit's output on the replacement's input."""
 
     place: FitPlace
     affine: AffineRegression = field(default_factory=AffineRegression)
@@ -151,7 +151,7 @@ class _Sums:
         return tuple(self.solve(*form) for form in FORMS[self.place.kind] if able.get(form[0], self.alike))
 
     def solve(self, leaves: str, ridge: float) -> Fit:
-        """Return the fit of one form."""
+        """Return the fit of a form."""
         place, regression = self.place, self._regression(leaves)
         if isinstance(regression, ChannelRegression):
             values = dict(zip(PARAMETERS["slope_bias"], regression.solve(), strict=True))
@@ -238,7 +238,7 @@ def _read_at(network: nn.Module, path: str, batch: ModelInputs) -> Tensor:
 def refit_in_order(
     model: nn.Module, edits: Sequence[Edit], batches: Sequence[ModelInputs], ridges: Mapping[str, float] | None = None
 ) -> dict[str, Fit]:
-    """Refit replacements in order of execution: from the input behind earlier ones, to the dense unit's output.
+    """Refit replacements in order of execution: from the input behind earlier replacements, to the dense output.
 
     Args:
         model: Dense, in evaluation mode; not changed.
@@ -280,7 +280,7 @@ def with_fit(edit: Edit, fits: Mapping[str, Fit], others: Sequence[Edit]) -> Edi
     Args:
         edit: The edit.
         fits: Fits by unit name.
-        others: Edits of layers, which may change the widths that the replacement was fitted for.
+        others: Edits of layers, which may change the widths of the fit.
     """
     if not isinstance(edit, Bypass) or edit.unit not in fits:
         return edit

@@ -1,7 +1,7 @@
 """Token weights: the sensitivity of the model's output to each token of each block's output.
 
-A least-squares fit over all tokens serves the many (patches) at the cost of the one that matters (the class token), so
-fits are weighted. The weight of a token is the squared gradient of the log-likelihood, for a label drawn from the
+A least-squares fit over all tokens serves the many (patches) at the cost of the class token, the only token read later,
+so fits are weighted. The weight of a token is the squared gradient of the log-likelihood, for a label drawn from the
 model's own prediction, by the block's output: the trace of the Fisher information per token, without labels. In models
 with an output per token, such as language models, all tokens weigh the same.
 """
@@ -26,8 +26,8 @@ FLOOR = 1.0
 class TokenWeights:
     """Token weights of mean about 1 for every block and batch; padding has weight 0.
 
-    While all batches have the same number of tokens, memory does not grow with their number. Otherwise weights are kept
-    while there is room, and all tokens of later batches weigh the same.
+    While all batches have the same number of tokens, memory does not grow with the number of batches. Otherwise weights
+    are kept while there is room, and all tokens of later batches weigh the same.
 
     Args:
         batches: Batches on the model's device.
@@ -38,7 +38,7 @@ class TokenWeights:
         self._sums, self._kept, self._scales = list[Tensor](), list[list[Tensor]](), list[float]()
 
     def add(self, gradients: Sequence[Tensor]) -> None:
-        """Add the squared gradients of the next batch, one `(N, T)` per block."""
+        """Add the squared gradients of the next batch, a tensor `(N, T)` per block."""
         sums, room = [each.sum(0) for each in gradients], MOST_KEPT - sum(w.nbytes for own in self._kept for w in own)
         if len(self._kept) == len(self._shapes) and sum(each.nbytes for each in gradients) <= room:
             self._kept.append(list(gradients))
@@ -55,7 +55,7 @@ class TokenWeights:
         self._scales = [sum(float(w.sum()) for w in own) / tokens for own in zip(*self._kept, strict=True)]
 
     def of(self, block: int, number: int) -> Tensor:
-        """Return the weights of one block's output on one batch, `(N, T)` (`(N,)` if states have no token axis)."""
+        """Return the weights of a block's output on a batch, `(N, T)` (`(N,)` if states have no token axis)."""
         shape, place = self._shapes[number], 0 if self._averaged else number
         found = self._sums[block].new_ones(shape)
         if place < len(self._kept) and self._scales[block] > 0:
@@ -67,9 +67,9 @@ def token_weights(runner: BlockRunner, batches: Sequence[ModelInputs], seed: int
     """Compute token weights for every block and batch.
 
     Where all batches have the same number of tokens, weights are averaged over samples: position matters, not content.
-    A floor of one mean weight keeps the fit from resting on a few tokens. Measured on DeiT-Tiny, which reads one token,
-    the floor was better than none and than uniform weights; on SmolLM2-135M, with an output per token, uniform was
-    better.
+    A floor of a single mean weight keeps the fit from resting on a few tokens. Measured on DeiT-Tiny, which reads the
+    class token, the floor was better than none and than uniform weights; on SmolLM2-135M, with an output per token,
+    uniform was better.
 
     Args:
         runner: Runner of the dense model.

@@ -1,7 +1,7 @@
 """Tuning of fitted replacements in supported families on the network's output; see `calibration.learning`.
 
-The best epoch is the one on held-out samples, or none if it is clearly worse there than the fitted values. Units and
-forms were chosen on these samples, so their divergence favours the fitted values a little.
+The best epoch on held-out samples counts, or none if clearly worse there than the fitted values. Units and forms were
+chosen on the same samples, so the divergence favours the fitted values a little.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class _Lesson:
     Attributes:
         runner: Runner of the model with all replacements in place.
         dense: Outputs on the batches.
-        batches: Batches to learn from, one per step.
+        batches: Batches to learn from, a step each.
         held_out: Judges.
         start: First changed block.
-        states: Hidden states before that block, on the batches and on held-out samples.
+        states: Hidden states before the block, on the batches and on held-out samples.
     """
 
     runner: BlockRunner
@@ -58,7 +58,7 @@ class _Lesson:
         return self.held_out.divergence(self.start, self.states[1])
 
     def gradients(self, number: int, learnt: Sequence[Held]) -> tuple[Tensor, ...]:
-        """Return the gradients of the divergence on one batch."""
+        """Return the gradients of the divergence on a batch."""
         batch = self.batches[number]
         with torch.enable_grad():
             output = unpadded(self.runner.finish(batch, self.start, self.states[0][number], compared), batch)
@@ -74,7 +74,7 @@ def tuned(
     held_out: HeldOut,
     choices: Sequence[Choice],
 ) -> list[Choice]:
-    """Return choices with their fitted values tuned, the last one with the divergence of all together.
+    """Return choices with tuned values, the last choice with the divergence of all together.
 
     Choices stay the same if no values were fitted, or the model has no gradients.
 
@@ -125,7 +125,7 @@ def _entering(runner: BlockRunner, start: int, batches: Sequence[Any]) -> Hidden
 
 
 def _learnable(model: nn.Module, layout: Layout, candidate: Candidate, steps: int) -> dict[str, Held]:
-    """Return the values to learn of a candidate in the model, its map apart, by name."""
+    """Return the values to learn of a candidate in the model, except for a map, by name."""
     values = candidate.values
     if candidate.fold is not None:
         rate = MAP / max((value.shape[-1] for value in values.values() if value.ndim > 1), default=1)
@@ -145,7 +145,7 @@ def _path_of(layout: Layout, candidate: Candidate) -> str:
 
 @contextmanager
 def _folded(model: nn.Module, candidate: Candidate, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Apply a candidate's map, if any, behind its linear inside a `with` block."""
+    """Apply a candidate's map, if any, behind the linear inside a `with` block."""
 
     def mapped(_: nn.Module, __: Any, output: Tensor) -> Tensor:
         weight, bias = (values[name].to(output.dtype) if name in values else None for name in ("weight", "bias"))

@@ -33,7 +33,7 @@ class _Record(BaseModel):
 
 
 class SurgeryEvent(_Record):
-    """One surgery.
+    """Record of a surgery.
 
     Attributes:
         by: Name of the callback, such as "DepthPrune.0".
@@ -66,7 +66,7 @@ class SurgeryEvent(_Record):
 
     @model_serializer(mode="wrap")
     def _as_it_was(self, rest: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out empty fields that earlier versions did not write."""
+        """Leave out empty fields unknown to earlier versions."""
         unsaid = {name for name in ("removed", "there", "kept") if not getattr(self, name)}
         return {name: value for name, value in rest(self).items() if name not in unsaid}
 
@@ -95,7 +95,7 @@ class SurgeryEvent(_Record):
 
 
 class ScheduleStart(_Record):
-    """State of a callback when its schedule began.
+    """State of a callback at the start of its schedule.
 
     Attributes:
         events: Number of the callback's surgeries in earlier fits.
@@ -109,17 +109,18 @@ class ScheduleStart(_Record):
 
 
 class QualityStep(_Record):
-    """One step of pruning until a metric of validation falls.
+    """Step of pruning until a validation metric falls.
 
     Attributes:
-        epoch: At the start of which it came.
-        asked: What was to have gone after it, all steps together: shares by cost, or units by kind.
-        left: Shares of the costs that were left after it, of what there was before the first step; empty: units go.
+        epoch: Epoch with the step at its start.
+        asked: Requested removal after the step, all steps together: shares by cost, or units by kind.
+        left: Remaining shares of the costs after the step, relative to the state before the first step; empty for steps
+            in units.
         params: Parameters of the network afterwards.
         macs: Per calibration sample, afterwards; 0: not counted.
-        after_surgery: Value of the metric right after it, before any training; None: it was no number.
-        recovered: Value when the step was judged; None: it is not yet, or it was no number.
-        kept: Whether the step was kept; None: it is not judged yet.
+        after_surgery: Value of the metric right after the surgery, before any training; None: NaN.
+        recovered: Value at the judgement of the step; None: not judged yet, or NaN.
+        kept: Whether the step was kept; None: not judged yet.
     """
 
     epoch: int
@@ -133,15 +134,15 @@ class QualityStep(_Record):
 
 
 class QualityTrail(_Record):
-    """All steps of a callback that prunes until a metric of validation falls.
+    """All steps of a callback that prunes until a validation metric falls.
 
     Attributes:
         target: Path of the network.
         monitor: Name of the metric.
-        dense: Its value before the first step.
-        worst: Worst value that is allowed.
-        steps: Steps in order, of which the last may be under way.
-        ended: Why no other step comes; empty: one may.
+        dense: Value of the metric before the first step.
+        worst: Worst allowed value.
+        steps: Steps in order; the last may be under way.
+        ended: Reason why no further step comes; empty: a step may come.
     """
 
     target: str
@@ -152,7 +153,7 @@ class QualityTrail(_Record):
     ended: str = ""
 
     def with_last(self, **changed: Any) -> QualityTrail:
-        """Return the same with other values of the last step.
+        """Return the trail with changed values of the last step.
 
         Args:
             changed: Values by the names of attributes of `QualityStep`.
@@ -173,11 +174,11 @@ class LedgerRecord(_Record):
     """Full content of a ledger in a checkpoint.
 
     Attributes:
-        run: Identifier of the fit, the same in all fits that resume it; empty: unknown.
+        run: Identifier of the fit, shared by all resumed fits; empty: unknown.
         plans: All edits of each network so far, by path of the network in the LightningModule.
         events: Surgeries in order.
         begun: Starts of schedules, by callback.
-        quality: Steps of callbacks that prune until a metric of validation falls, by callback.
+        quality: Steps of callbacks that prune until a validation metric falls, by callback.
         teachers: Saved teachers, by path of the network.
         adapters: Adapters injected on each network after all edits, by path of the network.
         places: Places in optimizers of the parameters frozen by adapters, by path of the network.
@@ -219,7 +220,7 @@ class LedgerRecord(_Record):
             path: Path of the checkpoint for messages, if known.
 
         Raises:
-            ValueError: If the ledger or a plan in it has another schema, or an entry is invalid.
+            ValueError: If the ledger or a plan in the ledger has another schema, or an entry is invalid.
         """
         schema = data.get("schema") if isinstance(data, Mapping) else None
         if schema != SCHEMA:

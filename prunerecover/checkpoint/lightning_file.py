@@ -38,7 +38,7 @@ class LightningFile:
         path: File, or folder of a distributed checkpoint.
         plans: All edits of each network so far, by path of the network in the LightningModule; "" is the module itself.
         weights: Whole state dict, by canonical name.
-        adapters: Adapters injected on each network after its edits, by path of the network.
+        adapters: Adapters injected on each network after the edits, by path of the network.
         use: Attributes written by each network's forward on its modules, by path of the network.
         content: Full content; objects outside plain data are `Foreign`.
     """
@@ -52,7 +52,7 @@ class LightningFile:
 
     @property
     def class_path(self) -> str | None:
-        """Class path of the LightningModule, if LightningCLI noted it."""
+        """Class path of the LightningModule, if noted by LightningCLI."""
         return self._hparams.get("_class_path")
 
     @property
@@ -102,7 +102,7 @@ class LightningFile:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether this is a file, or a folder that a Trainer wrote."""
+    """Whether the path is a file, or a folder of a Trainer."""
     return path.is_file() or is_distributed(path) or is_of_trainer(path)
 
 

@@ -21,7 +21,7 @@ from prunerecover.recovery.lora import merge_adapters
 def load_class(cls: Any, file: LightningFile) -> nn.Module:
     """Build a LightningModule as Lightning does, and prune the networks just before the weights load.
 
-    A hyperparameter that is the pruned network itself is rebuilt dense from the plan.
+    If a hyperparameter is the pruned network itself, the network is rebuilt dense from the plan.
 
     Args:
         cls: Class of the LightningModule.

@@ -52,7 +52,7 @@ class Foreign:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Return constructors of plain data, and a stand-in for any other class."""
+        """Return constructors of plain data, and a substitute for any other class."""
         if module == "collections" and name in CONTAINERS:
             return getattr(collections, name)
         if module == "builtins" and name in BUILTINS:
@@ -72,7 +72,7 @@ def read_without_executing(path: Path) -> Any:
     """Return the content of a `torch.save` file, with `Foreign` in place of foreign objects; nothing is executed.
 
     Raises:
-        Exception: Any kind of error, if the path is no such file.
+        Exception: Any kind of error, if the path is no file of `torch.save`.
     """
     reader = SimpleNamespace(Unpickler=_Unpickler, load=lambda file, **_: _Unpickler(file).load(), __name__="pickle")
     return torch.load(path, map_location="cpu", weights_only=False, pickle_module=reader)

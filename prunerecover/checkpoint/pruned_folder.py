@@ -261,7 +261,7 @@ def _check_class(cls: type, path: Path) -> None:
 
 
 def _is_whole_module(model: object, file: LightningFile) -> bool:
-    """Whether a model is what the Trainer trained around the networks, not a network alone."""
+    """Whether a model is the Trainer's whole module around the networks, not a network alone."""
     if not isinstance(model, nn.Module) or not (hasattr(model, "load_from_checkpoint") or is_of_trainer(file.path)):
         return False
     (plan, *others) = file.networks.values() or [None]

@@ -1,7 +1,7 @@
-"""Checkpoint folders of transformers' Trainer: what was pruned lies beside the weights, in a file of its own.
+"""Checkpoint folders of transformers' Trainer: plans and ledger in a separate file beside the weights.
 
-The file holds what a checkpoint of Lightning holds besides its weights, under the same keys. Weights have the names of
-the model that the Trainer trains, which is the child "model" in the ledger.
+The file holds the content of a Lightning checkpoint except for the weights, under the same keys. Weights have the names
+of the Trainer's model, the child "model" in the ledger.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Value = TypeVar("Value")
 
 
 def is_of_trainer(path: Path) -> bool:
-    """Whether this is a folder that a Trainer of transformers with our callbacks wrote."""
+    """Whether a path is a folder by a Trainer of transformers with our callbacks."""
     return (path / BESIDE).is_file()
 
 
 def write_beside(folder: Path, model: nn.Module, held: dict[str, Any]) -> None:
-    """Write what a checkpoint of Lightning would hold beside its weights.
+    """Write the content of a Lightning checkpoint except for the weights.
 
     Args:
-        folder: Folder of the weights, which may not be there yet.
-        model: Model of the Trainer, which saves tensors with several names once.
+        folder: Folder of the weights, perhaps not yet present.
+        model: Model of the Trainer; tensors with several names are saved once.
         held: Primitives and tensors.
     """
     names: dict[int, list[str]] = {}
@@ -45,10 +45,10 @@ def write_beside(folder: Path, model: nn.Module, held: dict[str, Any]) -> None:
 
 
 def read_beside(folder: Path) -> dict[str, Any]:
-    """Return what `write_beside` has written; nothing of a folder without it.
+    """Return the content of the file by `write_beside`; empty for a folder without the file.
 
     Raises:
-        ValueError: If it cannot be read.
+        ValueError: If the file cannot be read.
     """
     path = folder / BESIDE
     if not path.is_file():
@@ -64,10 +64,10 @@ def read_beside(folder: Path) -> dict[str, Any]:
 
 
 def read_trainer_folder(folder: Path) -> dict[str, Any]:
-    """Return what a checkpoint of Lightning with these weights would hold.
+    """Return the content of a Lightning checkpoint with the folder's weights.
 
     Raises:
-        ValueError: If something in it cannot be read.
+        ValueError: If a file in the folder cannot be read.
     """
     held = read_beside(folder)
     weights: dict[str, Tensor] = {}
@@ -86,7 +86,7 @@ def read_trainer_folder(folder: Path) -> dict[str, Any]:
 
 
 def within_model(by_target: Mapping[str, Value]) -> dict[str, Value]:
-    """Return entries by the paths of networks in the Trainer's model, from those by the paths in the ledger.
+    """Return entries by the paths of networks in the Trainer's model, from entries by the paths in the ledger.
 
     >>> within_model({"model": 1, "model.backbone": 2})
     {'': 1, 'backbone': 2}

@@ -1,4 +1,4 @@
-"""Weights in a safetensors file, and their loading into a model that already has the right structure.
+"""Weights in a safetensors file, and loading into a model with the right structure.
 
 A tensor with several names in a model (tied embeddings) is stored once, and the file's metadata holds the further
 names. Buffers outside the state dict (rotary tables) are rebuilt with the model, and the file holds their dtype. The
@@ -58,7 +58,7 @@ class Weights:
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
-    """Write all parameters and persistent buffers of a model, in their dtype.
+    """Write all parameters and persistent buffers of a model, in the model's dtypes.
 
     Raises:
         ValueError: If tensors are on the meta device, without values to save, or quantised.
@@ -87,7 +87,7 @@ def read_weights(path: Path, sha256: str | None = None) -> Weights:
     """Read a file of `save_weights`, or any safetensors file; of the tensors, only the shapes.
 
     Args:
-        path: File, which must stay unchanged until `fill` has read the tensors.
+        path: File, unchanged until `fill` has read the tensors.
         sha256: Hash of the file, see `Weights`.
 
     Raises:
@@ -248,7 +248,7 @@ def _place(name: str, value: Tensor) -> object:
 
 
 def _alone(value: Tensor) -> Tensor:
-    """The tensor on the CPU in memory of its own, as safetensors requires."""
+    """Return the tensor on the CPU with separate memory, as required by safetensors."""
     value = value.detach().cpu().contiguous()
     return value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
 

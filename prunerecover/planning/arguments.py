@@ -101,8 +101,8 @@ def check_costs(budget: object) -> Budget:
     """Return the budget, in shares or amounts of costs.
 
     Raises:
-        TypeError: TypeError: If the argument is no Budget.
-        ValueError: ValueError: If the budget counts units.
+        TypeError: If the argument is no Budget.
+        ValueError: If the budget counts units.
     """
     if not isinstance(budget, Budget):
         raise TypeError(
@@ -135,7 +135,7 @@ def budget_alone(cost: str, share: float) -> Budget:
         share: Share of the cost to remove.
 
     Raises:
-        ValueError: ValueError: If only the library plans for this cost.
+        ValueError: If only the library plans for this cost.
     """
     if cost not in ALONE:
         raise ValueError(

@@ -22,7 +22,7 @@ def check_names(session: Session, budget: Budget, config: PruningConfig) -> Plan
         config: All other arguments of `plan_pruning`.
 
     Raises:
-        ValueError: ValueError: If no unit can go, or a pattern in `ignore` matches no name.
+        ValueError: If no unit can go, or a pattern in `ignore` matches no name.
     """
     with warnings.catch_warnings():  # of a single batch, which nothing is planned on
         warnings.simplefilter("ignore")

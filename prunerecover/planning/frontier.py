@@ -62,7 +62,7 @@ def frontier(
         divergence: Divergence of outputs.
 
     Raises:
-        ValueError: ValueError: If no unit may go in depth or in width, outputs cannot be compared, or no share can go.
+        ValueError: If no unit may go in depth or in width, outputs cannot be compared, or no share can go.
     """
     config = PruningConfig(
         loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed, store=store

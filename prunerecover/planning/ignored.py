@@ -42,7 +42,7 @@ def patterns_of_depth(
         kinds: Kinds of width.
 
     Raises:
-        ValueError: ValueError: If a pattern matches neither a unit of depth nor a group of width.
+        ValueError: If a pattern matches neither a unit of depth nor a group of width.
     """
     if not config.ignore:
         return ()

@@ -1,7 +1,7 @@
 """Logits of a decoder's description, computed in float32 without the network's code.
 
-The description is all that a server gets. A network with further arithmetic (a subclass, a hook, a scale) computes
-something else, and is refused before a file is written.
+A server sees the description alone. A network with further arithmetic (a subclass, a hook, a scale) computes other
+outputs, and is refused before a file is written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def check_computes(decoder: Decoder, network: nn.Module) -> None:
 
     Args:
         decoder: Description of the network.
-        network: Network on any device; evaluated, and left as it was.
+        network: Network on any device; evaluated, and left unchanged.
 
     Raises:
         Refusal: If the logits differ by more than 0.001 of the largest one; 0.1 in half precision.
@@ -55,7 +55,7 @@ def logits(decoder: Decoder, tokens: Tensor) -> Tensor:
 
 
 def _added(decoder: Decoder, branch: Branch, hidden: Tensor) -> Tensor:
-    """Return what a branch adds to the residual stream, `(N, T, C)` or `(C,)`."""
+    """Return a branch's addition to the residual stream, `(N, T, C)` or `(C,)`."""
     match branch:
         case Attention():
             return _attended(decoder, branch, _normed(decoder, hidden, branch.norm))

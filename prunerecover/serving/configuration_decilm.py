@@ -1,7 +1,7 @@
 """Config class of Nemotron-NAS folders: a Llama's config with an entry for each layer.
 
-The file is copied into every folder of the format: transformers has no such class, and opens the copy with
-`trust_remote_code=True`. So the file imports nothing but transformers.
+The file is copied into every folder of the format: transformers lacks the class, and opens the copy with
+`trust_remote_code=True`. The file therefore imports only transformers.
 """
 
 from __future__ import annotations

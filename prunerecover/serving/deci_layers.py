@@ -1,11 +1,11 @@
 """Layers of llama.cpp's architecture `deci`, packed from the branches of a decoder.
 
-A layer of `deci` is a mixer (attention, linear map, or none), then an MLP. What llama.cpp cannot state is stated by an
-equivalent, exactly:
+A layer of `deci` is a mixer (attention, linear map, or none), then an MLP. Cases outside llama.cpp's format have exact
+equivalents:
 
 - An attention without an MLP: llama.cpp would skip the layer. An MLP of 32 neurons with zeros stands there.
 - A constant, or the bias of a linear map: the bias of the last MLP, which adds at the same point of the stream.
-- A removed attention in the first layer: llama.cpp reads the head size off that layer. A head with zeros stands there.
+- A removed attention in the first layer: a head of zeros, because llama.cpp reads the head size from the first layer.
 - A block without branches: no layer at all.
 """
 
@@ -24,7 +24,7 @@ NEURONS = 32  # of an MLP with zeros: one group of Q8_0
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of the file.
+    """Layer of the file.
 
     Attributes:
         mixer: Attention or linear map; None: neither.
@@ -38,7 +38,7 @@ class Layer:
 
     @property
     def ends(self) -> bool:
-        """Whether a further MLP needs a layer of its own."""
+        """Whether a further MLP needs another layer."""
         return self.mlp is not None or self.shift is not None
 
 
@@ -58,11 +58,11 @@ def layers_of(decoder: Decoder) -> tuple[Layer, ...]:
 
 
 def heads_of(layer: Layer, first: bool) -> tuple[int, int]:
-    """Return the numbers of query heads and of key and value heads that the file states for a layer.
+    """Return the numbers of query heads and of key and value heads in the file's entry of a layer.
 
     Args:
         layer: Layer of the file.
-        first: Whether the layer is the first one, with a head of zeros in place of a missing attention.
+        first: Whether the layer is the first, with a head of zeros in place of a missing attention.
     """
     if isinstance(layer.mixer, Attention):
         return layer.mixer.heads, layer.mixer.key_value_heads
@@ -70,7 +70,7 @@ def heads_of(layer: Layer, first: bool) -> tuple[int, int]:
 
 
 def neurons_of(layer: Layer) -> int:
-    """Return the number of neurons that the file states for a layer."""
+    """Return the number of neurons in the file's entry of a layer."""
     return NEURONS if layer.mlp is None else layer.mlp.up.out_features
 
 
@@ -80,7 +80,7 @@ def tensors_of(layer: Layer, decoder: Decoder, first: bool) -> Iterator[tuple[st
     Args:
         layer: Layer of the file.
         decoder: Decoder of the layer.
-        first: Whether the layer is the first one.
+        first: Whether the layer is the first.
     """
     if isinstance(layer.mixer, Attention):
         yield from _attention(layer.mixer, decoder.head_size)

@@ -105,7 +105,7 @@ class Decoder:
         head: Weight of the head, `(vocabulary, C)`; None: the embeddings.
         epsilon: Constant in the root of all norms.
         head_size: Size of each attention head, D.
-        frequencies: Angles by which one position rotates the pairs of a head, `(D / 2,)`.
+        frequencies: Angles of a position's rotation for the pairs of a head, `(D / 2,)`.
         theta: Base of the frequencies before any scaling.
         context: Number of positions.
         config: Config of the network.
@@ -219,7 +219,7 @@ def _branches(path: str, layer: Any) -> tuple[Branch, ...]:
 
 
 def _replaced(path: str, module: nn.Module, norm: Any) -> tuple[Branch, ...] | None:
-    """Return the branches that a replacement amounts to; None for a module that is no replacement."""
+    """Return the branches equivalent to a replacement; None for any other module."""
     if not isinstance(module, Replacement):
         return None
     if isinstance(module, Nothing):

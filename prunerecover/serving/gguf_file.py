@@ -1,4 +1,4 @@
-"""GGUF files of pruned decoders, for llama.cpp and the servers around it.
+"""GGUF files of pruned decoders, for llama.cpp and servers based on llama.cpp.
 
 The architecture is `deci`, whose layers may each have a number of heads, of keys' and values' heads and of neurons.
 Matrices are in F32, F16 or Q8_0, vectors in F32. Written with the package `gguf`.
@@ -114,7 +114,7 @@ def _tensors(decoder: Decoder, layers: tuple[Layer, ...]) -> Iterator[tuple[str,
 
 
 def _frequency_factors(decoder: Decoder) -> Tensor:
-    """Return the divisors of the unscaled frequencies that give the network's, `(D / 2,)`."""
+    """Return the divisors from the unscaled frequencies to the network's, `(D / 2,)`."""
     steps = torch.arange(0, decoder.head_size, 2, dtype=torch.float64) / decoder.head_size
     return (decoder.theta**-steps / decoder.frequencies.cpu().double()).float()
 

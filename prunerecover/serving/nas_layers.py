@@ -57,7 +57,7 @@ def config_of(layer: Layer, shape: Shape, first: bool) -> dict[str, Any]:
     Args:
         layer: Layer of the folder.
         shape: Sizes of all layers.
-        first: Whether the layer is the first one, which has an attention in any case.
+        first: Whether the layer is the first, which has an attention in any case.
     """
     there = isinstance(layer.mixer, Attention) or first
     neurons = _neurons(layer)
@@ -83,7 +83,7 @@ def tensors_of(layer: Layer, shape: Shape, first: bool) -> dict[str, Tensor]:
     Args:
         layer: Layer of the folder.
         shape: Sizes of all layers.
-        first: Whether the layer is the first one.
+        first: Whether the layer is the first.
     """
     found: dict[str, Tensor] = {}
     if isinstance(layer.mixer, Attention):

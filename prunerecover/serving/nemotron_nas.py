@@ -1,8 +1,8 @@
 """Folders of pruned decoders in the format of Nemotron-NAS, for vLLM, TensorRT-LLM and mlx-lm.
 
-A config states for each layer whether attention and MLP are there, how many query heads share keys, and how wide the
-MLP is. All layers have the same number of query heads, and widths of MLPs are multiples of 256. What the config cannot
-state is stated by an equivalent, exactly, in `nas_layers.py`.
+A config states for each layer the presence of attention and MLP, the number of query heads per key head, and the width
+of the MLP. All layers have the same number of query heads, and widths of MLPs are multiples of 256. Cases outside the
+config's format have exact equivalents in `nas_layers.py`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def write_nemotron_nas(model: nn.Module, folder: Path, tokenizer: Any) -> None:
 
 
 def _heads(decoder: Decoder) -> int:
-    """Return the number of query heads of all layers: what fills the hidden size."""
+    """Return the number of query heads of all layers, which fill the hidden size."""
     heads, rest = divmod(len(decoder.norm), decoder.head_size)
     attentions = [branch for block in decoder.blocks for branch in block if isinstance(branch, Attention)]
     odd = next((one for one in attentions if rest or not key_value_heads(one, heads)), None)

@@ -139,7 +139,7 @@ def _splitting(data: Mapping[str, Any]) -> str:
 
 
 def _part(given: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the type of a pre-tokenizer with what tells its rules."""
+    """Return the type of a pre-tokenizer with the parameters of the rules."""
     read = {"ByteLevel": ("use_regex",), "Digits": ("individual_digits",), "Split": ("pattern", "Regex")}
     value: Any = given
     for name in read.get(given["type"], ("type",)):

@@ -1,4 +1,4 @@
-"""Budgets that say what may be left: turned into shares of what the network costs, planned, and recorded as asked."""
+"""Budgets of remaining amounts: turned into shares of the network's costs, planned, and recorded as requested."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prunerecover.session.session import Session
 
 
 def planned_as_asked(session: Session, budget: Budget, plan: Callable[[Budget], Plan]) -> Plan:
-    """Return the plan of a budget, which says what was asked for.
+    """Return the plan of a budget, with a record of the request.
 
     A warning says where no more is left anyway.
 

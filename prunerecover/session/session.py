@@ -132,11 +132,11 @@ class Session:
         return plain_evaluation(self.model)
 
     def begin(self, store: SearchStore, *about: object) -> None:
-        """Tell a store what a search in this session follows from.
+        """Tell a store the inputs of a search in the session.
 
         Args:
             store: Store of the search.
-            about: What it follows from beside the network, the samples and how outputs are compared.
+            about: Inputs of the search beside the network, the samples and the comparison of outputs.
 
         Raises:
             ValueError: See `SearchStore.begin`.
@@ -170,10 +170,10 @@ class Session:
 
     @cached_property
     def traced(self) -> Traced:
-        """What a pass of the first sample shows.
+        """Graph of a pass of the first sample.
 
         Raises:
-            ValueError: If the network does not take it.
+            ValueError: If the network does not take the sample.
         """
         return trace(self.model, self.example, "batches")
 
@@ -211,11 +211,11 @@ class Session:
         return judge_of(self.model, self.samples)
 
     def inputs(self, batch: Any) -> ModelInputs:
-        """Return the inputs of the network for a batch, on its device."""
+        """Return the inputs of the network for a batch, on the network's device."""
         return inputs_of(batch, self.model)
 
     def in_shares(self, budget: Budget) -> Budget:
-        """Return a budget with shares in the place of amounts; memory and latency are those of the last service."""
+        """Return a budget with shares in the place of amounts; memory and latency are as of the last service."""
         if budget.serving not in (None, self._serving):
             self._serving = budget.serving or self._serving
             self._costs.clear()
@@ -225,7 +225,7 @@ class Session:
         """Return a cost of the network.
 
         Args:
-            name: Name of the cost: "latency", measured on the first batch, or one that is counted on the first sample.
+            name: Name of the cost: "latency", measured on the first batch, or a counted cost, on the first sample.
         """
         if name not in self._costs:
             example = self.first if name == "latency" else self.example

@@ -29,7 +29,7 @@ def dense() -> Point:
     """Return the dense network's point.
 
     Raises:
-        ValueError: ValueError: If the dense network's hits differ between the pages.
+        ValueError: If the dense network's hits differ between the pages.
     """
     found = [row.figures["top1"] for page in ("natural_call", "boundary_dpt") for row in rows(page, "dense")]
     if len({top1.samples for top1 in found}) != 1:
