@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from benchmarks.runner.rows import RESULTS, command
+from benchmarks.zoo.networks.suites import SUITES
 from benchmarks.zoo.trial import FIXED, FREE, LATE, REFUSED, SLOW, Row
 from prunerecover.cost.environment import cpu_name, versions
 from prunerecover.cost.statistics import wilson_interval
+from prunerecover.display.markdown import table
 from prunerecover.files.atomic import write_text
 
 FURTHER = ("torchvision", "ultralytics")
@@ -25,11 +29,11 @@ def stored(name: str, key: str = "rows") -> list[Row]:
     return list(json.loads(path.read_text()).get(key, [])) if path.is_file() else []
 
 
-def write(name: str, result: Mapping[str, Any], page: str) -> None:
-    """Write the rows as JSON and the page, each atomically: a killed run leaves the former files."""
-    record = {"command": command(), "cpu": cpu_name(), "versions": versions(), **result}
-    write_text(RESULTS / f"{name}.json", json.dumps(record, indent=2) + "\n")
-    write_text(RESULTS / f"{name}.md", page.rstrip() + "\n")
+def write(result: Mapping[str, Any], page: Page) -> None:
+    """Write the rows as JSON and the page, each at once: a killed run leaves the earlier ones."""
+    record = {"command": command(), "cpu": cpu_name(), "versions": installed(), **result}
+    write_text(RESULTS / f"{page.name}.json", json.dumps(record, indent=2) + "\n")
+    write_text(RESULTS / f"{page.name}.md", page.markdown(record))
 
 
 def counted(rows: Sequence[Row]) -> dict[str, int]:
@@ -126,12 +130,89 @@ def names(rows: Sequence[Row]) -> str:
     return ", ".join(row["name"] for row in rows if row["outcome"] == "ok")
 
 
-def installed() -> str:
-    """Return a line with the versions of the relevant packages."""
+def installed() -> dict[str, str]:
+    """Return the versions that rows depend on."""
     found = versions()
     for name in FURTHER:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return f"Versions: {', '.join(f'{name} {number}' for name, number in found.items())}."
+    return found
+
+
+@dataclass(frozen=True)
+class Page:
+    """Page of a dimension, rendered from the record of its rows alone.
+
+    Attributes:
+        name: Name of its files in docs/results.
+        kind: Dimension.
+        title: Heading.
+        about: Paragraph on what is measured.
+        columns: Columns of the table of suites behind those of outcomes.
+        align: Alignment of all columns.
+        cells: Function from the rows of a suite to its cells in these columns.
+        nothing: Words for networks without anything to prune.
+        others: Name of the further rows of the record.
+        outside: Whether networks outside the named families have a line.
+        before: Function from rows and further rows to lines before the networks that are not ok.
+        between: Function from rows to lines after them.
+        behind: Function from further rows to lines before the networks that are ok.
+    """
+
+    name: str
+    kind: str
+    title: str
+    about: str
+    columns: tuple[str, ...]
+    align: str
+    cells: Callable[[Sequence[Row]], tuple[object, ...]]
+    nothing: str
+    others: str
+    outside: bool = False
+    before: Callable[[Sequence[Row], Sequence[Row]], list[str]] = lambda rows, others: []
+    between: Callable[[Sequence[Row]], list[str]] = lambda rows: []
+    behind: Callable[[Sequence[Row]], list[str]] = lambda others: []
+
+    def markdown(self, record: Mapping[str, Any]) -> str:
+        """Render the page of a record."""
+        rows, missing, others = record["rows"], record["missing"], record.get(self.others, [])
+        suites = [suite for suite in SUITES if any(row["suite"] == suite for row in rows)]
+        of = {suite: [row for row in rows if row["suite"] == suite] for suite in suites}
+        beside = {"all": rows} if len(suites) > 1 else {}
+        unnamed = [row for row in rows if not row.get("named")]
+        if self.outside and 0 < len(unnamed) < len(rows):
+            beside["outside the named families"] = unnamed
+        header = ("suite", "networks", self.nothing.partition(" to ")[0].lower(), "ok")
+        header += ("of the others (95%)", "refused", "failed", "dead, over, slow", *self.columns)
+        lines = [
+            f"# {self.title}",
+            "",
+            f"`python -m benchmarks.zoo.zoo --kind {self.kind}`",
+            "",
+            f"{self.about} {EXPORTED}",
+            "",
+            table(header, [(name, *self._line(own)) for name, own in (of | beside).items()], self.align),
+            "",
+            *(f"Not measured: {reason}" for reason in missing.values()),
+            *([""] if missing else []),
+            *not_tried(rows),
+            *rebuilt(rows),
+            *self.before(rows, others),
+            *section("Not ok", [row for row in rows if row["outcome"] in NOT_OK], "reason"),
+            *section(self.nothing, [row for row in rows if row["outcome"] == "nothing"], "reason"),
+            *self.between(rows),
+            *not_with_free_sizes(rows),
+            *self.behind(others),
+            "## Ok",
+            "",
+            *(f"- {suite}: {names(own)}" for suite, own in of.items()),
+            "",
+            f"Versions: {', '.join(f'{name} {number}' for name, number in record['versions'].items())}.",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _line(self, rows: Sequence[Row]) -> tuple[object, ...]:
+        count = counted(rows)
+        others = len(rows) - count["nothing"]
+        ends = (count["ok"], share(count["ok"], others), count["refused"], count["failed"], silent(count))
+        return (len(rows), count["nothing"], *ends, *self.cells(rows))

@@ -30,7 +30,7 @@ from rich.progress import track
 from benchmarks.runner.benchmark import command_line
 from benchmarks.zoo import depth_page, depth_trial, large, sequences, width_page, width_trial
 from benchmarks.zoo.networks.suites import SUITES, available
-from benchmarks.zoo.page import stored, write
+from benchmarks.zoo.page import Page, stored, write
 from benchmarks.zoo.trial import LATE, SEED, Row, exported, prepare, reloaded
 from benchmarks.zoo.worker import Late, Lost, Worker
 
@@ -49,7 +49,7 @@ class Dimension:
     A row without all of these entries is from an earlier version.
     """
 
-    page: str
+    page: Page
     pruned: Step
     row: Row
 
@@ -60,8 +60,8 @@ class Dimension:
 
 
 DIMENSIONS = {
-    "width": Dimension("zoo", width_trial.pruned, {"asked": width_trial.ASKED, "removed": None} | UNKNOWN),
-    "depth": Dimension("zoo_depth", depth_trial.pruned, UNKNOWN),
+    "width": Dimension(width_page.PAGE, width_trial.pruned, {"asked": width_trial.ASKED, "removed": None} | UNKNOWN),
+    "depth": Dimension(depth_page.PAGE, depth_trial.pruned, UNKNOWN),
 }
 
 
@@ -101,7 +101,7 @@ def measure_networks(options: argparse.Namespace) -> None:
     found, missing = available()
     for reason in missing.values():
         print(reason)
-    earlier = stored(dimension.page)
+    earlier = stored(dimension.page.name)
     rows = {key(row): row for row in earlier if row["name"] in found.get(row["suite"], {row["name"]: None})}
     names = [(suite, name) for suite in options.suite for name in found.get(suite, {})]
     chosen = [name for name in names if is_chosen(name, options.only)]
@@ -119,7 +119,7 @@ def measure_networks(options: argparse.Namespace) -> None:
 
 def measure_large(options: argparse.Namespace) -> None:
     """Write the rows of networks on the meta device."""
-    page = DIMENSIONS["width"].page
+    page = DIMENSIONS["width"].page.name
     rows = {row["name"]: row for row in stored(page, "large")}
     worker = Worker(prepare)
     for name in [name for name in large.NETWORKS if is_chosen((name,), options.only) and name not in rows]:
@@ -131,7 +131,7 @@ def measure_large(options: argparse.Namespace) -> None:
 
 def measure_sequences(options: argparse.Namespace) -> None:
     """Write the rows of random sequences, a few at a time."""
-    page = DIMENSIONS["depth"].page
+    page = DIMENSIONS["depth"].page.name
     rows = {row["name"]: row for row in stored(page, "sequences")}
     networks, missing = stored(page), available()[1]
     worker = Worker(prepare)
@@ -209,10 +209,8 @@ def save(kind: str, rows: Iterable[Row], missing: dict[str, str], others: list[R
     page = DIMENSIONS[kind].page
     in_order = sorted(rows, key=lambda row: SUITES.index(row["suite"]))
     missing = {suite: why for suite, why in missing.items() if all(row["suite"] != suite for row in in_order)}
-    found = {"seed": SEED, "missing": missing, "rows": in_order}
-    further, markdown = ("large", width_page.markdown) if kind == "width" else ("sequences", depth_page.markdown)
-    others = stored(page, further) if others is None else others
-    write(page, {**found, further: others}, markdown(in_order, missing, others))
+    others = stored(page.name, page.others) if others is None else others
+    write({"seed": SEED, "missing": missing, "rows": in_order, page.others: others}, page)
 
 
 def stop(workers: Iterable[Worker]) -> None:

@@ -7,7 +7,7 @@ from importlib import import_module
 
 from benchmarks.zoo.networks.network import Network
 
-SUITES = ("torchvision", "timm", "transformers", "ultralytics", "hard", "plain")
+SUITES = ("torchvision", "timm", "transformers", "ultralytics", "plain")
 
 
 @cache

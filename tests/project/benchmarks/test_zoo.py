@@ -21,19 +21,20 @@ from benchmarks.zoo.trial import FIXED, REFUSED
 from benchmarks.zoo.worker import Lost, Worker
 from prunerecover.plan.units import Unit
 
-QUICK = ("swiglu", "flattened-positions")
+QUICK = ("gcn", "tcn")
+DEEP = "residual-super-resolution"
 STEPS = ("pruned", "reloaded", "exported")
 Run = Callable[..., dict[str, Any]]
 
 
 def test_an_interrupted_run_goes_on_where_it_was(run: Run, calls: list[tuple[str, str]]) -> None:
-    first = run("--suite", "hard", "--only", QUICK[0])
-    found = run("--suite", "hard", "--only", *QUICK)
+    first = run("--suite", "plain", "--only", QUICK[0])
+    found = run("--suite", "plain", "--only", *QUICK)
     assert calls == [(step, name) for name in QUICK for step in STEPS]
     assert found["rows"][0] == first["rows"][0]
     assert [row["name"] for row in found["rows"]] == [*QUICK]
     for row in found["rows"]:
-        assert (row["suite"], row["kind"]) == ("hard", "width")
+        assert (row["suite"], row["kind"]) == ("plain", "width")
         assert row["outcome"] == "ok", row
         assert row["removed"] == pytest.approx(row["asked"], abs=0.02)
         assert row["seconds"] > 0
@@ -42,8 +43,8 @@ def test_an_interrupted_run_goes_on_where_it_was(run: Run, calls: list[tuple[str
     named = ", ".join(f"{row['name']} {row['planning_seconds']:.1f}" for row in longest)
     assert "Planning takes less than 20 s of processor time on 2 of 2 networks" in found["page"]
     assert f"longest on {named}." in found["page"]
-    assert "| hard | 2 | 0 | 2 | 2 of 2: 100.0% (34.2 to 100.0) | 0 | 0 |" in found["page"]
-    assert f"- hard: {', '.join(QUICK)}" in found["page"]
+    assert "| plain | 2 | 0 | 2 | 2 of 2: 100.0% (34.2 to 100.0) | 0 | 0 |" in found["page"]
+    assert f"- plain: {', '.join(QUICK)}" in found["page"]
 
 
 def test_what_failed_is_measured_again_if_asked(
@@ -54,21 +55,21 @@ def test_what_failed_is_measured_again_if_asked(
 
     with monkeypatch.context() as patch:
         patch.setattr(zoo.Worker, "call", broken)
-        page = run("--suite", "hard", "--only", QUICK[0])["page"]
-    assert f"- {QUICK[0]} (hard, failed): pruned: No space left" in page
-    assert run("--suite", "hard", "--only", QUICK[0])["page"] == page
+        page = run("--suite", "plain", "--only", QUICK[0])["page"]
+    assert f"- {QUICK[0]} (plain, failed): pruned: No space left" in page
+    assert run("--suite", "plain", "--only", QUICK[0])["page"] == page
     assert not calls
-    assert "Not ok" not in run("--suite", "hard", "--only", QUICK[0], "--again-failed")["page"]
+    assert "Not ok" not in run("--suite", "plain", "--only", QUICK[0], "--again-failed")["page"]
     assert calls
 
 
 def test_rows_that_lack_a_figure_are_measured_anew(run: Run, calls: list[tuple[str, str]], tmp_path: Path) -> None:
-    found = run("--suite", "hard", "--only", *QUICK)
+    found = run("--suite", "plain", "--only", *QUICK)
     name = found["rows"][1]["name"]
     del found["rows"][1]["planning_seconds"]
     (tmp_path / "zoo.json").write_text(json.dumps(found))
     calls.clear()
-    again = run("--suite", "hard", "--only", *QUICK)
+    again = run("--suite", "plain", "--only", *QUICK)
     assert {called for _, called in calls} == {name}
     assert again["rows"][0] == found["rows"][0]
     assert again["rows"][1]["planning_seconds"] > 0
@@ -77,14 +78,14 @@ def test_rows_that_lack_a_figure_are_measured_anew(run: Run, calls: list[tuple[s
 def test_planning_of_a_network_that_was_lost_has_no_figure(
     run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run("--suite", "hard", "--only", QUICK[0])
+    run("--suite", "plain", "--only", QUICK[0])
 
     def lost(*_: object, timeout: float) -> None:
         raise Lost("took more than 1 s")
 
     with monkeypatch.context() as patch:
         patch.setattr(zoo.Worker, "call", lost)
-        found = run("--suite", "hard", "--only", *QUICK)
+        found = run("--suite", "plain", "--only", *QUICK)
     assert found["rows"][1]["planning_seconds"] is None
     assert "Planning takes less than 20 s of processor time on 1 of 2 networks" in found["page"]
 
@@ -100,7 +101,7 @@ def test_groups_of_large_networks_are_found_without_weights(
     assert row["groups"] == {"head": 2, "neuron": 2}
     assert "`find_groups` finds 2 groups of heads and 2 groups of neurons in" in found["page"]
     assert run("--large")["large"] == [row]
-    assert run("--suite", "hard", "--only", QUICK[0])["large"] == [row]
+    assert run("--suite", "plain", "--only", QUICK[0])["large"] == [row]
 
 
 def test_large_networks_are_of_width(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +113,7 @@ def test_large_networks_are_of_width(run: Run, capsys: pytest.CaptureFixture[str
 def test_a_suite_without_its_package_is_named(
     run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(suites, "SUITES", ("hard", "ultralytics"))
+    monkeypatch.setattr(suites, "SUITES", ("plain", "ultralytics"))
     for name in [name for name in sys.modules if name.startswith("ultralytics.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ultralytics", None)
@@ -127,10 +128,10 @@ def test_a_suite_without_its_package_is_named(
 def test_rows_of_networks_that_the_zoo_no_longer_has_are_dropped(
     run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run("--suite", "hard", "--only", *QUICK)
-    hard = suites.networks_of("hard")
-    monkeypatch.delitem(hard, QUICK[0])
-    assert [row["name"] for row in run("--suite", "hard", "--only", *QUICK)["rows"]] == [QUICK[1]]
+    run("--suite", "plain", "--only", *QUICK)
+    plain = suites.networks_of("plain")
+    monkeypatch.delitem(plain, QUICK[0])
+    assert [row["name"] for row in run("--suite", "plain", "--only", *QUICK)["rows"]] == [QUICK[1]]
 
 
 def test_a_process_that_is_lost_is_told_and_replaced() -> None:
@@ -147,25 +148,25 @@ def test_a_process_that_is_lost_is_told_and_replaced() -> None:
 
 @pytest.mark.slow
 def test_a_network_of_the_zoo_loses_units_of_depth(run: Run, calls: list[tuple[str, str]]) -> None:
-    found = run("--suite", "hard", "--only", QUICK[0], kind="depth")
-    assert run("--suite", "hard", "--only", QUICK[0], kind="depth")["rows"] == found["rows"]
-    assert calls == [(step, QUICK[0]) for step in STEPS]
+    found = run("--suite", "plain", "--only", DEEP, kind="depth")
+    assert run("--suite", "plain", "--only", DEEP, kind="depth")["rows"] == found["rows"]
+    assert calls == [(step, DEEP) for step in STEPS]
     [row] = found["rows"]
     assert (row["kind"], row["outcome"], row["named"]) == ("depth", "ok", False), row
     assert row["units"]["layer"] >= len(row["removed"]["layer"]) == row["asked"] == 3
     assert all(0 < share < 1 for share in row["saved"])
-    assert "| hard | 1 | 0 | 1 | 1 of 1: 100.0% (20.7 to 100.0) | 0 | 0 |" in found["page"]
+    assert "| plain | 1 | 0 | 1 | 1 of 1: 100.0% (20.7 to 100.0) | 0 | 0 |" in found["page"]
 
 
 def test_a_network_without_units_of_depth_is_named_with_the_reason(run: Run, calls: list[tuple[str, str]]) -> None:
-    page = run("--suite", "hard", "--only", "weight-norm", kind="depth")["page"]
-    assert "- weight-norm (hard, nothing): Expected Folded to have units of kind" in page
-    assert calls == [("pruned", "weight-norm")]
+    page = run("--suite", "plain", "--only", "patch-discriminator", kind="depth")["page"]
+    assert "- patch-discriminator (plain, nothing): Expected Discriminator to have units of kind" in page
+    assert calls == [("pruned", "patch-discriminator")]
 
 
 def test_fewer_units_go_where_no_more_can_go_together(run: Run, calls: list[tuple[str, str]]) -> None:
-    page = run("--suite", "hard", "--only", "groups-that-widen", kind="depth")["page"]
-    assert "none of those that are left can go with them: groups-that-widen (1 of 2)." in page
+    page = run("--suite", "plain", "--only", "masked-image-mixer", kind="depth")["page"]
+    assert "none of those that are left can go with them: masked-image-mixer (2 of 3)." in page
 
 
 def test_units_that_are_drawn_are_not_inside_one_another_and_leave_a_block() -> None:
@@ -182,13 +183,13 @@ def test_random_sequences_go_on_where_they_were(
 ) -> None:
     monkeypatch.setattr(zoo.Worker, "call", lambda _, function, *args, timeout: function(*args))
     monkeypatch.setattr(sequences, "AT_ONCE", 2)
-    run("--suite", "hard", "--only", QUICK[0], kind="depth")
+    run("--suite", "plain", "--only", DEEP, kind="depth")
     assert [row["n"] for row in run("--sequences", "2", "--only", "shared", kind="depth")["sequences"]] == [2]
     found = run("--sequences", "5", "--only", "shared", "by value", kind="depth")
     assert [(row["name"], row["n"], row["ok"]) for row in found["sequences"]] == [("shared", 5, 5), ("by value", 5, 5)]
-    assert [row["name"] for row in found["rows"]] == [QUICK[0]]
+    assert [row["name"] for row in found["rows"]] == [DEEP]
     assert "10 of 10: 100.0% (72.2 to 100.0) sequences end well, on 2 architectures" in found["page"]
-    assert run("--suite", "hard", "--only", QUICK[0], kind="depth")["sequences"] == found["sequences"]
+    assert run("--suite", "plain", "--only", DEEP, kind="depth")["sequences"] == found["sequences"]
 
 
 def test_the_first_sequence_that_fails_is_told(
@@ -210,8 +211,15 @@ def test_sequences_are_of_depth(run: Run, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("kind", zoo.DIMENSIONS)
+def test_a_page_is_rendered_anew_to_the_same_bytes(kind: str) -> None:
+    page = zoo.DIMENSIONS[kind].page
+    path = ROOT / "docs" / "results" / f"{page.name}.json"
+    assert page.markdown(json.loads(path.read_text())) == path.with_suffix(".md").read_text()
+
+
+@pytest.mark.parametrize("kind", zoo.DIMENSIONS)
 def test_every_refusal_names_its_cause_and_a_way_out(kind: str) -> None:
-    rows = json.loads((ROOT / "docs" / "results" / f"{zoo.DIMENSIONS[kind].page}.json").read_text())["rows"]
+    rows = json.loads((ROOT / "docs" / "results" / f"{zoo.DIMENSIONS[kind].page.name}.json").read_text())["rows"]
     refused = [row for row in rows if row["outcome"] in ("refused", "nothing")]
     parts = [row for row in refused] + [row["onnx_parts"] for row in rows if "onnx_parts" in row]
     assert refused
@@ -223,7 +231,7 @@ def test_every_refusal_names_its_cause_and_a_way_out(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", zoo.DIMENSIONS)
 def test_a_sample_of_all_suites_is_ok(run: Run, kind: str) -> None:
-    rows = json.loads((ROOT / "docs" / "results" / f"{zoo.DIMENSIONS[kind].page}.json").read_text())["rows"]
+    rows = json.loads((ROOT / "docs" / "results" / f"{zoo.DIMENSIONS[kind].page.name}.json").read_text())["rows"]
     ok = [row for row in rows if row["outcome"] == "ok" and row["suite"] in suites.available()[0]]
     sample = random.Random(0).sample([row for row in ok if row["seconds"] < 4], 10)
     found = run("--suite", *{row["suite"] for row in sample}, "--only", *(row["name"] for row in sample), kind=kind)

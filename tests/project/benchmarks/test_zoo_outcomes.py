@@ -20,7 +20,7 @@ from prunerecover import Budget, Plan, plan_depth, plan_width
 from prunerecover.plan.records import Result
 from prunerecover.refusal import Refusal
 
-QUICK = "swiglu"
+QUICK, DEEP = "gcn", "residual-super-resolution"
 Run = Callable[..., dict[str, Any]]
 
 
@@ -71,9 +71,9 @@ def test_units_that_nobody_asked_for_are_over(
         "_planned",
         lambda model, given, kinds, others: plan_depth(model, remove={"layer": 2}, batches=given),
     )
-    found = run("--suite", "hard", "--only", QUICK, kind="depth")
+    found = run("--suite", "plain", "--only", DEEP, kind="depth")
     assert [row["outcome"] for row in found["rows"]] == ["over"]
-    assert f"- {QUICK} (hard, over): 2 units go instead of 1" in found["page"]
+    assert f"- {DEEP} (plain, over): 2 units go instead of 1" in found["page"]
     assert "| 0 | 0 | 0, 1, 0 |" in found["page"]
 
 
@@ -86,14 +86,14 @@ def test_exports_that_take_too_long_are_no_failure(
         return function(*args)
 
     monkeypatch.setattr(zoo.Worker, "call", late)
-    found = run("--suite", "hard", "--only", QUICK)
+    found = run("--suite", "plain", "--only", QUICK)
     assert [(row["outcome"], row["onnx"]) for row in found["rows"]] == [("ok", LATE)]
-    assert f"- {QUICK} (hard, not in time): took more than 1 s" in found["page"]
+    assert f"- {QUICK} (plain, not in time): took more than 1 s" in found["page"]
 
 
 def test_exports_can_be_left_out(run: Run, calls: list[tuple[str, str]]) -> None:
-    found = run("--suite", "hard", "--only", QUICK, "--no-onnx")
-    assert run("--suite", "hard", "--only", QUICK)["rows"] == found["rows"]
+    found = run("--suite", "plain", "--only", QUICK, "--no-onnx")
+    assert run("--suite", "plain", "--only", QUICK)["rows"] == found["rows"]
     assert calls == [("pruned", QUICK), ("reloaded", QUICK)]
     assert [(row["outcome"], row["onnx"]) for row in found["rows"]] == [("ok", None)]
     assert "ONNX is not tried yet of 1 networks" in found["page"]
@@ -108,9 +108,9 @@ def test_half_of_what_can_go_is_asked_for_where_less_than_the_share_can(
         return plan_width(model, budget, **options)
 
     monkeypatch.setattr(width_trial, "plan_width", limited)
-    found = run("--suite", "hard", "--only", QUICK)
+    found = run("--suite", "plain", "--only", QUICK)
     [row] = found["rows"]
     assert (row["outcome"], row["asked"]) == ("ok", 0.1)
     assert row["removed"] == pytest.approx(0.1, abs=0.02)
     assert row["less_parts"] == {"cause": "at most 20.0% can go", "way_out": "Lower the budget."}
-    assert f"- {QUICK} (hard, ok): Expected a budget that the groups can meet, but at most 20.0%" in found["page"]
+    assert f"- {QUICK} (plain, ok): Expected a budget that the groups can meet, but at most 20.0%" in found["page"]
