@@ -146,7 +146,7 @@ def _mutate_weights(tensors: dict[str, Any], draw: Random) -> str:
 
 
 def mutate_bytes(path: Path, draw: Random) -> str:
-    """Flip bits, truncate the file, append to it, replace or remove it."""
+    """Flip bits, or truncate, extend, replace or remove the file."""
     content = bytearray(path.read_bytes())
     action = draw.choice(("flip", "flip", "flip", "flips", "cut", "cut", "empty", "longer", "gone", "payload", "zeros"))
     if action in ("flip", "flips"):

@@ -15,7 +15,7 @@ Imports = Mapping[str, set[str]]
 
 
 def python_files(folder: Path) -> list[Path]:
-    """Return the Python files below a folder, without those behind links, which repeat files of other folders."""
+    """Return the Python files below a folder, without links to other folders."""
     links = {path for path in folder.iterdir() if path.is_symlink()}
     return sorted(path for path in folder.rglob("*.py") if not links & set(path.parents))
 

@@ -58,7 +58,7 @@ class Surgeon(WidthPrune):
         self.state, self.reconstructed, self.size, self.scale = state, reconstructed, 0.0, 1.0
 
     def before_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
-        """Keep the weights in the state, so that surgery narrows them, too."""
+        """Keep the weights in the optimizers' state, for surgery to narrow with the moments."""
         super().before_surgery(trainer, pl_module, target)
         if self.state == "scaled":
             self.size = sum(float(p.detach().square().sum()) for p in pl_module.parameters())

@@ -36,7 +36,7 @@ def build(settings: dict[str, Any]) -> nn.Module:
 
 
 def measured(name: str) -> Row:
-    """Return the row of a network: its parameters, the numbers of its groups, and the seconds of finding them."""
+    """Return the row of a network: parameters, numbers of groups, and seconds of finding the groups."""
     network = build(NETWORKS[name])
     example = {"input_ids": torch.zeros(1, TOKENS, dtype=torch.long, device="meta")}
     started = time.process_time()

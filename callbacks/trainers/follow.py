@@ -1,4 +1,4 @@
-"""State of a transformers Trainer that follows a change of its model."""
+"""Update of a transformers Trainer's state after a change of the model."""
 
 from __future__ import annotations
 

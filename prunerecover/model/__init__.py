@@ -1,1 +1,1 @@
-"""Networks as they are: paths, copies, calls, hashes, and the small modules that surgery leaves in them."""
+"""Networks: paths, copies, calls, hashes, and the small modules for surgery to insert."""

@@ -91,7 +91,7 @@ class PassThrough(Replacement):
 
 
 class Copy(Replacement):
-    """Replacement that returns a copy of its input, for readers that overwrite their input."""
+    """Replacement by a copy of the input, for readers that overwrite the input."""
 
     def compute(self, x: Tensor) -> Tensor:
         """Return a copy of x."""

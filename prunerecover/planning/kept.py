@@ -1,4 +1,4 @@
-"""Plans and measurements of a joint search in its store, so that an interrupted search does not repeat them."""
+"""Plans and measurements of a joint search in the store, not repeated after an interruption."""
 
 from __future__ import annotations
 

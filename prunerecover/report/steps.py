@@ -10,7 +10,7 @@ HEADER = ("epoch", "asked for", "cost left", "parameters", "right after surgery"
 
 
 def steps_of(trail: QualityTrail) -> str:
-    """Return the steps as a section of Markdown: what went, what it did to the metric, and whether it stayed."""
+    """Return the steps as a section of Markdown: removed units, effect on the metric, and verdict."""
     reached = f" No other step came: {trail.ended}." if trail.ended else ""
     said = f"`{trail.monitor}` was {trail.dense:.4g} before the first step; {trail.worst:.4g} was asked for.{reached}"
     shown = table(HEADER, [_row(step) for step in trail.steps], "rrrrrrl")

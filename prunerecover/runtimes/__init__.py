@@ -1,1 +1,1 @@
-"""Runtimes: export of networks, and clocks that time them where they will run."""
+"""Runtimes: export of networks, and clocks in the exported networks' runtime."""

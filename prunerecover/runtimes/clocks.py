@@ -62,7 +62,7 @@ def _in_torch(network: nn.Module, inputs: ModelInputs) -> Run:
 
 
 def _compiled(network: nn.Module, inputs: ModelInputs) -> Run:
-    """Compile a forward pass; each network has code of its own, for torch.compile limits what it keeps for one."""
+    """Compile a forward pass with separate code for each network: torch.compile limits the variants per code."""
 
     def forward() -> Any:
         return call(network, inputs)

@@ -38,7 +38,7 @@ def nas_layers(decoder: Decoder) -> list[Layer]:
 
 
 def _without_map(branch: Branch) -> Branch:
-    """Return the MLP that computes a linear map; any other branch as it is."""
+    """Return the MLP equivalent to a linear map; other branches unchanged."""
     if not isinstance(branch, LinearMap):
         return branch
     width = len(branch.norm)

@@ -1,4 +1,4 @@
-"""Commands that run a recipe on a trainer: their help beside the options, and their arguments before parsing."""
+"""Commands to run a recipe on a trainer: help beside the options, and arguments before parsing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans applied to copies, wrapped and meta models alike; a plan for another model changes nothing."""
+"""Application of plans to copies, wrapped and meta models alike; a wrong plan changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refitted weights and maps folded into linears: exact, undone without a trace, refused where they do not fit."""
+"""Refitted weights and maps folded into linears: exact, undone without a trace, refused where unfit."""
 
 from __future__ import annotations
 

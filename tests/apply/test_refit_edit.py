@@ -34,7 +34,7 @@ def refit(name: str, number: int = 0) -> tuple[Refit, dict[str, Tensor]]:
 
 
 def neurons_gone(model: nn.Module, few: int = 8) -> list[Edit]:
-    """Return edits that remove every neuron behind the first ones from all MLPs of a ViT."""
+    """Return edits that keep only the first neurons of all MLPs of a ViT."""
     groups = find_groups(model, batch_of("timm", 1), "neuron")
     return list(narrow_edits(groups, {group.name: torch.arange(few, group.size) for group in groups}))
 
@@ -108,7 +108,7 @@ def test_the_optimizer_goes_on_with_place_and_state() -> None:
 
 
 def refitted_plan(model: nn.Module) -> Plan:
-    """Return a plan that removes neurons and gives new values to their readers."""
+    """Return a plan with removed neurons and new values for the readers."""
     edits, tensors = list[Edit](), dict[str, Tensor]()
     for number, edit in enumerate(neurons_gone(model)):
         unit = edit.unit.replace("fc1", "fc2")

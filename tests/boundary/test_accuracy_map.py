@@ -1,4 +1,4 @@
-"""The map of accuracies over both axes against published values, and its figure."""
+"""The map of accuracies over both axes against published values, with a figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets of BoundaryDPT's search: units, shares of cost, and larger splits when a plan falls short of its share."""
+"""Budgets of BoundaryDPT's search: units, shares of cost, and larger splits where a plan falls short."""
 
 from __future__ import annotations
 

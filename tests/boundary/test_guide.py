@@ -1,4 +1,4 @@
-"""Divergences before training guide the map of accuracies where they are informative, and change nothing elsewhere."""
+"""Divergences before training guide the map of accuracies where informative, and change nothing elsewhere."""
 
 from __future__ import annotations
 

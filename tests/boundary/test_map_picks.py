@@ -1,4 +1,4 @@
-"""Picks of an accuracy map: the best by enumeration, with its regret, never above dense; bad arguments."""
+"""Picks of an accuracy map: the best by enumeration, with regret, never above dense; bad arguments."""
 
 from __future__ import annotations
 

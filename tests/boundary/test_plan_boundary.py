@@ -97,7 +97,7 @@ def test_designs_run_their_splits_all_at_once(design: str | list[Split], expecte
 
 @pytest.mark.slow
 def test_trials_carry_the_plans_of_plan_depth() -> None:
-    """The trials include replacements and their fitted values."""
+    """The trials include replacements with fitted values."""
     told = Told(hill)
     model = build("timm")
     picked = plan_boundary(model, n_remove=3, batches=BATCHES, evaluate=told)

@@ -1,4 +1,4 @@
-"""Fits of branches with a scale before the addition, or beside another branch, aim at the stream after them."""
+"""Fits of branches with a scale before the addition, or beside another branch, aim at the next stream."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from prunerecover.model.hooks import removed_after
 
 
 class Counted(nn.Linear):
-    """Linear layer that counts its calls."""
+    """Linear layer with a counter of calls."""
 
     calls: Counter[int] = Counter()
 
@@ -62,7 +62,7 @@ BATCHES = [ModelInputs((torch.randn(n, 4),)) for n in (3, 2)]
 
 
 def seen_from_the_front(network: nn.Module, path: str, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-    """Return the input and output of a module at its first call in a whole pass."""
+    """Return the input and output of a module at the first call in a whole pass."""
     seen: list[tuple[Tensor, Tensor]] = []
 
     def note(_: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:

@@ -67,7 +67,7 @@ def test_what_a_bound_shows_to_be_beaten_is_not_run(calibrator: Calibrator) -> N
 def test_what_earlier_races_added_up_is_not_computed_again(
     calibrator: Calibrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later race with other costs may have another winner, and continues after the terms of the earlier races."""
+    """A later race with new costs may have another winner, and continues after the terms of earlier races."""
     runs = []
     term = HeldOut._term
 

@@ -57,7 +57,7 @@ def test_the_output_changes_less(name: str) -> None:
 
 
 def test_a_step_is_adams_on_the_output_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adam's first step is its rate times the sign of the gradient, here of the folded weights."""
+    """Adam's first step is the rate times the sign of the gradient, here of the folded weights."""
     monkeypatch.setattr(tuning, "EPOCHS", 1)
     better = count(0, -1)
     monkeypatch.setattr(HeldOut, "divergence", lambda *_: float(next(better)))
@@ -124,7 +124,7 @@ def test_what_other_units_leave_is_tuned_too(kind: str, leaves: str) -> None:
 
 
 def test_a_step_of_single_numbers_has_their_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adam's first step is its rate times the sign of the gradient, here in the pruned network."""
+    """Adam's first step is the rate times the sign of the gradient, here in the pruned network."""
     monkeypatch.setattr(tuning, "EPOCHS", 1)
     better = count(0, -1)
     monkeypatch.setattr(HeldOut, "divergence", lambda *_: float(next(better)))

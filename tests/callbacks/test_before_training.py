@@ -1,4 +1,4 @@
-"""Problems that can be found before training are reported before training."""
+"""Problems visible before training are reported before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A teacher with outputs cached by its inputs gives the same loss as a teacher called each time."""
+"""A teacher with outputs cached by inputs gives the same loss as a teacher called each time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Losses(pl.Callback):
 
 
 class Counting(nn.Module):
-    """Network that counts its calls, with more outputs than inputs of the last layer."""
+    """Network with a counter of calls, and more outputs than inputs of the last layer."""
 
     def __init__(self, classes: int = 40) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ def test_rows_that_are_no_samples_are_refused(tmp_path: Path) -> None:
 
 
 def test_loaders_of_tuples_of_one_batch_are_known(tmp_path: Path) -> None:
-    """The last batch of an epoch is smaller, and its samples are in other batches afterwards."""
+    """The last batch of an epoch is smaller, with samples of other batches in the next epoch."""
     (_, losses), (_, same) = both(tmp_path, Unaugmented, data=DataLoader(dataset(20), 8, shuffle=True))
     assert losses == pytest.approx(same, rel=1e-5)
 

@@ -134,7 +134,7 @@ def test_networks_that_cannot_be_pruned(tmp_path, make, arguments, message):
 
 
 class Forgetful(Plain):
-    """Trains only its head, although all weights require gradients."""
+    """Trains only the head, although all weights require gradients."""
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.net.head.parameters(), 1e-2)

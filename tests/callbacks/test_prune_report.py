@@ -1,4 +1,4 @@
-"""PruneReport: users' own metrics and surgeries, in its folder and in loggers."""
+"""PruneReport: users' own metrics and surgeries, in a folder and in loggers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RecoverySchedule: each step has the closed form times the user's rate, which all other code sees."""
+"""RecoverySchedule: each step has the closed form times the user's rate, visible to all other code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def closed_form(steps: int, warmup: int) -> list[float]:
 
 
 class Watch(pl.Callback):
-    """Notes the rates of the steps, and those visible before and after each batch."""
+    """Notes the rates of the steps, and the visible rates before and after each batch."""
 
     def __init__(self) -> None:
         self.taken, self.found = [], []
@@ -79,7 +79,7 @@ def test_with_one_cycle_of_sgd(tmp_path: Path) -> None:
 
 
 def test_with_cosine_accumulation_and_adapters(tmp_path: Path) -> None:
-    """Six batches are two steps; the adapters' groups are those of the weights under them."""
+    """Six batches are two steps; adapters are in the groups of the adapted weights."""
     callbacks = [LoRARecover(rank=2, start=1), prune(), RecoverySchedule(0.5, **WHOLE)]
     watch = watched(tmp_path, Plain(), *callbacks, epochs=4, accumulate_grad_batches=4)
     own = simulated(lambda optimizer: CosineAnnealingLR(optimizer, 4), 8, every=2)
@@ -185,7 +185,7 @@ def test_a_test_leaves_the_fit_as_it_was(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_gradients_are_clipped_in_a_test_as_in_the_fit(tmp_path: Path) -> None:
-    """A module that zeroes all gradients learns at no share, so the rate stays whole, and it logs once a step."""
+    """A module with zeroed gradients learns at no share: the rate stays whole, and a value is logged once a step."""
 
     class Clipped(Plain):
         def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):

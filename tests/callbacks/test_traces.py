@@ -229,7 +229,7 @@ fit(sys.argv[2], Plain(), callback, epochs=1, strategy="ddp_fork", devices=1)
 
 @pytest.mark.slow
 def test_forked_fit_says_where_the_pruned_model_is(tmp_path):
-    """Lightning returns the weights with strict=False, so the module would be dense and partly trained."""
+    """Lightning returns the weights with strict=False: the module would be dense and partly trained."""
     command = [sys.executable, "-c", FORKED, str(TESTS), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

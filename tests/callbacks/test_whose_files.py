@@ -1,4 +1,4 @@
-"""Files beside the checkpoints belong to one run each, and no resume depends on them where the checkpoint suffices."""
+"""Files beside the checkpoints belong to a single run, and a complete checkpoint suffices for a resume."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ BROKEN = {"missing": None, "cut off": '{"schema": "prunerecover.pl'}
 
 @pytest.fixture(params=BROKEN)
 def broken(request, tmp_path):
-    """Return the folder of a run from a plan file that is by now missing or broken."""
+    """Return the folder of a run from a plan file, by now missing or broken."""
     path = plan_for_plain(replace="identity").save(tmp_path / "given" / "plan.json")
     fit(tmp_path, seeded(), DepthPrune(plan=path, merge="never"), every(tmp_path), epochs=2)
     path.unlink()
@@ -156,7 +156,7 @@ def written(folder):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Return the folder of a fit with averaged weights, and the callbacks for starting it again."""
+    """Return the folder of a fit with averaged weights, and callbacks for a second start."""
     folder = tmp_path_factory.mktemp("finished")
 
     def callbacks():

@@ -1,4 +1,4 @@
-"""Models with batches, and helpers for engine tests: outputs, and snapshots of everything that must not change."""
+"""Models with batches, and helpers for engine tests: outputs, and snapshots of all invariants."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def divergence_without(name: str, removed: Iterable[tuple[Unit, Candidate]], n: 
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:
-    """Return everything in a model and the random state that planning must not change, with values copied."""
+    """Return everything that planning must not change in a model and the random state, with values copied."""
     return {
         "modules": [(name, id(module), module.training) for name, module in model.named_modules()],
         "parameters": {n: (id(p), p.requires_grad, p.detach().clone(), p.grad) for n, p in model.named_parameters()},

@@ -1,4 +1,4 @@
-"""Script that made the files in tests/checkpoint/old_files: each kind that prunerecover writes, and models' outputs.
+"""Script for the files in tests/checkpoint/old_files: each kind that prunerecover writes, and models' outputs.
 
 The files were made with version 0.1.0, before the code was restructured, and are kept so that tests can show that such
 files still open and give the same numbers. Do not make them again to let a test pass.
@@ -28,7 +28,7 @@ Rows = list[tuple[Tensor, Tensor]]
 
 
 def stirred(name: str, images: Tensor) -> nn.Module:
-    """Return a seeded network whose branches all matter to its output, with BatchNorm statistics of its inputs."""
+    """Return a seeded network with branches of visible effect, and BatchNorm statistics of the inputs."""
     torch.manual_seed(0)
     model, generator = cases.NETWORKS[name](), torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -93,7 +93,7 @@ def make_checkpoints(network: str, images: Tensor, folder: Path) -> Tensor:
 
 
 def copy(path: Path, target: Path) -> None:
-    """Copy a checkpoint, without the name of its original folder."""
+    """Copy a checkpoint, without the name of the original folder."""
     checkpoint = torch.load(path, weights_only=True)
     for key in {"callbacks", "prunerecover"} & checkpoint.keys():
         checkpoint[key] = without(str(path.parent.resolve()), checkpoint[key])

@@ -31,7 +31,7 @@ QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": 
 
 
 class Padded(nn.Module):
-    """Shortcut without parameters, which a plan rewrites before narrowing."""
+    """Shortcut without parameters, for a plan to rewrite before narrowing."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 2, 2))
@@ -116,7 +116,7 @@ class Classifier(pl.LightningModule):
 
 
 def callbacks(network: str) -> list[pl.Callback]:
-    """Return callbacks whose surgeries are half done after the second epoch of four."""
+    """Return callbacks with half of the surgeries done after the second epoch of four."""
     every = {"every": 1, "step": 1, "alternate": True}
     rest = {"calibration": 16, "merge": "never"}
     if network == "cnn":
@@ -137,7 +137,7 @@ def fit(network: str, images: Tensor, folder: Path, ckpt: Path | None = None) ->
 
 
 def search(dense: nn.Module, folder: Path) -> Path:
-    """Run `prunerecover plan --method boundary` for a dense ViT; return the plan, with its trials beside it."""
+    """Run `prunerecover plan --method boundary` for a dense ViT; return the plan, with the trials beside the file."""
     checkpoint, output = folder / "dense.ckpt", folder / "boundary.json"
     torch.save({"state_dict": {f"model.{name}": value for name, value in dense.state_dict().items()}}, checkpoint)
     options = {"config": "digits_vit_depth", "ckpt_path": checkpoint, "calibration": 8, "output": output}

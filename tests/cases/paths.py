@@ -1,4 +1,4 @@
-"""Paths of the tests and the project, for tests that read files or start processes."""
+"""Paths of the tests and the project, for tests with files or processes."""
 
 from pathlib import Path
 

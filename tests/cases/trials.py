@@ -20,7 +20,7 @@ QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": 
 
 
 class Data(pl.LightningDataModule):
-    """Tiny data that uses its trainer, and frees its content at teardown, like users' own."""
+    """Tiny data with use of the trainer, and memory freed at teardown, as in users' own."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")  # fit
 
 
 def made_here() -> bool:
-    """Whether this processor and torch round like those that wrote the files."""
+    """Whether the present processor and torch round like at the writing of the files."""
     with safe_open(OLD / "expected.safetensors", "pt") as file:
         return file.metadata() == rounding()
 

@@ -29,7 +29,7 @@ STANDARD = {"block": "LlamaForCausalLM", "experts": "Qwen3MoeForCausalLM"}
 
 
 def made_here() -> bool:
-    """Whether this processor and torch round like those that made the files."""
+    """Whether the present processor and torch round like at the making of the files."""
     with safe_open(OLD / "expected.safetensors", "pt") as file:
         return file.metadata() == cases.rounding()
 

@@ -1,4 +1,4 @@
-"""Checkpoints of modules whose saved arguments include networks, optimizers and other objects."""
+"""Checkpoints of modules with networks, optimizers and other objects among the saved arguments."""
 
 from __future__ import annotations
 

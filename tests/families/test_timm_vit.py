@@ -31,7 +31,7 @@ def swiglu() -> nn.Module:
 
 
 def zero(block: nn.Module, kind: str) -> None:
-    """Zero a branch of a dense block by a hook; its DropPath is removed, so that it draws no random numbers."""
+    """Zero a branch of a dense block by a hook, without DropPath and its random numbers."""
     name, number = {"attention": ("attn", 1), "mlp": ("mlp", 2)}[kind]
     getattr(block, name).register_forward_hook(lambda _, __, output: torch.zeros_like(output))
     setattr(block, f"drop_path{number}", nn.Identity())

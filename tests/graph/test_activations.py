@@ -1,4 +1,4 @@
-"""Activations between two linears in networks of no named family, which merge into one linear without it."""
+"""Activations between two linears in networks of no named family; without the activation, the linears merge."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_block_that_changes_shape_is_refused() -> None:
 
 
 class SeveralOut(nn.Module):
-    """Blocks that return a mapping, or whose inner values are read outside."""
+    """Blocks with a mapping as output, or with inner values read outside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ def logits(model: nn.Module) -> Tensor:
 
 
 def dead_without_each(model: nn.Module, batch: object, output: Callable[[nn.Module], Tensor]) -> dict[str, set[str]]:
-    """Return, by unit, the remaining parameters that lose their gradients without it."""
+    """Return the remaining parameters without gradients after each unit's removal, by unit."""
     removals, trained, found = removals_of(model, batch, KINDS), grown(deep_copy(model), output), dict[str, set[str]]()
     for unit in removals.units:
         left = deep_copy(model)

@@ -120,7 +120,7 @@ def test_heads_whose_boxes_others_refine_are_in_the_head() -> None:
 
 
 class EarlyOutput(nn.Module):
-    """Trunk with an output in its middle, and another at its end."""
+    """Trunk with an output in the middle, and another at the end."""
 
     def __init__(self, *late: nn.Module) -> None:
         super().__init__()

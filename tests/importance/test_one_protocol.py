@@ -46,7 +46,7 @@ def kinds_for(name: str) -> tuple[str, ...]:
 
 
 def samples() -> CalibrationSet:
-    """Return samples that are all held out, none for fitting, so that every context judges on the same ones."""
+    """Return samples for held-out judgement alone, the same in every context."""
     batches = tuple(as_inputs(batch[0]) for batch in rows("vit"))
     return CalibrationSet((), batches, 0, batches)
 

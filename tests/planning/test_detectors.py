@@ -14,7 +14,7 @@ from prunerecover.plan.evidence import SplitEvidence
 
 
 class Picking(nn.Module):
-    """Detector that picks the likely boxes at each place, so that images differ in their numbers of boxes."""
+    """Detector with a choice of likely boxes at each place, a different number in each image."""
 
     def __init__(self) -> None:
         super().__init__()

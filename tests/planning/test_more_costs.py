@@ -39,7 +39,7 @@ def removed(model: nn.Module, plan: Plan, count: Any) -> float:
 
 @pytest.mark.slow
 def test_memory_is_met_with_the_cache_at_its_batch_and_length() -> None:
-    """Memory here is mostly keys and values, so their heads are removed, although these hold few parameters."""
+    """Memory here is mostly keys and values: heads are removed, although with few parameters."""
     model = tiny_llama()
     budget = Budget(memory=0.3, **SERVED)
     plan = plan_pruning(model, budget, batches=text(6), kinds=("attention", "head", "neuron"))

@@ -1,4 +1,4 @@
-"""The documents: their code runs, their commands parse, their links lead somewhere, their figures are measured."""
+"""Documents: the code runs, the commands parse, the links lead somewhere, the figures are measured."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_dropout_is_off() -> None:
 
 
 def test_twice_is_once() -> None:
-    """Every layer sees normalised inputs, so that old statistics do not matter."""
+    """Every layer sees normalised inputs, whatever the old statistics."""
     model, batches = small_resnet(), images()
     recalibrate_batchnorm(model, batches)
     once = copy.deepcopy(model.state_dict())
@@ -96,7 +96,7 @@ def test_twice_is_once() -> None:
 
 
 def test_recalibration_brings_a_disturbed_model_back() -> None:
-    """Scaling a convolution changes nothing after recalibration of the norm behind it."""
+    """Scaling a convolution has no effect after recalibration of the next norm."""
     model, batches = small_resnet(), images()
     recalibrate_batchnorm(model, batches)
     disturbed = copy.deepcopy(model)

@@ -111,7 +111,7 @@ class Shared(Branches):
 
 
 class Start(Branches):
-    """A layer whose output is the stream: a branch reads it, and is added to it."""
+    """Stream that is a layer's own output, read and updated by a branch."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.short(x)

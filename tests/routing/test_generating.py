@@ -197,7 +197,7 @@ VALUES = torch.arange(3.0)
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> HostMemory:
-    """Return host memory for a simulated device, whose tensors are those that have moved."""
+    """Return host memory for a simulated device: moved tensors count as on the device."""
     there: dict[int, int] = {}
 
     def holds(self: HostMemory, tensor: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""After surgery the config matches the model, which reloads as a standard one, and generates with its cache."""
+"""After surgery the config matches the model: a standard model on reloading, and cached generation works."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_heads_of_mpnet_go_with_their_column_of_position_biases() -> None:
 
 @pytest.mark.parametrize("importance", ["gate_taylor", "magnitude"])
 def test_values_of_deberta_lose_the_same_channels_in_every_head(importance: str) -> None:
-    """No module sees them alone; a gate multiplies them in all heads."""
+    """No module has the values of a single head: a gate multiplies all heads."""
     model = deberta()
     plan = plan_width(model, Budget(macs=0.4), batches=BATCHES, importance=importance, replace="zero")
     assert any("value_proj" in edit.unit for edit in plan.edits)

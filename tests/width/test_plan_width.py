@@ -1,4 +1,4 @@
-"""`plan_width` meets its budgets, and leaves a model equal to the masked one."""
+"""`plan_width` meets budgets, and the narrowed model equals the masked one."""
 
 from __future__ import annotations
 

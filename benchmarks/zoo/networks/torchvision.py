@@ -67,7 +67,7 @@ def _model(name: str, **kwargs: Any) -> Callable[..., nn.Module]:
 
 
 def _small_maxvit() -> nn.Module:
-    """MaxViT with windows for small images; its builder sets them for 224 pixels."""
+    """MaxViT with windows for small images; torchvision's builder sets windows for 224 pixels."""
     sizes = {"input_size": (64, 64), "partition_size": 2, "stem_channels": 32, "head_dim": 32}
     layers = {"block_channels": [32, 64, 128, 256], "block_layers": [1, 1, 2, 1]}
     return models.MaxVit(**sizes, **layers, stochastic_depth_prob=0.2, num_classes=CLASSES)

@@ -129,7 +129,7 @@ def _contract(ties: Ties, a: Maps, b: Maps, inner: tuple[int, int]) -> tuple[Map
 
 
 def _along(maps: Maps, dims: Sequence[int]) -> Tensor:
-    """The ids along one of `dims`, of maps that vary in no other dimension."""
+    """Ids along a dimension of `dims`, from maps that are constant in all other dimensions."""
     return next((m.flatten() for m in maps if len(varying(m)) == 1 and varying(m)[0] in dims), NONE)
 
 

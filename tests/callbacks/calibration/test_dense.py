@@ -1,4 +1,4 @@
-"""The dense teacher of a fit, too, has BatchNorm statistics that match its weights."""
+"""The dense teacher of a fit, too, has matching BatchNorm statistics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Module(pl.LightningModule):
 
 
 class Kept(Reconstruction):
-    """Notes the reference of the pruned network, and its final state."""
+    """Notes the reference of the pruned network, and the final state."""
 
     def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
         self.compared = super().keep(network, plan)
@@ -64,7 +64,7 @@ class Watch(pl.Callback):
 
 
 def one_step(module: pl.LightningModule, *callbacks: pl.Callback) -> None:
-    """Train for one step, after a surgery at its start."""
+    """Train for a step, after a surgery at the start."""
     data = DataLoader(TensorDataset(*told()), batch_size=16)
     fit(None, module, *callbacks, data=data, epochs=1, limit_train_batches=1, enable_checkpointing=False)
 
@@ -104,7 +104,7 @@ def test_metrics_of_the_training_step_do_not_count_what_is_measured() -> None:
 
 
 class Quiet(Unaugmented):
-    """Draws no noise, so that a loss can be computed twice."""
+    """Draws no noise, for repeated losses."""
 
     def __init__(self) -> None:
         super().__init__(drop_path_rate=0.0)

@@ -1,4 +1,4 @@
-"""The surgery contract apart from resuming: consequences of a surgery, and events that neither trigger nor lose it."""
+"""The surgery contract apart from resuming: consequences of a surgery, and events without influence."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_plan_is_fitted_anew_to_trained_weights(tmp_path):
 
 @pytest.mark.slow
 def test_plan_beside_the_checkpoints_makes_the_same_structure(tmp_path):
-    """Sharded strategies need the plan early; after a resume, it still has the fitted tensors of earlier surgeries."""
+    """Sharded strategies need the plan early; after a resume, the plan has the fitted tensors of earlier surgeries."""
     steps = {"start": 1, "every": 1, "step": 1}
     every = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     fit(tmp_path, Plain(), prune(remove={"activation": 2}, schedule=steps), every, epochs=3)

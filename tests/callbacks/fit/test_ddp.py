@@ -20,7 +20,7 @@ def agreed(result: dict, surgeries: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict:
-    """Return the results of all scenarios, from one pair of processes."""
+    """Return the results of all scenarios, from a single pair of processes."""
     return two_ranks(tmp_path_factory.mktemp("ranks"), *SCENARIOS)
 
 

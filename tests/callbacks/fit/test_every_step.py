@@ -57,7 +57,7 @@ PARTS = {"depth": 1, "depth and width": 3, "all": 3}  # of the files of others, 
 
 
 def resumed_equals_uninterrupted(folder: Path, name: str, pattern: str, files: int, **settings: Any) -> None:
-    """Try all files, or a seeded sample of them for each set of callbacks."""
+    """Try all files, or a seeded sample for each set of callbacks."""
     whole = fit(folder / "whole", ALL[name], **settings)
     found = sorted((folder / "whole").glob(pattern))
     assert len(found) == files
@@ -87,7 +87,7 @@ def test_with_validation_in_the_middle_of_epochs(name: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_with_a_scheduler_that_asks_for_the_number_of_steps(tmp_path: Path) -> None:
-    """Lightning has made the loaders by then, and does not restore their state from the file."""
+    """Lightning has made the loaders by then, and does not restore the loaders' state from the file."""
     one_cycle = {"make": lambda: Plain(scheduler="onecycle")}
     resumed_equals_uninterrupted(tmp_path, "depth", "step=[24].ckpt", 2, **one_cycle)
 

@@ -1,4 +1,4 @@
-"""DepthPrune and DistillRecover on LightningModules written without them, with users' typical habits."""
+"""DepthPrune and DistillRecover on LightningModules with users' typical habits."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_second_fit_with_the_same_callback_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_second_fit_with_a_new_callback_prunes_again(tmp_path):
-    """A loop of fits with a removal each; the second fit resumes from before and after its surgery."""
+    """A loop of fits with a removal each; the second fit resumes from before and after the surgery."""
     module = Plain()
     fit(tmp_path, module, prune())
     start = copy.deepcopy(module)
@@ -204,7 +204,7 @@ def test_recovery_without_depth_prune_resumes_bitwise(tmp_path):
 
 
 def test_a_teacher_of_the_users_own_is_not_pruned(tmp_path):
-    """A copy of the module in a callback counts as a shadow copy only if the callback declares it."""
+    """A copy of the module in a callback is a shadow copy only on declaration."""
 
     class Own(pl.Callback):
         def __init__(self):

@@ -37,7 +37,7 @@ class AtSurgery(pl.Callback):
 
 
 def streams():
-    """Return a dataset that is an iterator itself: samples cannot be read twice."""
+    """Return a dataset and iterator in a single object: samples cannot be read twice."""
 
     class Stream(IterableDataset):
         def __init__(self):

@@ -28,7 +28,7 @@ def results(folder: Path) -> Any:
 
 @pytest.mark.parametrize("name", ["plain", "accumulated", "resumed"])
 def test_ranks_agree_after_every_step(results: Any, name: str) -> None:
-    """Each step leaves out the same set on both ranks; adapters of its blocks get no gradient."""
+    """Each step leaves out the same set on both ranks, and gives no gradient to adapters of the set's blocks."""
     found = results["shared"][name]
     assert found["agreed"] == found["steps"] > 0
 

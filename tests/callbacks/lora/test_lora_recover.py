@@ -1,4 +1,4 @@
-"""LoRARecover inside a Trainer: trained and frozen weights, surgery around it, files, resuming, and bad input."""
+"""LoRARecover inside a Trainer: trained and frozen weights, surgery, files, resuming, and bad input."""
 
 from __future__ import annotations
 

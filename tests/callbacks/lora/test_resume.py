@@ -72,14 +72,14 @@ def test_files_are_tested_as_they_were(tmp_path):
 
 
 class Counting(Plain):
-    """Validation metric that is best in the first epoch."""
+    """Validation metric with the best value in the first epoch."""
 
     def validation_step(self, batch, batch_idx):
         self.log("epoch_number", float(self.current_epoch))
 
 
 def test_best_may_be_from_before_the_adapters(tmp_path):
-    """Injecting adapters changes no output, so earlier scores still count."""
+    """Injecting adapters changes no output, and earlier scores still count."""
     best = ModelCheckpoint(tmp_path / "best", monitor="epoch_number", filename="{epoch}")
     module, runner = fit(tmp_path, best, lora(start=1), make=Counting)
     assert "epoch=0" in best.best_model_path

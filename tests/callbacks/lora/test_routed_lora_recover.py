@@ -41,7 +41,7 @@ def logits(network: Any) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """Return the folder of a fit of two epochs, and its module, both read-only."""
+    """Return the folder and the module of a fit of two epochs, both read-only."""
     folder = tmp_path_factory.mktemp("fitted")
     return folder, fit(folder)[0]
 
@@ -149,7 +149,7 @@ def test_compiled_network_learns_the_same(tmp_path: Path) -> None:
 
 
 def test_routed_folder_is_the_live_model(fitted: tuple[Path, Any]) -> None:
-    """Every set routes over the recovered weights with the outputs of the module with its adapters."""
+    """Every set routes over the recovered weights, with the outputs of the module with adapters."""
     folder, module = fitted
     routed = load_routed(folder / "routed")
     assert not has_adapters(routed)

@@ -1,4 +1,4 @@
-"""Arguments of Quality and its steps, valid and refused, and fits and files that cannot hold a quality."""
+"""Arguments of Quality and the steps, valid and refused, and fits and files without room for a quality."""
 
 from __future__ import annotations
 

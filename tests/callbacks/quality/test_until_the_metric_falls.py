@@ -220,7 +220,7 @@ def test_patience_begins_anew(tmp_path):
 
 @pytest.mark.slow
 def test_an_extra_validation_changes_nothing(tmp_path):
-    """It changes no values, random states, progress or metrics, and reports the same as the epoch's own validation."""
+    """Values, random states, progress and metrics stay the same, and the results equal the epoch's own validation."""
     seen = []
 
     class Extra(pl.Callback):

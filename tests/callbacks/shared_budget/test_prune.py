@@ -32,7 +32,7 @@ def prune(**arguments: Any) -> Prune:
 
 @pytest.fixture(scope="module")
 def pruned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Classifier]:
-    """Return the folder and module of a fit with a surgery at the start of its second epoch."""
+    """Return the folder and module of a fit with a surgery at the start of the second epoch."""
     folder = tmp_path_factory.mktemp("pruned")
     return folder, fit(folder, prune(), network="vit", epochs=3)
 

@@ -1,4 +1,4 @@
-"""attach: valid and refused arguments, and the attributes that callbacks read of either Trainer."""
+"""attach: valid and refused arguments, and callbacks' attributes of either Trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The surgery contract in transformers' Trainer: a resumed fit equals an uninterrupted one, with any callbacks."""
+"""The surgery contract in transformers' Trainer: resumed and uninterrupted fits are equal, with any callbacks."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_what_transformers_cannot_open_says_so_where_it_is_saved(tmp_path: Path)
 
 
 def test_names_of_older_formats_do_not_get_lost(tmp_path: Path) -> None:
-    """A ViT is saved under its present names."""
+    """A ViT is saved under the present names."""
     trainer = fit(tmp_path, depth(), model=vit, data=images)
     assert_same(load_pruned(tmp_path / f"checkpoint-{3 * STEPS}"), trainer.model.eval())
 
@@ -126,14 +126,14 @@ def test_a_second_fit_goes_on_with_the_pruned_model(tmp_path: Path) -> None:
 
 
 def worse_and_worse(**settings: Any) -> dict[str, Any]:
-    """Return settings of a fit with scores that fall from epoch to epoch."""
+    """Return settings of a fit with falling scores from epoch to epoch."""
     scores = iter(range(9, 0, -1))
     best = {"eval_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": "score"}
     return {**best, "greater_is_better": True, "compute_metrics": lambda _: {"score": next(scores)}, **settings}
 
 
 def test_the_best_is_of_the_pruned_model(tmp_path: Path) -> None:
-    """Scores before the surgery do not count, and the loaded network has the structure of its file."""
+    """Scores before the surgery do not count, and the loaded network has the file's structure."""
     trainer = fit(tmp_path, depth(schedule=1), LoRARecover(rank=2, start=2), **worse_and_worse())
     assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{2 * STEPS}")
     assert Ledger.of(trainer.pruning.module).adapters == {}

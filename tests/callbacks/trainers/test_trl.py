@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer, where TRL is installed: it inherits from transformers' Trainer, with losses of its own."""
+"""TRL's SFTTrainer, where TRL is installed: a subclass of transformers' Trainer, with separate losses."""
 
 from __future__ import annotations
 

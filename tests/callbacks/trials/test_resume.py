@@ -1,4 +1,4 @@
-"""A stopped search continues from its file of records, and trials that cannot run are refused by message."""
+"""A stopped search continues from the file of records, and impossible trials are refused by message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings
 
 
 class Counted(Plain):
-    """Counts its fits, and fails in a chosen one."""
+    """Counts fits, and fails in a chosen fit."""
 
     fits = 0
     fails_in = 0

@@ -104,7 +104,7 @@ def test_manual_optimization(tmp_path: Path, trials: list[Trial]) -> None:
 
 
 class Searching(pl.Callback):
-    """Makes trials of the module in the middle of its own fit."""
+    """Makes trials of the module in the middle of the module's own fit."""
 
     def __init__(self, store: Path, trials: list[Trial]) -> None:
         self.store, self.trials, self.found = store, trials, []
@@ -154,7 +154,7 @@ def test_trials_inside_a_fit_change_nothing_of_it(tmp_path: Path, trials: list[T
 
 
 def test_within_a_trial_a_rank_is_alone(tmp_path: Path, trials: list[Trial]) -> None:
-    """Otherwise the trial's metrics would be averaged with those of other models."""
+    """Otherwise the trial's metrics would be averaged with other models'."""
     seen: list[bool] = []
 
     class Looking(Plain):

@@ -156,7 +156,7 @@ def test_width_prune_removes_experts_and_trains_on(arguments: dict[str, Any], tm
 
 @pytest.mark.slow
 def test_steps_do_not_take_what_others_took_beyond_their_part(tmp_path: Path) -> None:
-    """Each step asks for one expert and removes two, because the router's groups must stay equal in size."""
+    """Each step asks for an expert and removes two: the router's groups must stay equal in size."""
     scheduled = WidthPrune(Budget(remove={"expert": 4}), schedule={"every": 1, "step": 1}, calibration=16)
     with pytest.warns(UserWarning, match="removed nothing: .*, or had surgeries before taken more than their part"):
         module = fit_language(tmp_path, scheduled, epochs=4, name="deepseek_v3")

@@ -60,7 +60,7 @@ def test_networks_with_batchnorm_are_reconstructed(network: str, reconstruct: bo
 
 
 class Averaged(pl.Callback):
-    """Keeps the parameters and buffers of the network and of its average right after the surgery."""
+    """Keeps the parameters and buffers of the network and of the average right after the surgery."""
 
     def __init__(self, average: WeightAveraging) -> None:
         self.average, self.pairs = average, dict[str, tuple[Tensor, Tensor]]()
@@ -73,7 +73,7 @@ class Averaged(pl.Callback):
 
 @pytest.mark.slow
 def test_averages_move_along_with_reconstruction(tmp_path: Path) -> None:
-    """An average equal to the network before the surgery equals the network after it."""
+    """An average equals the network before the surgery, and again after the surgery."""
     average = WeightAveraging(avg_fn=lambda averaged, current, n: current)
     seen = Averaged(average)
     fit(tmp_path, average, prune(), seen, epochs=2)

@@ -1,4 +1,4 @@
-"""WidthPrune inside a Trainer: it narrows, keeps multiples, trains on, resumes, and composes with depth."""
+"""WidthPrune inside a Trainer: narrowing, multiples, training, resuming, and composition with depth."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_schedule_divides_the_budget(tmp_path: Path, amount: bool) -> None:
 
 
 def test_surgeries_do_not_take_what_others_took_beyond_their_part(tmp_path: Path) -> None:
-    """Each of four surgeries needs half a neuron, and can remove no less than one."""
+    """Each of four surgeries needs half a neuron, and removes at least one."""
     pl.seed_everything(1, verbose=False)
     module = Classifier()
     module.net = nn.Sequential(nn.Flatten(), nn.Linear(768, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))

@@ -1,4 +1,4 @@
-"""Clock that counts parameters instead of seconds, for a shared machine."""
+"""Clock of parameters instead of seconds, for a shared machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handwritten networks, each with a construct that makes layers hard to remove."""
+"""Handwritten networks, each with an obstacle to removing layers."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class PostNorm(nn.Module):
 
 
 class Dense(nn.Module):
-    """Layers that read the concatenation of all earlier ones."""
+    """Layers on the concatenation of all earlier outputs."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class Dense(nn.Module):
 
 
 class Shared(nn.Module):
-    """A layer called twice, a tied weight, and a layer that runs in training alone."""
+    """A layer called twice, a tied weight, and a layer for training alone."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Shared(nn.Module):
 
 
 class ByValue(nn.Module):
-    """Branches that depend on the data."""
+    """Branches chosen by the data."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class LongInputs(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Linears around an LSTM, whose weights are in no layer."""
+    """Linears around an LSTM, with weights outside all layers."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ class Recurrent(nn.Module):
 
 
 class TwoInputs(nn.Module):
-    """Two inputs, two heads, named results, and a stream that both heads read."""
+    """Two inputs, two heads, named results, and a stream read by both heads."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Small decoders and encoders whose branches keep states: in caches, in lists, or in written tensors."""
+"""Small decoders and encoders with states of branches: in caches, in lists, or in written tensors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def hybrid(name: str) -> Case:
 
 
 class Mixer(nn.Module):
-    """Recurrence that keeps its last values in a list."""
+    """Recurrence with the last values kept in a list."""
 
     def __init__(self, d: int) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Adapted(nn.Module):
 
 
 class Lending(nn.Module):
-    """Network that holds the adapters of its blocks.
+    """Network with the adapters of all blocks.
 
     Args:
         rank: Width inside an adapter; None: a bare parameter instead.

@@ -11,11 +11,10 @@ from prunerecover.store.search_store import SearchStore
 
 
 class Interrupts:
-    """Counts the results that searches compute, and ends a search by a KeyboardInterrupt.
+    """Counts computed results of searches, and ends a search by a KeyboardInterrupt.
 
     Attributes:
-        computed: Number of computed results, without those read from the store; in a folder, the number of added
-            results.
+        computed: Number of computed results, without results from the store; in a folder, the number of added results.
         until: Largest number of computed results; None: no limit.
     """
 

@@ -8,7 +8,7 @@ import textwrap
 
 
 def peaks_of(script: str) -> tuple[int, int]:
-    """Return the two peaks that a script prints: `resource.getrusage(resource.RUSAGE_SELF).ru_maxrss`, in KiB."""
+    """Return the two peaks printed by a script: `resource.getrusage(resource.RUSAGE_SELF).ru_maxrss`, in KiB."""
     command = [sys.executable, "-c", textwrap.dedent(script)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr

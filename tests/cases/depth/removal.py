@@ -1,4 +1,4 @@
-"""Checks of any network without some units: it runs, learns, and has the predicted size."""
+"""Checks of any network without some units: forward, backward, and the predicted size."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ def predicted(removals: Removals, units: Sequence[Unit]) -> int:
 
 
 def shared_norms(model: nn.Module, gone: Sequence[str]) -> list[str]:
-    """Return the norms of parallel branches of which both are removed, so that nothing reads the norms."""
+    """Return the norms read only by two parallel branches, both removed."""
     blocks = describe(model).blocks if is_supported(model) else ()
     pairs = [(block.attention, block.mlp) for block in blocks if block.attention and block.mlp]
     return [one.reads for one, other in pairs if one.reads and one.path in gone and other.path in gone]
 
 
 def check_unit(removals: Removals, unit: Unit) -> nn.Module:
-    """Remove a unit, and check that the network runs, learns, and has the predicted number of parameters."""
+    """Remove a unit, and check forward, backward, and the predicted number of parameters."""
     model = pruned(removals, [unit])
     learns(model, removals.example)
     assert size(model) == predicted(removals, [unit])
@@ -104,7 +104,7 @@ def check_unit(removals: Removals, unit: Unit) -> nn.Module:
 
 
 def check_sequence(removals: Removals, seed: int, folder: Path) -> list[Unit]:
-    """Remove random units, and check that the network learns, and that the plan's file restores it exactly."""
+    """Remove random units, check the training, and the exact restoration from the plan's file."""
     units = random_sequence(removals, 5, seed)
     edits = removals.edits(units)
     left = pruned(removals, units)
@@ -121,7 +121,7 @@ def check_sequence(removals: Removals, seed: int, folder: Path) -> list[Unit]:
 
 
 def random_sequence(removals: Removals, length: int, seed: int) -> list[Unit]:
-    """Draw up to `length` units that can go together, in the order of removal."""
+    """Draw up to `length` jointly removable units, in the order of removal."""
     drawn = random.Random(seed)
     waiting = list(removals.units)
     drawn.shuffle(waiting)

@@ -1,4 +1,4 @@
-"""Tiny seeded encoder-decoders of transformers, whose configs have two depths under various names."""
+"""Tiny seeded encoder-decoders of transformers, with two depths under various names in the configs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TWO_STACKS: dict[str, Record] = {
 
 
 def two_stacks(name: str, encoder: int = 3, decoder: int = 3) -> nn.Module:
-    """Return the model in evaluation mode, with weights that depend on its depths alone."""
+    """Return the model in evaluation mode, with the same weights for the same depths."""
     import transformers
 
     prefix, entries, settings, _ = TWO_STACKS[name]

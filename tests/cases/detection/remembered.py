@@ -62,7 +62,7 @@ class Recognised(Remembered):
 
 
 def guessed(targets: Sequence[Target], classes: Sequence[int], generator: torch.Generator) -> list[dict[str, Tensor]]:
-    """Return detections around the objects of each image: a little off, some of another class, and some of nothing."""
+    """Return detections around the objects of each image: a little off, some of a wrong class, some on background."""
     found = []
     for target in targets:
         boxes = target["boxes"].repeat(2, 1)

@@ -1,4 +1,4 @@
-"""Documents as a reader's input: their blocks of code, the commands in them, and ways to run them."""
+"""Documents from a reader's view: blocks of code, commands, and ways to run both."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def commands_of(block: Block) -> Iterator[list[str]]:
 
 
 def run_saved(block: Block, folder: Path) -> None:
-    """Follow a block of a page of files as a reader does: save it, run its Python, or type its commands."""
+    """Follow a block of a page of files as a reader does: save the file, run the Python, or type the commands."""
     if block.language == "bash":
         for program, *arguments in commands_of(block):
             assert program == "prunerecover"
@@ -105,7 +105,7 @@ def run_typed(
     Args:
         page: Path in the repository.
         folder: Folder for sources, for code that reads them.
-        given: Names that a reader has before the first block, by heading.
+        given: Names of a reader before the first block, by heading.
         replaced: Local replacements of names on the hub.
         needs: Library by heading; without it, the code under the heading is left out, with a warning.
     """

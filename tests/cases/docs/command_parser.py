@@ -11,7 +11,7 @@ from prunerecover.recipes.cli.lightning_cli import PlanTrainer, RecipeCLI
 
 
 class UpToTheParser(RecipeCLI):
-    """Command line that stops with its parser."""
+    """Command line up to the parser."""
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         raise StopIteration(parser)

@@ -1,4 +1,4 @@
-"""Files of each kind that the package writes: making them, and opening the network in each.
+"""Files of each kind in the package: making, and opening the network.
 
 Weights and inputs are whole thousandths, drawn by seed: the same on every processor, and therefore in no file.
 """
@@ -84,7 +84,7 @@ def whole(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def dense(network: str) -> nn.Module:
-    """Return a dense network whose branches all matter to its output."""
+    """Return a dense network with branches of visible effect on the output."""
     model, generator = BUILD[network](), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, value in sorted(model.state_dict().items()):
@@ -123,7 +123,7 @@ def outputs(model: nn.Module) -> Tensor:
 
 
 def smaller_heads(model: nn.Module, *, batches: Rows) -> Plan:
-    """Return a handmade plan that keeps the first dimensions of heads, and refits some layers."""
+    """Return a handmade plan with only the first dimensions of heads, and some refitted layers."""
     groups, generator = find_groups(model, batches, "head_dim"), torch.Generator().manual_seed(4)
     edits: list[Edit] = [*narrow_edits(groups, {group.name: torch.arange(2, group.size) for group in groups})]
     pruned, tensors = share_copy(model), dict[str, Tensor]()

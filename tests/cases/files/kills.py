@@ -11,7 +11,7 @@ KILLED = 9
 
 
 def killed_at_rename(number: int, act: Callable[[], Any]) -> bool:
-    """Run `act` in a child process that dies before its rename number `number`; return whether there were enough."""
+    """Run `act` in a child process, killed before rename `number`; return whether so many came."""
     child = os.fork()
     if child == 0:
         seen = 0

@@ -18,7 +18,7 @@ from prunerecover.model.paths import get_module, unwrap
 
 
 class Classifier(pl.LightningModule):
-    """A user's module: a network, a second layer, and hyperparameters that shape both."""
+    """A user's module: a network, a second layer, and hyperparameters for the shapes of both."""
 
     def __init__(self, depth: int = 4, width: int = 3) -> None:
         super().__init__()

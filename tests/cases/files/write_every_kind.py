@@ -1,4 +1,4 @@
-"""Script that wrote tests/checkpoint/every_kind: files of each kind, and their networks' contents and outputs.
+"""Script for tests/checkpoint/every_kind: files of each kind, and the networks' contents and outputs.
 
 The files predate the joint engine of depth and width, and are kept so that tests can show that such files still open
 and give the same numbers. Do not write them again to let a test pass; add a new kind by name:

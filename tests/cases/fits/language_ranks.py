@@ -37,14 +37,14 @@ class Steady(Language):
 
 
 def half(rows: int = 32) -> DataLoader[Any]:
-    """Return every other sample, beginning with the rank's own, in order; Lightning itself would shuffle them."""
+    """Return every other sample in order, from the rank's own; Lightning itself would shuffle."""
     samples: Any = batches(rows).dataset
     rank = int(os.environ.get("LOCAL_RANK", 0))
     return DataLoader(samples, 4, sampler=DistributedSampler(samples, num_replicas=2, rank=rank, shuffle=False))
 
 
 class Agreement(pl.Callback):
-    """Counts the batches after which the ranks hold the same weights."""
+    """Counts the batches with equal weights on the ranks afterwards."""
 
     def __init__(self) -> None:
         self.steps = self.agreed = 0

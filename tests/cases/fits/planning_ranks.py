@@ -55,7 +55,7 @@ def everyone(value) -> list:
 
 
 def planned(build, *, batches=None, budget=None, **how):
-    """Return the plan and the number of judged choices on this rank, and those of a single process."""
+    """Return the plan and the number of judged choices on the rank, and of a single process."""
     judged = []
     Scorer.divergence = lambda *own: judged.append(1) or DIVERGENCE(*own)
     try:

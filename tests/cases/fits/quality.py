@@ -1,4 +1,4 @@
-"""User's module with the network's size among its validation metrics, so that successful steps are known beforehand."""
+"""User's module with the network's size among the validation metrics, for steps with known verdicts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Sized(Plain):
 
 
 def one_by_one(drop: float = 1, **arguments) -> DepthPrune:
-    """Prune attentions until `drop` of the three are removed; ranked by magnitude, which is cheap."""
+    """Prune attentions until `drop` of the three are removed, ranked by cheap magnitude."""
     defaults = {"step": Budget(remove={"attention": 1}), "replace": "zero", "importance": "magnitude"}
     defaults |= {"calibration": 16, "merge": "never"}
     return DepthPrune(Quality("attentions", drop=drop), **{**defaults, **arguments})

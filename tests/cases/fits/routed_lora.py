@@ -1,4 +1,4 @@
-"""Fits of a tiny Llama of six blocks with adapters shared by all its sets."""
+"""Fits of a tiny Llama of six blocks with adapters shared by all sets."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MOMENTS = {"planning": (DepthPlanning, "decide"), "surgery": (Ledger, "apply"), 
 
 
 def kill_in(moment: str, call: int) -> None:
-    """Kill this process at the end of a call of a method, counted from 0."""
+    """Kill the process at the end of a call of a method, counted from 0."""
     cls, name = MOMENTS[moment]
     own, calls = getattr(cls, name), itertools.count()
 
@@ -38,7 +38,7 @@ def kill_in(moment: str, call: int) -> None:
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint: the Trainer writes its state last."""
+    """Return the newest complete checkpoint, with the Trainer's state, written last."""
     complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
     return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 

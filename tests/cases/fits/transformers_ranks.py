@@ -38,7 +38,7 @@ def narrowing() -> list[LedgerCallback]:
 
 
 class Agreement(TrainerCallback):
-    """Counts the steps after which the ranks hold the same weights."""
+    """Counts the steps with equal weights on the ranks afterwards."""
 
     def __init__(self) -> None:
         self.steps = self.agreed = 0

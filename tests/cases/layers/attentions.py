@@ -1,4 +1,4 @@
-"""Small networks with PyTorch's own attention, and their inputs."""
+"""Small networks with PyTorch's own attention, and inputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def encoder(batch_first: bool = True, **settings: Any) -> nn.Module:
 
 
 def padded() -> ModelInputs:
-    """Return tokens and their padding mask."""
+    """Return tokens and a padding mask."""
     return ModelInputs((TOKENS,), {"src_key_padding_mask": PADDING})
 
 
@@ -50,7 +50,7 @@ def decoder() -> nn.Module:
 
 
 def targets() -> ModelInputs:
-    """Return causal targets, and the tokens that they attend to."""
+    """Return causal targets, and tokens to attend to."""
     mask = nn.Transformer.generate_square_subsequent_mask(6)
     return ModelInputs((TOKENS, TOKENS.flip(1)), {"tgt_mask": mask, "tgt_is_causal": True})
 

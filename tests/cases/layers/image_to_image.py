@@ -28,14 +28,14 @@ class VolumeUNet(nn.Module):
         self.coarse, self.fine = conv(high, 3, 1), conv(low, 3, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Segment an image, also at half its size."""
+        """Segment an image, at full and half size."""
         first = self.first(x)
         second = self.second(first)
         return self.fine(self.last(concatenated([self.up(second), first], 1))), self.coarse(second)
 
 
 class Residual(nn.Module):
-    """Two convolutions with norms, added to their input."""
+    """Residual block of two convolutions with norms."""
 
     def __init__(self, width: int, norm: type[nn.Module]) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Residual(nn.Module):
 
 
 def generator(width: int = 4, norm: type[nn.Module] = nn.InstanceNorm2d) -> nn.Sequential:
-    """Return a small generator of CycleGAN, whose norms have neither weights nor statistics.
+    """Return a small generator of CycleGAN, with norms without weights and statistics.
 
     Args:
         width: Width of the first stage.

@@ -1,4 +1,4 @@
-"""Small networks with recurrent layers, and their inputs."""
+"""Small networks with recurrent layers, and inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LENGTHS = torch.tensor([7, 5, 3, 2])
 
 
 class Tagger(nn.Module):
-    """Recurrent layer between linears, over whole sequences or their last states.
+    """Recurrent layer between linears, over whole sequences or the last states.
 
     Args:
         layer: Class of the recurrent layer.
@@ -40,7 +40,7 @@ class Tagger(nn.Module):
 
 
 class Attended(nn.Module):
-    """Recurrent layer with a norm, attention and pooling of its output."""
+    """Recurrent layer with a norm, attention and pooling of the output."""
 
     def __init__(self) -> None:
         super().__init__()

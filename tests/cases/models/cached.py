@@ -50,7 +50,7 @@ def uncached(model: nn.Module, ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def cached(model: nn.Module, ids: Tensor, steps: tuple[int, ...] = (5, 4, 1, 1, 3)) -> Tensor:
-    """Return logits from a few tokens at a time; the model derives its position from the cache."""
+    """Return logits from a few tokens at a time, with positions derived from the cache."""
     cache: dict[str, Any] = {}
     logits = []
     for chunk in ids.split(steps, dim=1):
@@ -71,7 +71,7 @@ def generated(model: nn.Module, use_cache: bool = True) -> Tensor:
 
 
 def handing_on(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-    """Hook that makes a layer return its input."""
+    """Hook to make a layer return the input."""
     hidden = args[0] if args else kwargs["hidden_states"]
     return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 

@@ -1,4 +1,4 @@
-"""Networks that split tensors in their forward, like YOLOv8."""
+"""Networks with splits of tensors in the forward, like YOLOv8."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ConvNorm(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Two convolutions, added to their input if there is a shortcut."""
+    """Two convolutions, with an optional shortcut around them."""
 
     def __init__(self, width: int, inner: int, size: int, *, shortcut: bool) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Bottleneck(nn.Module):
 
 
 class C2f(nn.Module):
-    """Split whose second half goes through bottlenecks, then a concatenation; the exporter calls `forward_split`."""
+    """Split with bottlenecks on the second half, then a concatenation; the exporter calls `forward_split`."""
 
     def __init__(self, c_in: int, c_out: int, width: int, *, shortcut: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tiny seeded decoders of transformers, in several forms, for each family with a record of its units.
+"""Tiny seeded decoders of transformers, in several forms, for each family with a record of units.
 
 Each decoder names the junctions of its branches with the residual stream, taken from the models' code and not from the
 records: the module in a layer whose output is added to the stream unchanged (but for a factor).
@@ -128,10 +128,10 @@ OTHERS = {
 
 
 def tiny_diff_llama() -> nn.Module:
-    """Return a decoder whose attentions use the number of their layer."""
+    """Return a decoder with attentions that use the layer's number."""
     return Decoder("DiffLlama", "").build()
 
 
 def tiny_minimax() -> nn.Module:
-    """Return a decoder with some linear attentions, whose states are in a list that fills as layers run."""
+    """Return a decoder with some linear attentions, and their states in a list filled as layers run."""
     return Decoder("MiniMax", "", {**EXPERTS, "num_local_experts": 2, "head_dim": 8, "num_hidden_layers": 5}).build()

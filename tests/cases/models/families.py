@@ -1,4 +1,4 @@
-"""Families that can be narrowed, in single precision, and their loading in a separate process."""
+"""Families with groups of width, in single precision, and loading in a separate process."""
 
 from __future__ import annotations
 

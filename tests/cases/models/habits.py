@@ -126,7 +126,7 @@ class TwoOptimizers(Plain):
 
 
 class BuiltLate(Plain):
-    """Builds its network in configure_model."""
+    """Network built in configure_model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class TwoNetworks(Plain):
 
 
 class Wrapped(pl.LightningModule):
-    """Transformers model that computes the loss from keyword arguments."""
+    """Transformers model with the loss computed from keyword arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ def tokens(n: int = TEXT_SAMPLES) -> DataLoader:
 
 
 class WrappedCompiled(Plain):
-    """Keeps the wrapper of torch.compile as its attribute."""
+    """Wrapper of torch.compile kept as the attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,14 +208,14 @@ class NamedGroups(Plain):
 
 
 class Filtered(Plain):
-    """Optimizer over the parameters that are trainable at its construction."""
+    """Optimizer over the trainable parameters at construction."""
 
     def configure_optimizers(self):
         return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], 1e-2)
 
 
 class OwnHooks(Plain):
-    """Checkpoint hooks of its own, with further content in the checkpoint."""
+    """Custom checkpoint hooks, with further content in the checkpoint."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ class BatchOnly(Plain):
 
 
 class Iterating(Plain):
-    """Training step that fetches its own batches."""
+    """Training step with a loop over fetched batches."""
 
     def training_step(self, dataloader_iter):
         batch, _, _ = next(dataloader_iter)

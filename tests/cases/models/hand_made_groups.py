@@ -71,7 +71,7 @@ def reads(*names: str) -> tuple[Slice, ...]:
 
 
 def resnet_groups(model: ResNet) -> tuple[Group, ...]:
-    """Return a group per block for its inner channels, and a group per stage for its residual sums."""
+    """Return a group per block for inner channels, and a group per stage for residual sums."""
     groups = []
     for stage in range(1, model.stages + 1):
         blocks = list(getattr(model, f"layer{stage}"))
@@ -102,7 +102,7 @@ def narrower_resnet(model: ResNet, kept: Mapping[str, int], blocks: int) -> ResN
 
 
 def small_resnet(**kwargs: object) -> ResNet:
-    """Return two stages of a block each, 6 and 10 channels, statistics off their initial values; eval mode."""
+    """Return two stages of a block each, 6 and 10 channels, with changed statistics; eval mode."""
     torch.manual_seed(0)
     settings = {"widths": (6, 10), "inner": {"layer1.0.conv1": 5}, "blocks": 1, "classes": CLASSES}
     model = ResNet(**{**settings, **kwargs})
@@ -110,7 +110,7 @@ def small_resnet(**kwargs: object) -> ResNet:
 
 
 def unsettled(model: nn.Module) -> nn.Module:
-    """Move norms off their initial values, so that a forgotten norm shows; eval mode."""
+    """Move norms off the initial values, to reveal forgotten norms; eval mode."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for module in model.modules():
@@ -122,7 +122,7 @@ def unsettled(model: nn.Module) -> nn.Module:
 
 
 def images(n: int = 24, size: int = 8, channels: int = 3, batch: int = 8) -> list[tuple[Tensor, Tensor]]:
-    """Return labelled images whose brightness follows the class, in batches; class sizes differ."""
+    """Return labelled images with brightness by class, in batches; class sizes differ."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, CLASSES, (n,), generator=generator)
     pixels = torch.randn(n, channels, size, size, generator=generator) + labels.view(-1, 1, 1, 1) / 2

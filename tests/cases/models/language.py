@@ -1,4 +1,4 @@
-"""Tiny Llama with a tokenizer of a few words, saved as by transformers, and documents of those words."""
+"""Tiny Llama with a tokenizer of a few words, saved as by transformers, and documents of the same words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = [f"w{index}" for index in range(3, VOCABULARY)]
 
 
 def word_tokenizer(**special: str) -> PreTrainedTokenizerFast:
-    """Return a tokenizer whose word `w7` is token 7."""
+    """Return a tokenizer with token 7 for the word `w7`."""
     vocabulary = {"<pad>": 0, "<s>": BOS, "</s>": EOS} | {word: int(word[1:]) for word in WORDS}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
@@ -25,13 +25,13 @@ def word_tokenizer(**special: str) -> PreTrainedTokenizerFast:
 
 
 def tokenizer_of(folder: Path, **special: str) -> Path:
-    """Save a tokenizer of such words."""
+    """Save a tokenizer of the words."""
     word_tokenizer(**special).save_pretrained(folder)
     return folder
 
 
 def llama_folder(folder: Path, **changes: Any) -> Path:
-    """Save a tiny Llama of 4 blocks and a context of 64 tokens, and its tokenizer."""
+    """Save a tiny Llama of 4 blocks and a context of 64 tokens, with a tokenizer."""
     tiny_llama(**changes).save_pretrained(folder)  # type: ignore[operator]
     return tokenizer_of(folder, eos_token="</s>", bos_token="<s>", pad_token="<pad>")
 

@@ -1,4 +1,4 @@
-"""A user's own networks and functions that make them, for a command line with class paths."""
+"""A user's own networks and their makers, for a command line with class paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks with activations and sums as functions in their forward, and the same blocks with a step removed."""
+"""Blocks with activations and sums as functions in the forward, and the same blocks without a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 class Block(nn.Module):
-    """Residual block of two convolutions, with its forward as an argument."""
+    """Residual block of two convolutions, with the forward as an argument."""
 
     steps: Callable[[Any, Tensor], Tensor]
 
@@ -128,7 +128,7 @@ class Joined(nn.Module):
 
 
 class Several(nn.Module):
-    """List of branches, some of which the forward calls."""
+    """List of branches, partly called in the forward."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ MADE: dict[str, PlanSet] = {}
 
 
 class ByNumber(nn.Module):
-    """Router that picks the set by a number modulo 4: the prompt's first token, or a number from the test."""
+    """Router by a number modulo 4: the prompt's first token, or a number from the test."""
 
     n_sets = len(SETS)
 

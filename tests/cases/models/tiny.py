@@ -1,6 +1,6 @@
 """Tiny seeded models of every supported family, on the CPU; shared by all tests.
 
-Weights are larger than at initialisation, so that every branch matters to the output and errors show.
+Weights are larger than at initialisation: every branch affects the output, and errors show.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GATED = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def stir(model: nn.Module, seed: int = 0, scale: float = 10.0) -> nn.Module:
-    """Enlarge the matrices and move biases and norms off their initial values; eval mode."""
+    """Enlarge the matrices and move biases and norms off the initial values; eval mode."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -74,7 +74,7 @@ def tiny_opt(**changes: Any) -> nn.Module:
 
 
 def tiny_opt_post_norm(**changes: Any) -> nn.Module:
-    """Return an OPT as in its 350m size: norms after the additions."""
+    """Return an OPT as in the 350m size: norms after the additions."""
     return tiny_opt(do_layer_norm_before=False, **changes)
 
 
@@ -92,7 +92,7 @@ def alternating(depth: int = 4) -> list[str]:
 
 
 def plain_vit(**changes: Any) -> nn.Module:
-    """Return a small VisionTransformer of timm with its initial weights."""
+    """Return a small VisionTransformer of timm with initial weights."""
     import timm
 
     shape = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 4}

@@ -1,6 +1,6 @@
 """Seeded models of the families with groups, with a batch each; small where the family allows.
 
-Norms are moved off their initial values, so that no bias is zero and every branch matters.
+Norms are moved off the initial values: no bias is zero, and every branch affects the output.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Built = tuple[nn.Module, Any]
 
 
 def stirred(model: nn.Module, seed: int = 0, scale: float = 1.0) -> nn.Module:
-    """Move vectors, zeros and running statistics off their initial values; eval mode, float64.
+    """Move vectors, zeros and running statistics off the initial values; eval mode, float64.
 
     Matrices are scaled by `scale`: initial ones of transformers are too small for units to matter.
     """

@@ -1,4 +1,4 @@
-"""Tiny Llamas whose layers differ in every way that pruning leaves, and tokenizers for their 512 tokens."""
+"""Tiny Llamas with all differences between layers from pruning, and tokenizers for their 512 tokens."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ UNEVEN: dict[str, tuple[Callable[..., Any], Callable[[Layers], None], dict[str, 
 
 
 def uneven(name: str) -> Any:
-    """Return a network of `UNEVEN` with all parameters random, so that each matters."""
+    """Return a network of `UNEVEN` with all parameters random, biases and norms included."""
     make, change, settings = UNEVEN[name]
     model = make(vocab_size=TOKENS, **settings)
     change(model.model.layers)

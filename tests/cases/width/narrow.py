@@ -1,4 +1,4 @@
-"""Handmade groups of small networks, the edits that narrow them, and the entries that must become zero."""
+"""Handmade groups of small networks, the edits to narrow them, and the entries to become zero."""
 
 from __future__ import annotations
 

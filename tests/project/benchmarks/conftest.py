@@ -1,4 +1,4 @@
-"""The zoo in this process: its results go to a temporary folder, and its workers are replaced."""
+"""The zoo in the test's process, with results in a temporary folder and replaced workers."""
 
 from __future__ import annotations
 

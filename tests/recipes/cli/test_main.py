@@ -46,7 +46,7 @@ def last_checkpoint(folder: Path) -> str:
 
 
 def processor_time_of_children() -> float:
-    """Return processor seconds so far, which do not depend on other work on the machine."""
+    """Return processor seconds so far, independent of other work on the machine."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -1,4 +1,4 @@
-"""Weights of kinds against each other are those that change the pruned model's output least."""
+"""Weights of kinds minimise the change of the pruned model's output."""
 
 from __future__ import annotations
 

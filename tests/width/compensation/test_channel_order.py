@@ -23,7 +23,7 @@ CHANNELS, OUTPUTS = 6, 4
 
 
 def network(**arguments: Any) -> nn.Sequential:
-    """Return a convolution that reads six channels, with a BatchNorm that scales its outputs."""
+    """Return a convolution on six channels, with a BatchNorm on the outputs."""
     torch.manual_seed(0)
     reader, norm = nn.Conv2d(CHANNELS, OUTPUTS, 3, **arguments), nn.BatchNorm2d(OUTPUTS)
     with torch.no_grad():

@@ -225,7 +225,7 @@ def test_unknown_replacement() -> None:
 
 
 class Sums(nn.Module):
-    """Layer with a bias that reads a sum and adds to it."""
+    """Layer with a bias between a sum and an addition to the same sum."""
 
     def __init__(self) -> None:
         super().__init__()

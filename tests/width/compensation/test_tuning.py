@@ -36,7 +36,7 @@ def in_place(
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_numbers_in_place_are_those_of_the_plan(make: Any) -> None:
-    """Other values, written into the pruned network, equal surgery with these values on the dense one."""
+    """Random values written into the pruned network equal surgery with the same values on the dense one."""
     model, edits, tensors, _ = narrowed(make)
     network, learnt = in_place(model, edits, tensors)
     assert [one.key for one in learnt] == list(tensors)

@@ -99,7 +99,7 @@ def test_uneven_layouts_have_no_form() -> None:
 
 
 def test_copies_of_models_that_have_run_still_capture_hidden_states() -> None:
-    """Transformers installs hooks for this once; a copy has none of them."""
+    """Transformers installs hooks for hidden states once, and a copy starts without hooks."""
     model: nn.Module = tiny.tiny_llama()
     inputs = tiny.tiny_inputs("llama")
     states = model(**inputs, output_hidden_states=True).hidden_states

@@ -1,4 +1,4 @@
-"""Groups are right if cutting them out of tensors equals setting them to zero; small groups, and gated ones."""
+"""Correct groups: cutting the units out of tensors equals setting them to zero, also in small and gated groups."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ Habit = Callable[[Tensor, list[Tensor]], Tensor]
 
 
 class Chain(nn.Module):
-    """Layers with habits: code that runs after some of them, given all outputs so far."""
+    """Layers with habits: code to run after a layer, given all outputs so far."""
 
     passes = 0  # of this network and all copies
 

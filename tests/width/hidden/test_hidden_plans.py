@@ -1,4 +1,4 @@
-"""Plans that narrow residual streams: budgets, compensation, configs, optimizers, other kinds beside them."""
+"""Plans for narrower residual streams: budgets, compensation, configs, optimizers, and further kinds."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
 class Between(nn.Module):
-    """Encoder of PyTorch between two linears, so that its stream has no other readers."""
+    """Encoder of PyTorch between two linears, the only readers of the stream."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()

@@ -84,7 +84,7 @@ def test_runs_in_onnxruntime(name: str, tmp_path: Path) -> None:
 
 
 def test_units_are_scored_behind_a_norm_without_weights() -> None:
-    """In front of it, the norm removes their scale, and thereby the information of a gradient along them."""
+    """In front of the norm, a unit's scale has no effect, and neither has the gradient along the scale."""
     taps = [tap.module for group in NETWORKS["CycleGAN"].found.groups for tap in group.taps]
     assert taps == ["2", "5", "7.body.6", "7.body.2", "9"]
 
