@@ -138,7 +138,7 @@ class LoRARecover(LedgerCallback):
         injected = ledger.adapters.get(target)
         if injected is not None and injected.settings == self.settings:
             return
-        merge_adapters_in_trainer(trainer, pl_module, target)  # those of an earlier fit with other settings
+        merge_adapters_in_trainer(trainer, pl_module, target)  # adapters of an earlier fit with other settings
         network = unwrap(get_module(pl_module, target))
         adapters = plan_adapters(network, self.settings)
         inject_adapters_in_trainer(trainer, pl_module, target, adapters, self.seed)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from prunerecover.display.summary import call_text, changed_fields
 
-ROUNDING = 1e-6  # of a metric in single precision, relative to its size
+ROUNDING = 1e-6  # rounding of a metric in single precision, relative to the value
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,6 @@ def of_this_rank() -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "python": (version, list(internal), gauss),
         "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
-        # Of this rank's device alone: reading the state of other devices would create a context on each.
+        # The rank's own device alone: reading the state of other devices would create a context on each.
         "cuda": torch.cuda.get_rng_state() if _uses_cuda() else None,
     }

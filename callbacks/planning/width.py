@@ -35,7 +35,7 @@ class WidthPlanning(Planning):
         unused = (name for name, default in newer.items() if getattr(self.config, name) is default)
         elsewhere = ("loss", "labels", "scores", "importance", *unused)
         given = self.config.importance if isinstance(self.config.importance, tuple) else (self.config.importance,)
-        roles = dict(zip(("removal", "protection"), (None, *given)[-2:], strict=True))  # as checkpoints have them
+        roles = dict(zip(("removal", "protection"), (None, *given)[-2:], strict=True))  # names in checkpoints
         others = {name: value for name, value in super().deciding.items() if name not in elsewhere}
         return roles | others | {"allocation": self.config.allocation or "per_cost"}
 

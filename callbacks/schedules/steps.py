@@ -11,7 +11,7 @@ from prunerecover.checkpoint.ledger_record import QualityTrail
 from prunerecover.plan.budget import Budget
 from prunerecover.quality import Quality
 
-USUAL = 0.1  # of the MACs
+USUAL = 0.1  # share of the MACs
 
 
 def step_of(step: float | Budget | None, quality: Quality) -> Budget:

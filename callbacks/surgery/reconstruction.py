@@ -76,7 +76,7 @@ class Reconstruction:
         rank_zero_info(f"prunerecover: after the surgery, kept: {said}.")
         statistics = {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS}
         _take_from_first(trainer, statistics)
-        for average in averaged_copies(surgery.module):  # averages of old statistics belong to other activations
+        for average in averaged_copies(surgery.module):  # old averaged statistics are of the former activations
             averaged = dict(unwrap(get_module(average, surgery.target)).named_buffers())
             for name, value in statistics.items():
                 averaged[name].copy_(value)

@@ -76,7 +76,7 @@ class AttachedTrainer(Trainer):  # type: ignore[misc]
             held[CALLBACKS] = {callback.state_key: callback.state_dict() for callback in self.pruning.callbacks}
             write_beside(Path(output_dir or self.args.output_dir), self.model, held)
         with warnings.catch_warnings(), _names_as_they_are(self.model):
-            if _internal_call:  # a checkpoint is for this Trainer and for load_pruned, which read the record beside it
+            if _internal_call:  # checkpoints are for the Trainer and load_pruned, both readers of the record beside
                 warnings.filterwarnings("ignore", message="from_pretrained will not make")
             super().save_model(output_dir, _internal_call=_internal_call)
 

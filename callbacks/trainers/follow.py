@@ -43,7 +43,7 @@ def _make_anew(wrapped: Any, handler: Any) -> None:
     settings = {name: getattr(wrapped, name) for name in kept}
     if not getattr(wrapped, "bucket_bytes_cap_default", True):
         settings["bucket_cap_mb"] = wrapped.bucket_bytes_cap / 2**20
-    del wrapped.reducer  # its hooks wait for gradients of removed parameters
+    del wrapped.reducer  # the reducer's hooks wait for gradients of removed parameters
     with warnings.catch_warnings():  # about names renamed in newer versions of torch
         warnings.simplefilter("ignore", FutureWarning)
         wrapped.__init__(wrapped.module, **settings)

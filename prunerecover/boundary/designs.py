@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 Split = tuple[int, int]
 Layers = int | tuple[int, int]  # units of the dense model: (attention, activation), or one number for both
-ROUNDING = 1e-9  # of a share of cost: sums of shares equal to the budget on paper are equal here
+ROUNDING = 1e-9  # tolerance for sums of shares that equal the budget on paper
 
 
 def layer_counts(layers: Layers) -> tuple[int, int]:

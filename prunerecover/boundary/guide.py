@@ -19,7 +19,7 @@ from prunerecover.boundary.surfaces import Array
 
 HEIGHT = 40.0  # points: prior sd of the accuracy at divergence 0
 COMMON, OWN = 0.06, 0.08  # scatter as a share of the loss: shared with neighbours, and independent
-ROUNDING = 1e-6  # of a divergence, in single precision; a divergence may be negative by as much
+ROUNDING = 1e-6  # rounding of a divergence in single precision, which may make it negative
 Kernel = Callable[..., Array]
 
 

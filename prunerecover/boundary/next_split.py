@@ -24,7 +24,7 @@ from prunerecover.boundary.surfaces import Array
 FIRST = 3  # spread runs; fewer do not show a bend
 NEAR = 2.0  # limit, times the least divergence, on the splits to spread first runs over
 FEWEST = 5  # minimum number of splits to spread first runs over, by least divergence
-NODES = 15  # of Gauss-Hermite quadrature; the integrand is piecewise linear
+NODES = 15  # nodes of Gauss-Hermite quadrature, for a piecewise linear integrand
 
 
 def next_split(

@@ -86,7 +86,7 @@ class FrontToBack:
                         note = self._modules[path].register_forward_hook(_noting(path, seen))
                         stack.enter_context(removed_after(note))
                 return call(self.network, inputs)
-        except Reached:  # else this batch takes another way, on which the order may be another
+        except Reached:  # without it, the batch took another path, perhaps in another order
             for path, output in seen.items():
                 self._keep(number, path, output)
             raise

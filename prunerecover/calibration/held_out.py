@@ -24,7 +24,7 @@ from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.hooks import recording
 
 Cost = Callable[[int, float], tuple[float, ...]]
-Terms = dict[int, float]  # of a model, by batch
+Terms = dict[int, float]  # terms of a model's divergence, by batch
 FEW = 16  # samples, enough to tell different forms apart
 
 

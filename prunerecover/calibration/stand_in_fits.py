@@ -28,7 +28,7 @@ from prunerecover.plan.kinds import Kind
 from prunerecover.surgery.apply_edits import apply_edits
 
 RIDGES = (0.01, 0.3)  # relative to the mean variance of the channels
-MOST_NUMBERS = 1 << 27  # of second moments: 1 GiB each for inputs and for their products with outputs
+MOST_NUMBERS = 1 << 27  # entries of second moments: 1 GiB each for inputs, and for products of inputs and outputs
 BRANCHES = ("attention", "mlp")
 FORMS = {  # forms and ridge strengths, cheapest first
     "block": (("affine", RIDGES[0]), ("affine", RIDGES[1])),

@@ -112,7 +112,7 @@ def row_weights(
 
         with removed_after(*(modules[path].register_forward_hook(keep) for path in paths)), torch.enable_grad():
             output = predictions_of(call(model, batch))
-            if output.ndim >= 3 and output.shape[:-1] == given[0].shape[:-1]:  # each row has an answer of its own
+            if output.ndim >= 3 and output.shape[:-1] == given[0].shape[:-1]:  # an output per row
                 gradients = tuple(torch.ones_like(own[..., :1]).detach() for own in given)
             else:
                 score = _log_likelihood(without_padding(output, batch), generator)

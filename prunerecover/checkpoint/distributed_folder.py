@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
 META, INDEX = "meta.pt", ".metadata"
-WEIGHTS = ("state_dict.", "model.")  # of ModelParallelStrategy, of FSDPStrategy
+WEIGHTS = ("state_dict.", "model.")  # prefixes of ModelParallelStrategy and FSDPStrategy
 OF_DCP = "torch.distributed.checkpoint"
 CLASSES = {
     f"{OF_DCP}.metadata": {

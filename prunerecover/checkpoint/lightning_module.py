@@ -66,7 +66,7 @@ def load_instance(module: Any, file: LightningFile) -> nn.Module:
         ValueError: If the networks or the parts beside the networks do not fit.
     """
     checkpoint = dict(file.content)
-    if hasattr(module, "on_load_checkpoint"):  # else it is the model of a transformers Trainer
+    if hasattr(module, "on_load_checkpoint"):  # otherwise the model of a transformers Trainer
         module.on_load_checkpoint(checkpoint)
     weights = {canonical(name): value for name, value in checkpoint["state_dict"].items()}
     _check_beside(module, file, weights)

@@ -24,7 +24,7 @@ from prunerecover.plan.edits import Edit
 Measure = Callable[[Sequence[Edit]], float]  # share of the latency that edits save
 Curve = Callable[[Sequence[float]], Any]  # latency saved per MACs of the largest variant, by relative sizes
 MOST = 16  # measurements
-SIZES = 4  # of a pool
+SIZES = 4  # measured sizes per pool
 CLASS_MACS, CLASS_SITES = 0.08, 3  # the least of a class of alike sites to be measured on its own
 POOL_MACS = 0.04  # the least MACs of sites together to show on a clock
 

@@ -29,7 +29,7 @@ class Bar(Live):
 
     def stop(self) -> None:
         """Leave the terminal, even after another display has taken the place of this one."""
-        running = getattr(self.console, "_live_stack", [self])  # rich before 14.1 has room for one
+        running = getattr(self.console, "_live_stack", [self])  # rich before 14.1 has room for a single display
         if self.is_started and self not in running:
             self.console.set_live(self)
         if self.is_started and not self._nested and self not in self.console._render_hooks:

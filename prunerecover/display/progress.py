@@ -126,7 +126,7 @@ def _started(stages: Stages, bar: bool) -> Bar | Lines:
         random.setstate(state)
         if get_console().is_interactive:
             shown = Bar(stages)
-            with suppress(LiveError):  # of rich before 14.1, beside another running display
+            with suppress(LiveError):  # raised by rich before 14.1 beside another running display
                 shown.start()
                 return shown
     lines = Lines(stages)

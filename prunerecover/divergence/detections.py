@@ -19,7 +19,7 @@ from torch import Tensor
 
 from prunerecover.divergence.terms import one_of, yes_or_no
 
-ALIKE = 1e-4  # of the mean square of boxes: lower limit of the variance
+ALIKE = 1e-4  # lower limit of the variance, relative to the mean square of boxes
 
 
 @dataclass(frozen=True)

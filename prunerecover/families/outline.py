@@ -24,7 +24,7 @@ BYSTANDERS = frozenset(
     {"training", "init_values", "fused_attn", "grad_checkpointing", "gradient_checkpointing", "distilled_training"}
     | {"weight_init_mode", "fix_init", "name_or_path", "loss_type"}
 )
-PADDING = "padding_idx"  # of an embedding: its row gets no gradient, and is looked up as any other
+PADDING = "padding_idx"  # row of an embedding without a gradient, otherwise ordinary
 IN_TEXT = re.compile(rf"(\bEmbedding\([^)]*), {PADDING}=\d+")
 SHOWN = 80  # characters of a text or a value
 Entries = dict[str, Any]

@@ -9,7 +9,7 @@ from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node, N
 from prunerecover.graph.recorder import ModuleCall, Recorded, Recorder, Source
 
 WEIGHED = frozenset(["convolution", "_convolution", "addmm", "mm", "bmm", "baddbmm", "linear", "_grouped_mm"])
-ROUTED = "_grouped_mm"  # of rows with the weights of the experts chosen for the rows
+ROUTED = "_grouped_mm"  # product of rows with the weights of the chosen experts
 KERNELS = "_scaled_dot_product"  # prefix of the names of attention's kernels
 NORMS = frozenset(
     [

@@ -10,7 +10,7 @@ from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
 from prunerecover.model.paths import get_module
 
 BARRIERS = ("layer", "merge", "product", "output")
-PATCHED = ("add", "mul")  # of a tensor with itself: see `prunerecover.depth.layers.patching`
+PATCHED = ("add", "mul")  # operations on a tensor with itself: see `prunerecover.depth.layers.patching`
 
 
 def coupled_nodes(graph: ComputationGraph, layer: Node, gone: Set[int]) -> tuple[Node, ...]:

@@ -44,7 +44,7 @@ LABELS: Mapping[Status, str] = {
 }
 WENT = ("identity", "gone")
 PER_ROW, FEWEST = 64, 24  # layers in a row, and layers with room at least
-LETTERS = 32  # of a name shown: the last
+LETTERS = 32  # longest shown part of a name, from the end
 LETTER, GAP = 0.052, 0.15  # inches: a letter of a name, and the gap between rows
 
 

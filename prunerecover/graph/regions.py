@@ -12,9 +12,9 @@ from os.path import commonprefix
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
 from prunerecover.model.paths import is_within
 
-MOST_LAYERS = 12  # of an attention; a module with activation products and more layers is a larger part
-MOST_ADDENDS = 8  # of a stream, at most
-BRANCH_SHARE = 0.5  # of all layers, at most in a branch of the head
+MOST_LAYERS = 12  # most layers of an attention; with more, a module is a larger part
+MOST_ADDENDS = 8  # most addends of a stream
+BRANCH_SHARE = 0.5  # largest share of all layers in a branch of the head
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def training_pass(model: nn.Module, inputs: ModelInputs, evaluated: ComputationG
         with _functions_called() as functions:
             graph = trace_training(apart_copy(model), inputs)
         return TrainingPass(inputs, graph, evaluated, _touched(apart_copy(model), inputs) if functions else frozenset())
-    except Exception:  # of any class: raised by the network's own code
+    except Exception:  # any class of error, from the network's own code
         return None
 
 

@@ -101,7 +101,7 @@ class Projections(Consumer):
         self.by_token = all(tap.of == "routing" for _, tap in watched)
         self.labels_of = labels
         self.directions, self.seed, self.per_class = directions, seed, per_class
-        self.seen = Observations(torch.empty(0))  # of the current batch
+        self.seen = Observations(torch.empty(0))  # observations of the current batch
         self.used: Tensor | None = None  # indices of the observations in use; None: all
         self.classes: list[Tensor] = []
         self.counts: Counter[int] = Counter()

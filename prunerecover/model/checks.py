@@ -28,7 +28,7 @@ NOT_IN_FILES = (
 )
 NAMED = 3  # modules in a message
 MASK, WEIGHT_NORM = "a mask of torch.nn.utils.prune", "weight_norm"
-REFUSED = (MASK, WEIGHT_NORM)  # their hooks overwrite new parameters with a plain tensor
+REFUSED = (MASK, WEIGHT_NORM)  # hooks of both overwrite new parameters with a plain tensor
 PREPARED = tuple(  # modules of PyTorch's and torchao's quantisers beside weights and between layers
     f"{package}.{name}"
     for package in ("torch.ao.quantization", "torchao.quantization.pt2e", "torchao.quantization.qat")

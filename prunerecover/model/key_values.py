@@ -13,7 +13,7 @@ NUMBER = "layer_idx"  # index of a layer's keys and values in the cache
 # Arguments and outputs; `cache` since transformers 5.24, with all further names deprecated.
 CACHES = ("cache", "past_key_values", "past_key_value", "layer_past", "cache_params")
 KEPT = (*CACHES, "past", "past_buckets_states", "mems")  # outputs kept for the next call
-SWITCH = "use_cache"  # of a config
+SWITCH = "use_cache"  # entry of a config
 
 
 def cache_given(kwargs: Mapping[str, Any]) -> Any:

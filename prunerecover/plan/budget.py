@@ -15,7 +15,7 @@ from prunerecover.cost.units.serving import Serving
 from prunerecover.display.summary import call_text, changed_fields
 from prunerecover.plan.kinds import KINDS
 
-ROUNDING = 1e-9  # of shares
+ROUNDING = 1e-9  # rounding of shares
 SERVICE = ("batch", "tokens", "clock")
 
 

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_valida
 
 from prunerecover.plan.records import LONGEST_NAME, Items
 
-MOST_RETURNED = 64  # values by one module
-MOST_CHANNELS = 2**14  # of an affine map, whose entries are the square
+MOST_RETURNED = 64  # most values returned by a module
+MOST_CHANNELS = 2**14  # most channels of an affine map, with the square as entries
 
 Bare = Literal["identity", "copy", "zero", "zeros", "one", "empty", "pool"]
 Fitted = Literal["affine", "slope_bias", "constant", "constants"]

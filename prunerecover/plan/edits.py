@@ -23,7 +23,7 @@ from prunerecover.plan.records import Items
 LEAVES = {"activation": ("identity", "slope_bias", "affine"), "branch": ("identity", "affine", "constant")}
 
 PARAMETERS = {"identity": (), "slope_bias": ("slope", "bias"), "affine": ("weight", "bias"), "constant": ("bias",)}
-MOST_UNITS = 2**20  # of one group; lists of removed units are made before a model is at hand
+MOST_UNITS = 2**20  # most units of a group; lists of removed units are made before a model is at hand
 
 
 class Remove(EditRecord):

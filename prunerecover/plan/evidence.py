@@ -117,7 +117,7 @@ def joined(first: Mapping[str, Any], second: Mapping[str, Any], dense_name: Call
     """
     before, after = DepthEvidence.of(first), DepthEvidence.of(second)
     found = {**first, **second}
-    alone = ("saved", *FrontierEvidence.model_fields)  # about one plan only
+    alone = ("saved", *FrontierEvidence.model_fields)  # entries about a single plan
     for entry in (*alone, "removed_share", "divergence") if after.units else alone:
         found.pop(entry, None)
     for entry in ("units", "importance"):

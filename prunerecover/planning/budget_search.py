@@ -77,7 +77,7 @@ class BudgetSearch:
         if planner.has_library:
             self._try(self.together, refusals=(Refusal, NotRemovable))
         if not self.candidates or (not self.is_lonely and (self.evaluate is not None or planner.is_reconstructed)):
-            others = bool(self.tried) and not set(self.wanted) <= set(ALONE)  # than what can go alone: that says why
+            others = bool(self.tried) and not set(self.wanted) <= set(ALONE)  # their refusal has the reason
             for share, reason in ((WIDTH, planner.why_no_width), (DEPTH, planner.why_no_depth)):
                 if not reason and not others:
                     self._try(partial(self._alone, depth=share == DEPTH), share)
@@ -194,7 +194,7 @@ class BudgetSearch:
         tried = SplitEvidence(splits=tuple(self.tried), depth_share=share, saved=_told(found.saved))
         evidence = {**plan.evidence, **tried.to_dict()}
         part = DepthEvidence.of(evidence).removed_share
-        if part is not None and [*self.wanted] != [part.cost]:  # of one cost of several, or of the MACs for a latency
+        if part is not None and [*self.wanted] != [part.cost]:  # for another or fewer costs
             del evidence["removed_share"]
         elif part is not None:
             live = self.planner.session.cost(part.cost).live_share(plan.edits)

@@ -24,7 +24,7 @@ def check_names(session: Session, budget: Budget, config: PruningConfig) -> Plan
     Raises:
         ValueError: If no unit can go, or a pattern in `ignore` matches no name.
     """
-    with warnings.catch_warnings():  # of a single batch, which nothing is planned on
+    with warnings.catch_warnings():  # warnings on a single batch, irrelevant without a plan
         warnings.simplefilter("ignore")
         return Planner(session, tuple(check_costs(budget).costs), config)
 

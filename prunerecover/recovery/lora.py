@@ -147,7 +147,7 @@ def inject_adapters(network: nn.Module, adapters: Adapters, seed: int = 0) -> Ap
     plain = {path: get_module(network, path) for path in adapters.modules}
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # of the CPU alone, where peft draws
+            torch.default_generator.manual_seed(seed)  # peft draws on the CPU alone
             _inject(network, adapters)
     except BaseException:
         for path, module in plain.items():

@@ -259,7 +259,7 @@ def _add_behind(norm: Any, layer: Any, found: Tensor, moments: Moments) -> tuple
     shrunk = torch.where(torch.minimum(*norms) > TINY, norms[0] / norms[1], 1.0)
     new_mean, new_variance = (each.to(found) for each in moments.of(shrunk[:, None] * more))
     layer.weight.copy_((shrunk[:, None] * more).view_as(layer.weight))
-    if layer.bias is not None:  # the norm takes it away
+    if layer.bias is not None:  # the norm removes a constant
         layer.bias.zero_()
     norm.bias += (found[:, -1] - scale * mean + new_mean / shrunk).to(norm.bias.dtype)
     norm.weight.copy_((new_variance + norm.eps).sqrt() / shrunk)

@@ -78,7 +78,7 @@ class WithoutUnits:
 def without_adapters(network: nn.Module) -> Iterator[None]:
     """Switch the adapters of a network off inside a `with` block."""
     layers: list[Any] = [m for m in network.modules() if is_of_peft(m) and hasattr(m, "enable_adapters")]
-    flags = {p: p.requires_grad for layer in layers for p in layer.parameters()}  # peft sets them
+    flags = {p: p.requires_grad for layer in layers for p in layer.parameters()}  # peft changes these flags
     try:
         for layer in layers:
             layer.enable_adapters(False)

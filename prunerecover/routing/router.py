@@ -24,7 +24,7 @@ from prunerecover.model.paths import unwrap
 
 WEIGHTS, ENCODER = "router.safetensors", "encoder"
 TOGETHER = 32  # prompts per batch
-HIDDEN = 128  # of the head; with a model of width 4,096 about 1 M parameters
+HIDDEN = 128  # width of the head; about 1 M parameters for a model of width 4,096
 DROPOUT = 0.7  # a thousand prompts are few for as many parameters
 
 

@@ -58,7 +58,7 @@ def _nemotron_nas(network: nn.Module, path: Path, asked: Asked) -> None:
     write_nemotron_nas(network, path, asked.tokenizer)
 
 
-# By name; the first format with an ending is the one of paths that name no other.
+# Formats by name; a path without a format gets the first with the path's ending.
 FORMATS: Mapping[str, Format] = {
     "onnx": Format(".onnx", "example_inputs", _program),
     "pt2": Format(".pt2", "example_inputs", _program),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from prunerecover.serving.decoder import Attention, Decoder, GatedMLP, LinearMap
 
-NEURONS = 32  # of an MLP with zeros: one group of Q8_0
+NEURONS = 32  # neurons of an MLP with zeros: a group of Q8_0
 
 
 @dataclass(frozen=True)

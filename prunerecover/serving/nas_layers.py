@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from prunerecover.serving.deci_layers import Layer, layers_of
 from prunerecover.serving.decoder import Attention, Branch, Decoder, GatedMLP, LinearMap
 
-MULTIPLE = 256  # of the widths of MLPs
+MULTIPLE = 256  # divisor of the widths of MLPs
 GATE = 16.0
 
 

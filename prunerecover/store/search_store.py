@@ -36,7 +36,7 @@ from prunerecover.version import __version__
 T = TypeVar("T")
 ENDING = ".pt"
 RESULT = re.compile(rf"[0-9a-f]{{64}}{re.escape(ENDING)}")
-ALIKE = 0.01  # of the norm of an output, the tolerance between machines
+ALIKE = 0.01  # tolerance between machines, relative to the norm of an output
 SEEN = 4096  # compared numbers of an output
 
 # Classes in results besides tensors and primitives, with all edits of a replacement: instances of further classes could

@@ -214,7 +214,7 @@ class Journal:
             for name, value in vars(module).items()
             if is_transformers_config(value) or any(value is other for other in others)
         )
-        memo: dict[int, Any] = {}  # of all copies: one config may be an entry of another
+        memo: dict[int, Any] = {}  # shared by all copies: a config may be an entry of another
         copies = [copy.deepcopy(old, memo) for *_, old in places]
         self.entries.append(ConfigsCopied(places))
         for (path, name, _), new in zip(places, copies, strict=True):

@@ -164,7 +164,7 @@ def _check_heads_follow(model: nn.Module, edit: Narrow) -> None:
         return
     told = {(setting.module, setting.attribute) for setting in edit.settings}
     layers = dict.fromkeys(parent_path(part.tensor) for part in edit.group)
-    tables = {layer for layer in layers if isinstance(get_module(model, layer), nn.Embedding)}  # of position biases
+    tables = {layer for layer in layers if isinstance(get_module(model, layer), nn.Embedding)}  # position biases
     itself = {layer for layer in layers if isinstance(get_module(model, layer), nn.MultiheadAttention)}
     holders = (layer if layer in itself else parent_path(layer) for layer in layers if layer not in tables)
     for path in dict.fromkeys(holders):

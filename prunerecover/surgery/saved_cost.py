@@ -26,7 +26,7 @@ from prunerecover.surgery.merging import merge_edits
 
 PAIRS = 30
 FEW = 6  # pairs, enough where they agree, or where a share is far from the wanted share
-CLOCKS = 0.01  # of a latency: the usual difference of two measurements of one model
+CLOCKS = 0.01  # usual difference of two latency measurements of the same model
 TIMED = 8  # samples, enough to compare the latency of several plans
 
 
@@ -124,7 +124,7 @@ class DenseCost:
     @cached_property
     def _twin(self) -> nn.Module:
         """Copy for edits, restored after each measurement."""
-        # GPT-2's forward pass reads its input: not on meta.
+        # GPT-2's forward pass reads the input's values, unlike on meta.
         return self._copied()
 
     @cached_property

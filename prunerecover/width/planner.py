@@ -51,7 +51,7 @@ from prunerecover.width.channel_order import dealt_anew
 from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.narrowable import NarrowableNetwork
 
-NEAR = 0.03  # of a cost: difference between a plan and its correction
+NEAR = 0.03  # difference in cost between a plan and its correction
 
 
 class WidthPlanner:

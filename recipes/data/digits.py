@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-TEST_SHARE, VAL_SHARE = 0.45, 0.15  # of all images; of all but the test images
+TEST_SHARE, VAL_SHARE = 0.45, 0.15  # of all images, and of all images without the test images
 
 
 class Digits(Dataset[tuple[Tensor, int]]):

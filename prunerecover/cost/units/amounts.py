@@ -38,6 +38,6 @@ def shown(cost: str, number: float) -> str:
     ('5.7M', '3.1ms')
     """
     words = COSTS[cost].units.items()
-    units = {size: unit for unit, size in reversed([*words]) if "i" not in unit}  # of equal units, the first
+    units = {size: unit for unit, size in reversed([*words]) if "i" not in unit}  # the first among equal units
     size = max((size for size in units if size <= number), default=min(units))
     return f"{number / size:.3g}{units[size]}"

@@ -145,7 +145,7 @@ def _probe(name: str, kwargs: tuple[tuple[str, Any], ...], eps: float | None) ->
         return _shapes(on_meta_if_possible(lambda: _built(name, {**dict(kwargs), "num_classes": PROBED}, eps)))
     except TypeError:
         return None
-    except Exception:  # images that are no multiple of the patches, say; builders of users may raise anything
+    except Exception:  # for example, images of no multiple of the patches; users' builders may raise anything
         return {}
 
 

@@ -28,7 +28,7 @@ class Follower:
     def __init__(self, model: nn.Module) -> None:
         self.ties = Ties()
         self._model = model
-        self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # of the running recurrent layer
+        self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # arguments of the running recurrent layer
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self.ties.note(tensor, Info(self.ties.ids.of_tensor(name, tensor), static=True))
 

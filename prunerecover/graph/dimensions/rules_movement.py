@@ -39,7 +39,7 @@ def move_elements(ties: Ties, operation: Operation) -> None:
         _note_parts(ties, operation, info.maps)
     found: list[list[Tensor]] = [[] for _ in operation.outputs]
     rest, kwargs = tree_map(_on_cpu, (operation.args[1:], operation.kwargs))
-    move = torch.reshape if operation.name in VIEWS else operation.func  # ids have other strides
+    move = torch.reshape if operation.name in VIEWS else operation.func  # strides of ids differ
     for ids in _kept_by_position(ties, operation, info.maps):
         results = tree_leaves(move(ids.expand(data.shape), *rest, **kwargs))
         for maps, result in zip(found, results, strict=True):

@@ -61,7 +61,7 @@ def _units(ties: Ties, module: nn.RNNBase) -> tuple[Tensor, Tensor]:
             if len(rows) and len(units):
                 ties.ids.tie(rows.view(-1, size), units)  # a row of each gate
             columns = _along(ties, weight, 1) if weight.ndim > 1 else NONE
-            if len(columns) and not name.startswith("weight_ih_l0"):  # of both directions of the layer below
+            if len(columns) and not name.startswith("weight_ih_l0"):  # columns for both directions of the layer below
                 ties.ids.tie(columns.view(-1, size), units)
                 read.append(columns)
     return units, torch.cat([NONE, *read])

@@ -96,7 +96,7 @@ def _operands(operation: Operation, elementwise: bool) -> list[Any]:
         return [operation.argument(*VALUES[operation.name])]
     if operation.name == "scalar_tensor":
         return [operation.args[0]]
-    if operation.name == "lift_fresh":  # of torch.tensor(number), or of a few
+    if operation.name == "lift_fresh":  # from torch.tensor with a number, or a few
         value: Tensor = operation.args[0]
         return value.flatten().tolist() if value.numel() <= FEW and value.device.type == "cpu" else []
     return [operation.kwargs[name] for name in FACTORS if name in operation.kwargs]
