@@ -74,7 +74,7 @@ def best_of_rates(
 
 
 def start(model: str, method: str, seed: int) -> nn.Module:
-    """Return what a method leaves, before it trains."""
+    """Return the network of a method, before training."""
     if method == DENSE:
         return load(model)
     network = width_peers.METHODS[method](model, seed, "macs", HALF)
@@ -82,7 +82,7 @@ def start(model: str, method: str, seed: int) -> nn.Module:
 
 
 def held_out(network: nn.Module, seed: int) -> Scores:
-    """Return whether a network is right, for each training image that was left out."""
+    """Return the hits of a network on held-out training images."""
     images = cifar.training_images(EPOCH + HELD_OUT, seed + OTHER)
     return cifar.right(network, *(tensor[EPOCH:] for tensor in images))
 

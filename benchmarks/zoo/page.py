@@ -141,22 +141,22 @@ def installed() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Page:
-    """Page of a dimension, rendered from the record of its rows alone.
+    """Page of a dimension, rendered from the record of rows alone.
 
     Attributes:
-        name: Name of its files in docs/results.
+        name: Name of the files in docs/results.
         kind: Dimension.
         title: Heading.
         about: Paragraph on what is measured.
-        columns: Columns of the table of suites behind those of outcomes.
+        columns: Columns of the table of suites behind the outcomes.
         align: Alignment of all columns.
-        cells: Function from the rows of a suite to its cells in these columns.
+        cells: Function from the rows of a suite to the cells of these columns.
         nothing: Words for networks without anything to prune.
-        others: Name of the further rows of the record.
+        others: Name of the further rows of the record; empty: none.
         outside: Whether networks outside the named families have a line.
-        before: Function from rows and further rows to lines before the networks that are not ok.
-        between: Function from rows to lines after them.
-        behind: Function from further rows to lines before the networks that are ok.
+        before: Function from rows and further rows to lines before the section of networks with another end than ok.
+        between: Function from rows to lines after this section.
+        behind: Function from further rows to lines before the list of networks.
     """
 
     name: str
@@ -167,7 +167,7 @@ class Page:
     align: str
     cells: Callable[[Sequence[Row]], tuple[object, ...]]
     nothing: str
-    others: str
+    others: str = ""
     outside: bool = False
     before: Callable[[Sequence[Row], Sequence[Row]], list[str]] = lambda rows, others: []
     between: Callable[[Sequence[Row]], list[str]] = lambda rows: []

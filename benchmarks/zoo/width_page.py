@@ -31,17 +31,13 @@ def _cells(rows: Sequence[Row]) -> tuple[object, ...]:
     return spread, seconds, f"{median(planning):.1f}" if planning else "", exports(rows)
 
 
-def _before(rows: Sequence[Row], large: Sequence[Row]) -> list[str]:
-    return _planning(rows) + _large(large)
-
-
 def _between(rows: Sequence[Row]) -> list[str]:
     warned = [row for row in rows if row["outcome"] == "ok" and "warned" in row]
     less = section(f"Less than {ASKED:.0%} can go", [row for row in rows if "less" in row], "less")
     return less + section("Another share than asked for, with a warning", warned, "warned")
 
 
-def _planning(rows: Sequence[Row]) -> list[str]:
+def _planning(rows: Sequence[Row], others: Sequence[Row]) -> list[str]:
     """Return a line on planning times; a lost process counts as too long, and earlier rows have no time."""
     tried = [row for row in rows if "planning_seconds" in row]
     others = [row["seconds"] for row in rows if "planning_seconds" not in row]
@@ -62,17 +58,6 @@ def _seconds(row: Row) -> float:
     return float(row["planning_seconds"])
 
 
-def _large(rows: Sequence[Row]) -> list[str]:
-    """Say how long groups of networks without weights take."""
-    told = [
-        f"{row['name']} ({row['params']:,} parameters), on the meta device: `find_groups` finds "
-        f"{' and '.join(f'{count} groups of {kind}s' for kind, count in row['groups'].items())} in "
-        f"{row['find_groups_seconds']:.1f} s of processor time (`python -m benchmarks.zoo.zoo --kind width --large`)."
-        for row in rows
-    ]
-    return [*told, ""] if told else []
-
-
 PAGE = Page(
     name="zoo",
     kind="width",
@@ -82,7 +67,6 @@ PAGE = Page(
     align="lrrrlrrrrrrr",
     cells=_cells,
     nothing="Nothing to prune",
-    others="large",
-    before=_before,
+    before=_planning,
     between=_between,
 )

@@ -1,17 +1,16 @@
 """Pruning in width or in depth on networks of all kinds, with random weights: a row per network.
 
     python -m benchmarks.zoo.zoo --kind width|depth [--suite SUITE ...] [--only NAME ...] [--again-failed] [--no-onnx]
-    python -m benchmarks.zoo.zoo --kind width --large
     python -m benchmarks.zoo.zoo --kind depth --sequences N [--only NAME ...]
 
 Every network of benchmarks/zoo/networks is planned (in width at 30% of its MACs, in depth for three of its units, drawn
 at random), pruned, trained for a step, saved, loaded in another process with bitwise equal outputs, and exported as
 ONNX in a third process, where onnxruntime has to compute the same outputs, with free sizes or with fixed ones. With
 `--sequences N`, up to five units in a row are removed from each small architecture of tests/cases/depth, in N random
-ways; with `--large`, the groups of a Llama-2-7B are found on the meta device. Rows are written at once; an interrupted
-run continues, and rows with missing figures are measured again. A network that crashes or takes longer than `--timeout`
-has a row, too. torchvision, timm and transformers come with the project; the suite ultralytics (AGPL-3.0) is no
-dependency, and its package has to be installed by hand, or the page lists it as missing. Two hours on one core.
+ways. Rows are written at once; an interrupted run continues, and rows with missing figures are measured again. A
+network that crashes or takes longer than `--timeout` has a row, too. torchvision, timm and transformers come with the
+project; the suite ultralytics (AGPL-3.0) is no dependency, and its package has to be installed by hand, or the page
+lists it as missing. Two hours on one core.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks.runner.benchmark import command_line
-from benchmarks.zoo import depth_page, depth_trial, large, sequences, width_page, width_trial
+from benchmarks.zoo import depth_page, depth_trial, sequences, width_page, width_trial
 from benchmarks.zoo.networks.suites import SUITES, available
 from benchmarks.zoo.page import Page, stored, write
 from benchmarks.zoo.trial import LATE, SEED, Row, exported, prepare, reloaded
@@ -66,12 +65,10 @@ DIMENSIONS = {
 
 
 def main() -> None:
-    """Measure the networks without a row, large networks, or random sequences."""
+    """Measure the networks without a row, or random sequences."""
     options = arguments()
     if options.sequences:
         measure_sequences(options)
-    elif options.large:
-        measure_large(options)
     else:
         measure_networks(options)
 
@@ -86,10 +83,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--no-onnx", action="store_true", help="leave exports out, which take longest")
     parser.add_argument("--timeout", type=float, default=120, help="seconds that a network may take")
     parser.add_argument("--sequences", type=int, metavar="N", help="random sequences of each small architecture")
-    parser.add_argument("--large", action="store_true", help="find the groups of large networks instead")
     options = parser.parse_args()
-    if options.large and options.kind != "width":
-        parser.error("--large is of --kind width")
     if options.sequences and options.kind != "depth":
         parser.error("--sequences are of --kind depth")
     return options
@@ -115,18 +109,6 @@ def measure_networks(options: argparse.Namespace) -> None:
         save(options.kind, rows.values(), missing)
     stop(workers.values())
     save(options.kind, rows.values(), missing)
-
-
-def measure_large(options: argparse.Namespace) -> None:
-    """Write the rows of networks on the meta device."""
-    page = DIMENSIONS["width"].page.name
-    rows = {row["name"]: row for row in stored(page, "large")}
-    worker = Worker(prepare)
-    for name in [name for name in large.NETWORKS if is_chosen((name,), options.only) and name not in rows]:
-        worker.stop()
-        rows[name] = worker.call(large.measured, name, timeout=options.timeout)
-        save("width", stored(page), available()[1], [*rows.values()])
-    worker.stop()
 
 
 def measure_sequences(options: argparse.Namespace) -> None:
@@ -204,13 +186,15 @@ def save(kind: str, rows: Iterable[Row], missing: dict[str, str], others: list[R
         kind: Kind of the trials, "width" or "depth".
         rows: Rows of networks.
         missing: Reasons for missing suites; they count for suites without rows.
-        others: Rows of sequences in depth, or of large networks in width; None: the rows of earlier runs.
+        others: Rows of sequences in depth; None: the rows of earlier runs.
     """
     page = DIMENSIONS[kind].page
     in_order = sorted(rows, key=lambda row: SUITES.index(row["suite"]))
     missing = {suite: why for suite, why in missing.items() if all(row["suite"] != suite for row in in_order)}
-    others = stored(page.name, page.others) if others is None else others
-    write({"seed": SEED, "missing": missing, "rows": in_order, page.others: others}, page)
+    found: dict[str, Any] = {"seed": SEED, "missing": missing, "rows": in_order}
+    if page.others:
+        found[page.others] = stored(page.name, page.others) if others is None else others
+    write(found, page)
 
 
 def stop(workers: Iterable[Worker]) -> None:

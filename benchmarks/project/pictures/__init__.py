@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 
 from benchmarks.project.imports import ROOT
-from benchmarks.project.pictures import concepts
 from benchmarks.project.pictures.drawing import Drawing
 from benchmarks.project.pictures.house import draw_house
 from benchmarks.project.pictures.latency import draw_latency
@@ -11,11 +10,5 @@ from benchmarks.project.pictures.latency import draw_latency
 FOLDER = ROOT / "docs/pictures"
 PICTURES: Mapping[str, Callable[[], Drawing]] = {
     "house": draw_house,
-    "flow": concepts.draw_flow,
-    "block": concepts.draw_block,
-    "group": concepts.draw_group,
-    "replacements": concepts.draw_replacements,
-    "ledger": concepts.draw_ledger,
-    "library": concepts.draw_library,
     "latency": draw_latency,
 }

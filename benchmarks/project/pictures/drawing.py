@@ -84,10 +84,6 @@ class Drawing:
         place = f'x="{x:.0f}" y="{y:.0f}" font-size="{size:g}" text-anchor="{where}"'
         self._parts.append(f'<text class="{kind}" {place}>{escape(text)}</text>')
 
-    def arrow(self, points: Sequence[tuple[float, float]]) -> None:
-        """Draw a line through points, with a head at its end."""
-        self._path("M" + " L".join(f"{x:.0f} {y:.0f}" for x, y in points))
-
     def curve(self, points: Sequence[tuple[float, float]]) -> None:
         """Draw a line with a head at its end, vertical at every point."""
         x, y = points[0]
@@ -96,9 +92,6 @@ class Drawing:
             middle = (y + to_y) / 2
             path += f"C{x:.0f} {middle:.0f} {to_x:.0f} {middle:.0f} {to_x:.0f} {to_y:.0f}"
             x, y = to_x, to_y
-        self._path(path)
-
-    def _path(self, path: str) -> None:
         self._parts.append(f'<path class="line" d="{path}" marker-end="url(#head)"/>')
 
     def line(self, points: Sequence[tuple[float, float]], stroke: str = "line") -> None:

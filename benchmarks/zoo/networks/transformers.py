@@ -1,7 +1,7 @@
 """Networks of transformers by small configs: texts, images, videos, sounds, and several of these together.
 
-`transformers.yaml` lists them by the inputs that they take: by name, as tokens, classes or shapes of normal numbers, or
-as one of the functions here.
+`transformers.yaml` lists the networks by their inputs: tokens, classes or shapes of normal numbers by name, or the name
+of a function of this file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def networks() -> list[Network]:
 
 
 def rebuilt() -> list[Network]:
-    """Return the networks that are harder to build again."""
+    """Return the networks with difficult constructors."""
     return list(_listed("rebuilt"))
 
 
@@ -48,7 +48,7 @@ def _built(name: str, settings: dict[str, Any]) -> nn.Module:
 
 
 def _config(value: Any) -> Any:
-    """Return an entry of a config, itself a config if it names the class of one."""
+    """Return an entry of a config; an entry with the name of a config class becomes a config."""
     if not isinstance(value, dict) or "config" not in value:
         return value
     entries = {key: entry for key, entry in value.items() if key != "config"}
@@ -77,13 +77,13 @@ def _pixels(generator: Generator) -> Tensor:
 
 
 def _masked(generator: Generator) -> Batch:
-    """Return tokens that are labels, too, as language models take them."""
+    """Return tokens, labels at the same time, for language models."""
     drawn = _tokens(generator)
     return {"input_ids": drawn, "labels": drawn}
 
 
 def _translated(generator: Generator) -> Batch:
-    """Return tokens for both halves; collators of transformers shift labels into what the decoder reads."""
+    """Return tokens for both halves; those of the decoder are shifted labels, as from collators."""
     drawn = _tokens(generator)
     return {"input_ids": _tokens(generator), "decoder_input_ids": drawn.roll(1, 1), "labels": drawn}
 
@@ -112,14 +112,14 @@ def _prompts(generator: Generator) -> Batch:
 
 
 def _seen(length: int, generator: Generator) -> Batch:
-    """Return images, and text that opens with as many tokens as an image becomes."""
+    """Return images, and text behind the tokens of an image."""
     marks = torch.full((SAMPLES, length), VOCABULARY - 1)
     text = _tokens(generator).clamp(max=VOCABULARY - 5)
     return {"pixel_values": _pixels(generator), "input_ids": torch.cat([marks, text], 1)}
 
 
 def _patches(generator: Generator) -> Batch:
-    """Return one sample, for rows of patches are no samples: 16 patches of an image that become 4 tokens."""
+    """Return one sample, since rows of patches are no samples: 16 patches of an image for 4 tokens."""
     marks = torch.full((1, 4), VOCABULARY - 1)
     text = _tokens(generator)[:1].clamp(max=VOCABULARY - 5)
     return {

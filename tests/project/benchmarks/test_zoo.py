@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cases.paths import ROOT
 
-from benchmarks.zoo import large, sequences, zoo
+from benchmarks.zoo import sequences, zoo
 from benchmarks.zoo.depth_trial import drawn
 from benchmarks.zoo.networks import suites
 from benchmarks.zoo.trial import FIXED, REFUSED
@@ -88,26 +88,6 @@ def test_planning_of_a_network_that_was_lost_has_no_figure(
         found = run("--suite", "plain", "--only", *QUICK)
     assert found["rows"][1]["planning_seconds"] is None
     assert "Planning takes less than 20 s of processor time on 1 of 2 networks" in found["page"]
-
-
-@pytest.mark.slow
-def test_groups_of_large_networks_are_found_without_weights(
-    run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    monkeypatch.setattr(large, "NETWORKS", {"small": small})
-    monkeypatch.setattr(zoo.Worker, "call", lambda _, function, *args, timeout: function(*args))
-    [row] = (found := run("--large"))["large"]
-    assert row["groups"] == {"head": 2, "neuron": 2}
-    assert "`find_groups` finds 2 groups of heads and 2 groups of neurons in" in found["page"]
-    assert run("--large")["large"] == [row]
-    assert run("--suite", "plain", "--only", QUICK[0])["large"] == [row]
-
-
-def test_large_networks_are_of_width(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        run("--large", kind="depth")
-    assert "--large is of --kind width" in capsys.readouterr().err
 
 
 def test_a_suite_without_its_package_is_named(
