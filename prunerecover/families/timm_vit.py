@@ -26,13 +26,15 @@ def read(model: nn.Module) -> Layout | None:
     blocks = getattr(model, "blocks", None)
     if "VisionTransformer" not in names or not isinstance(blocks, nn.Sequential):
         return None
-    if any(type(block).__name__ != BLOCK_CLASS for block in blocks):
+    if any(type(block).__name__ != BLOCK_CLASS and not isinstance(block, Replacement) for block in blocks):
         return None
     dim = int(getattr(model, "embed_dim", 0))
     return Layout(SUPPORTED[0], "blocks", tuple(_block(f"blocks.{i}", b, dim) for i, b in enumerate(blocks)))
 
 
 def _block(path: str, block: nn.Module, dim: int) -> Block:
+    if isinstance(block, Replacement):
+        return Block(path, None, None, None)
     feed_forward, why = _feed_forward(path, block)
     return Block(path, _branch(path, block, "attn", 1, dim), _branch(path, block, "mlp", 2, dim), feed_forward, why)
 

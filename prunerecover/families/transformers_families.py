@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from prunerecover.model.replacements import Replacement
+
 GATED = "its MLP is gated: the activation multiplies a second linear, so the linears cannot become one"
 MIXTURE = "its MLP is a mixture of experts, whose linears cannot become one"
 
@@ -170,11 +172,11 @@ _NAMED = {layer: [f for f in FAMILIES if f.layer == layer] for layer in {family.
 
 
 def family_of(layers: nn.ModuleList) -> Family | None:
-    """Return the common family of all layers, or None.
+    """Return the common family of all layers, or None; replacements of layers do not count.
 
     The class of a layer counts before its base classes: a Qwen3 layer derived from a Llama layer is of Qwen3.
     """
-    found = [_of_layer(layer) for layer in layers]
+    found = [_of_layer(layer) for layer in layers if not isinstance(layer, Replacement)]
     return found[0] if found and all(family is found[0] for family in found) else None
 
 

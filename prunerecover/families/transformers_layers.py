@@ -46,7 +46,8 @@ def read(model: nn.Module) -> Layout | None:
             "(callbacks: `target=`)."
         )
     container, family, layers = stacks[0]
-    dim = _width(family, layers[0], int(config_of(model, container).hidden_size))
+    present = next(layer for layer in layers if not isinstance(layer, Replacement))
+    dim = _width(family, present, int(config_of(model, container).hidden_size))
     blocks = (_block(family, f"{container}.{i}", layer, dim) for i, layer in enumerate(layers))
     return Layout(family.name, container, tuple(blocks))
 
@@ -115,6 +116,8 @@ def _width(family: Family, layer: nn.Module, said: int) -> int:
 
 
 def _block(family: Family, path: str, layer: nn.Module, dim: int) -> Block:
+    if isinstance(layer, Replacement):
+        return Block(path, None, None, None)
     attention = _branch("attention", family, path, layer, dim)
     mlp = _branch("mlp", family, path, layer, dim)
     if mlp is None:

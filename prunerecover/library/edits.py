@@ -69,11 +69,8 @@ class EditMaker:
             in_place: Whether paths stay unchanged, with an identity in the place of a block.
         """
         found, tensors = self._narrowing(chosen)
-        for _, fit in chosen.values():
-            for path, values in fit.modules.items():
-                own = {f"e{len(found)}.{name}": value for name, value in values.items()}
-                found.append(Refit(unit=path, tensors=tuple(own)))
-                tensors |= own
+        refits, values = _refits(chosen, len(found))
+        found, tensors = [*found, *refits], {**tensors, **values}
         units = [(self.sites[site].unit, v, fit) for site, (v, fit) in chosen.items() if v.leaves]
         gone = {name: numbers for variant, _ in chosen.values() for name, numbers in variant.removed.items()}
         for edit, fitted in self._gone([(u, v, f) for u, v, f in units if u is not None], gone, in_place=in_place):
@@ -81,6 +78,19 @@ class EditMaker:
             found.append(edit.model_copy(update={"tensors": tuple(named)}) if named else edit)
             tensors |= named
         return tuple(found), tensors
+
+    def edits_at(self, site: str, fitted: Chosen) -> tuple[tuple[Edit, ...], dict[str, Tensor]]:
+        """Return the edits of what is fitted at one station of a network, from which removed blocks are already gone.
+
+        Args:
+            site: Site of the station.
+            fitted: Variant of the site, or a removed block behind, whose fit is for the station's layer.
+        """
+        return self.edits(fitted) if site in fitted else _refits(fitted)
+
+    def gone_blocks(self, chosen: Chosen) -> list[str]:
+        """Return the blocks removed by a choice without a fitted replacement."""
+        return [site for site, (v, _) in chosen.items() if v.leaves == "zero" and self.sites[site].kind == "block"]
 
     def _narrowing(self, chosen: Chosen) -> tuple[list[Edit], dict[str, Tensor]]:
         removed = {name: units for variant, _ in chosen.values() for name, units in variant.tensors.items()}
@@ -138,3 +148,19 @@ class EditMaker:
             }
             return replace(stand_in, place=replace(place, channels=len(kept)), values=values)
         return stand_in
+
+
+def _refits(chosen: Chosen, first: int = 0) -> tuple[tuple[Edit, ...], dict[str, Tensor]]:
+    """Return the edits that give modules new values, and the values.
+
+    Args:
+        chosen: Variants with their fits, by site.
+        first: Number of the first edit in its plan.
+    """
+    fitted = [(path, values) for _, fit in chosen.values() for path, values in fit.modules.items()]
+    found, tensors = list[Edit](), dict[str, Tensor]()
+    for number, (path, values) in enumerate(fitted, start=first):
+        own = {f"e{number}.{name}": value for name, value in values.items()}
+        found.append(Refit(unit=path, tensors=tuple(own)))
+        tensors |= own
+    return tuple(found), tensors

@@ -8,6 +8,7 @@ from math import isnan, nan
 from typing import Any
 
 import torch
+from torch import nn
 
 from prunerecover.calibration.stand_in_fits import Fit as StandInFit
 from prunerecover.calibration.stand_in_fits import fits_alone
@@ -16,14 +17,16 @@ from prunerecover.depth.graph_fits import fit_places
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import is_supported
+from prunerecover.graph.trace import trace_graph
 from prunerecover.importance.measuring.unit_slices import Scores
+from prunerecover.library.blocks import blocks_of
 from prunerecover.library.edits import FITTED, Chosen, EditMaker, Fit
 from prunerecover.library.head_sizes import smaller_heads
 from prunerecover.library.moments import StationMoments
 from prunerecover.library.scoring import Scorer
-from prunerecover.library.stations import Station, stations_of
+from prunerecover.library.stations import Station, is_read, stations_of
 from prunerecover.library.variants import BRANCHES, DENSE, LibrarySite, Variant, sites_of
-from prunerecover.library.walk import Walks
+from prunerecover.library.walk import Moments, Walks
 from prunerecover.model.paths import get_module
 from prunerecover.plan.groups import Group
 from prunerecover.plan.units import Unit
@@ -64,6 +67,7 @@ class Library:
         sites: Sites by name, in order of execution.
         maker: Maker of the edits of variants.
         scorer: Scorer of choices.
+        blocks: Blocks between stations.
         walks: Walks that fit choices in order.
         scored: Variants by site and name, including the unchanged site.
         lists: Names of blocks of one container, at least one of them to stay.
@@ -89,17 +93,56 @@ class Library:
         self.sites: Mapping[str, LibrarySite] = {site.name: site for site in sites_of(units, groups, scores, leaves)}
         self.maker = EditMaker(self.sites, network, removals, head_sizes=head_sizes)
         self.graph = traced.graph
-        some = session.first.select(torch.arange(min(2, session.first.n_samples)))
-        self.stations = stations_of(session.model, traced.graph, tuple(self.sites.values()), some)
+        several = trace_graph(session.model, session.first.select(torch.arange(min(2, session.first.n_samples))))
+        sites = tuple(self.sites.values())
+        self.stations = stations_of(session.model, several, sites)
+        self.blocks = blocks_of(several, sites, self.stations)
         refitted = {station.reader for station in self.stations}
         if network is not None:
             readers = [reader for reader in readers_of(network.groups) if reader.module not in refitted]
             self.maker.moments = moments_of(session.model, readers, session.samples.fit)
         fit, paths = session.samples.fit, [station.reader for station in self.stations]
         weights = row_weights(session.model, paths, fit, session.seed) if paths else []
-        self.walks = Walks(session.model, self.maker, self.stations, fit, self.fit_of, weights)
+        self.walks = Walks(session.model, self.maker, self.stations, self.blocks, fit, self.fitted_at, weights)
         self.scorer = Scorer(session.model, traced.graph, self.maker, session.samples.held_out)
         self.scored: dict[str, dict[str, Scored]] = {}
+
+    def fitted_at(self, number: int, chosen: Chosen, moments: Moments) -> Chosen:
+        """Return the part of a choice fitted at a station: the site's variant, or else a removed block behind.
+
+        Args:
+            number: Number of the station.
+            chosen: Choice.
+            moments: Moments behind the choice. Without those that are needed, the choice's own fit stays.
+        """
+        station, gone = self.stations[number], self.maker.gone_blocks(chosen)
+        found, block = moments.get((number, self.blocks.aim(number, gone))), self.blocks.behind(number, gone)
+        if station.site in chosen:
+            variant, before = chosen[station.site]
+            fit = before if found is None else self.fit_of(station.site, station, variant, found)
+            return {station.site: (variant, fit)}
+        if block and found is not None:
+            reader = found.reader(None, get_module(self.session.model, station.reader))
+            return {block: (chosen[block][0], Fit({station.reader: reader}))}
+        return {}
+
+    def changed(self, chosen: Chosen, site: str, name: str, moments: Moments) -> dict[str, tuple[Variant, Fit]]:
+        """Return a choice with another variant at one site, fitted there by the moments behind the choice.
+
+        Args:
+            chosen: Choice.
+            site: Site.
+            name: Name of the variant.
+            moments: Moments behind the choice.
+        """
+        found, variant = {other: one for other, one in chosen.items() if other != site}, self.sites[site].variant(name)
+        if name != DENSE:
+            found[site] = variant, self.fit_of(site, None, variant, None)
+        gone, before = self.maker.gone_blocks(found), self.maker.gone_blocks(chosen)
+        for number, station in enumerate(self.stations):
+            if station.site == site or self.blocks.aim(number, gone) != self.blocks.aim(number, before):
+                found |= self.fitted_at(number, found, moments)
+        return {own: found[own] for own in self.sites if own in found}
 
     def fit_of(self, site: str, station: Station | None, variant: Variant, moments: StationMoments | None) -> Fit:
         """Fit a variant; an empty fit for a site without a station."""
@@ -116,7 +159,7 @@ class Library:
         sizes = next((group for group in groups if group.kind == "head_dim" and group.name in variant.removed), None)
         dense: Any = get_module(self.session.model, station.reader)
         if sizes is None:
-            return Fit({station.reader: moments.reader(features_left(groups, variant), dense)})
+            return Fit({station.reader: moments.reader(features_left(self.session.model, groups, variant), dense)})
         heads = next((group for group in groups if group.kind == "head"), None)
         gone = set(variant.removed.get(heads.name, ())) if heads is not None else set()
         count = len(sizes.slices[-1].offsets) if heads is None else heads.size
@@ -137,11 +180,10 @@ class Library:
     def score(self) -> None:
         """Fit and score every variant alone."""
         _, moments = self.walks.walk({})
-        at = {station.site: station for station in self.stations}
         for name, site in self.sites.items():
-            fits = [self.fit_of(name, at.get(name), variant, moments.get(name)) for variant in site.variants]
-            own = [Scored(v, fit, 0.0 if v.name == DENSE else nan) for v, fit in zip(site.variants, fits, strict=True)]
-            self.scored[name] = {one.variant.name: one for one in own}
+            self.scored[name] = {DENSE: Scored(site.variant(DENSE), Fit(), 0.0)}
+            for variant in site.variants[1:]:
+                self.scored[name][variant.name] = Scored(*self.changed({}, name, variant.name, moments)[name], nan)
         self.measured([(name, v.name) for name, site in self.sites.items() for v in site.variants if v.scored])
 
     def measured(self, asked: Sequence[tuple[str, str]]) -> list[float]:
@@ -200,10 +242,10 @@ def _named(fit: StandInFit) -> str:
     return f"{fit.leaves} {fit.ridge:g}" if fit.leaves == "affine" else fit.leaves
 
 
-def features_left(groups: Sequence[Group], variant: Variant) -> torch.Tensor:
+def features_left(model: nn.Module, groups: Sequence[Group], variant: Variant) -> torch.Tensor:
     """Return the numbers of the remaining features in the input of a site's last linear."""
     (group,) = [group for group in groups if group.name in variant.removed]
-    (part,) = [part for part in group.slices if not part.makes and part.dim == 1]
+    (part,) = [part for part in group.slices if is_read(model, part)]
     gone = part.indices(torch.tensor(variant.removed[group.name], dtype=torch.long))
     stays = torch.ones(group.size * part.span, dtype=torch.bool)
     stays[gone - part.offsets[0]] = False

@@ -7,9 +7,11 @@ from torch import Tensor, nn
 
 from prunerecover.calibration.regression import AffineRegression
 from prunerecover.library.stations import Seen
+from prunerecover.model.linears import is_transposed, matrix_and_bias
 
 RIDGE = 0.01  # of replacements, relative to the mean variance of the inputs
 READER = 1e-2, 0.1  # of readers: always, and times the features per row
+LEAST_SCALE = 1e-6  # of a LayerScale, relative to the largest: outputs of smaller factors do not reach the stream
 ROWS = 40  # of a fit, per input feature, at most
 
 Fitted = dict[str, Tensor]  # "weight" and "bias" of a linear, or of a replacement
@@ -38,26 +40,36 @@ class StationMoments:
         """
         rows = slice(None, None, self.step)
         target = (now.given.float() + total.float() - now.total.float())[rows]
+        if now.scale is not None:
+            target = _unscaled(target, now.scale.float())
         weight = torch.ones(len(now.read)) if weight is None else weight
         weight = weight[rows].to(target)
         self.rows += len(target)
         self.read.add(now.read[rows], target, weight)
         self.entered.add(now.entered[rows], target, weight)
 
-    def reader(self, features: Tensor, dense: nn.Linear) -> Fitted:
+    def reader(self, features: Tensor | None, dense: nn.Module) -> Fitted:
         """Fit the last linear to features of its input, shrunk towards the dense weights.
 
         Args:
-            features: Numbers of the features that stay `(k,)`, or linear maps of all features `(k, n)`.
+            features: Numbers of the features that stay `(k,)`, or linear maps of all features `(k, n)`; None: all.
             dense: Linear of the dense network.
         """
-        before, bias = dense.weight.detach().double().cpu(), dense.bias is not None
+        before, bias = matrix_and_bias(dense)[0].cpu(), dense.bias is not None
+        features = torch.arange(before.shape[1]) if features is None else features
         prior = before @ torch.linalg.pinv(features) if features.ndim == 2 else before[:, features]
         ridge = READER[0] + READER[1] * len(features) / max(1, self.rows)
         weight, shift = self.read.solve(ridge, prior, constant=bias, features=features)
+        weight = weight.T.contiguous() if is_transposed(dense) else weight
         return {"weight": weight.float(), **({"bias": shift.float()} if bias else {})}
 
     def replacement(self, leaves: str) -> Fitted:
         """Fit a replacement of the branch: "affine", a map of the branch's input, or "constant"."""
         weight, bias = self.entered.solve(RIDGE if leaves == "affine" else float("inf"), None)
         return {"weight": weight.float(), "bias": bias.float()} if leaves == "affine" else {"bias": bias.float()}
+
+
+def _unscaled(target: Tensor, scale: Tensor) -> Tensor:
+    """Return wanted outputs before a LayerScale; outputs that the scale blocks are wanted to be zero."""
+    blocked = scale.abs() < LEAST_SCALE * scale.abs().max()
+    return torch.where(blocked, 0.0, target / scale.masked_fill(blocked, 1.0))

@@ -61,26 +61,27 @@ class Scorer:
         return found if math.isfinite(found) else math.inf
 
     def _divergence(self, chosen: Chosen) -> float:
-        first = min((self._first(site) for site in self._changed(chosen)), default=len(self._graph.nodes))
+        first = self._first_change(chosen)
         with torch.no_grad(), edited(self._twin, *self.maker.edits(chosen)):
             outputs = self._runner.run(self._twin, first, self._numbers)
             return mean_divergence(self.batches, map(self._dense.of, self._numbers), outputs)
 
     def rebase(self, chosen: Chosen) -> float:
         """Make a choice the base, so that later choices share its unchanged prefix; return its divergence."""
-        first = min((self._first(site) for site in self._changed(chosen)), default=len(self._graph.nodes))
+        first = self._first_change(chosen)
         with torch.no_grad(), edited(self._twin, *self.maker.edits(chosen)):
             outputs = self._runner.keep(self._twin, first)
             found = mean_divergence(self.batches, map(self._dense.of, self._numbers), outputs)
         self._base = dict(chosen)
         return found
 
-    def _changed(self, chosen: Chosen) -> list[str]:
-        """Return the sites with a difference between a choice and the base."""
-        return [site for site in {*chosen, *self._base} if chosen.get(site) != self._base.get(site)]
-
-    def _first(self, name: str) -> int:
-        return min((self._first_in(path) for path in self.maker.sites[name].modules), default=0)
+    def _first_change(self, chosen: Chosen) -> int:
+        """Return the index of the first node with a difference between a choice and the base."""
+        changed = [site for site in {*chosen, *self._base} if chosen.get(site) != self._base.get(site)]
+        fits = [own[site][1] for own in (chosen, self._base) for site in changed if site in own]
+        paths = {path for site in changed for path in self.maker.sites[site].modules}
+        paths |= {path for fit in fits for path in fit.modules}
+        return min(map(self._first_in, paths), default=0 if changed else len(self._graph.nodes))
 
     def _first_in(self, path: str) -> int:
         while path:

@@ -13,25 +13,29 @@ from prunerecover.graph.computation_graph import ComputationGraph
 from prunerecover.library.variants import LibrarySite
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.hooks import first_tensor, until_reached
+from prunerecover.model.linears import is_linear, is_transposed, linear_shape
 from prunerecover.model.paths import get_module, is_within
-from prunerecover.recovery.branch_ends import NO_NORM, SumSeen, branch_ends
+from prunerecover.plan.groups import Slice
+from prunerecover.recovery.branch_ends import SumSeen, sum_behind
 
 LARGEST = 4096  # input features of a reader; second moments of more would not fit into memory
 
 
 @dataclass(frozen=True)
 class Station:
-    """Branch with a linear last layer that adds to a stream.
+    """Branch with a linear last layer that adds to a stream, perhaps through a LayerScale.
 
     Attributes:
-        site: Name of the site.
+        site: Name of the site; the reader's path at the end of a block whose branches are no sites.
         entry: Path of the module that takes the branch's input; a replacement of the branch stands there.
         reader: Path of the last linear, the reader of the site's groups.
+        total: Index of the addition to the stream, in the graph of the pass that found the station.
     """
 
     site: str
     entry: str
     reader: str
+    total: int
 
 
 @dataclass(frozen=True)
@@ -41,35 +45,43 @@ class Seen:
     Attributes:
         entered: Input of the branch.
         read: Input of the last layer.
-        given: Output of the branch.
+        given: Output of the branch, as added to the stream.
         total: Stream after the addition of the branch's output.
+        scale: Factors on the outputs of the last layer before the addition `(features,)`, or None.
     """
 
     entered: Tensor
     read: Tensor
     given: Tensor
     total: Tensor
+    scale: Tensor | None = None
 
 
-def stations_of(
-    model: nn.Module, graph: ComputationGraph, sites: Sequence[LibrarySite], some: ModelInputs
-) -> tuple[Station, ...]:
-    """Return the stations of a network, in order of execution.
+def stations_of(model: nn.Module, graph: ComputationGraph, sites: Sequence[LibrarySite]) -> tuple[Station, ...]:
+    """Return the stations of a network, in order of execution: one for each branch, and one at the end of each block.
 
     Args:
         model: Dense network, in evaluation mode.
-        graph: Computation graph of the network.
+        graph: Computation graph of the network on more than one sample, if available: with one sample, broadcast
+            operands of a sum have the shape of full operands.
         sites: Sites.
-        some: Few samples, more than one if available.
     """
-    readers = {site.name: _reader(model, graph, site) for site in sites}
-    ends = branch_ends(model, [path for path in readers.values() if path], some)
-    found = []
-    for site in sites:
-        reader, entry = readers[site.name], _entry(graph, site)
-        if entry and ends.get(reader) == NO_NORM:
-            found.append(Station(site.name, entry, reader))
-    return tuple(sorted(found, key=lambda station: graph.first_in[station.entry]))
+    found = dict[str, Station]()
+    for site in sorted(sites, key=lambda site: site.kind == "block"):
+        reader, entry = _reader(model, graph, site), _entry(graph, site)
+        total = sum_behind(graph, reader) if reader else None
+        if total is None or reader in found:
+            continue
+        is_block = site.kind == "block"
+        if entry or is_block:
+            found[reader] = Station(reader if is_block else site.name, reader if is_block else entry, reader, total)
+    return tuple(sorted(found.values(), key=lambda station: graph.first_in[station.entry]))
+
+
+def is_read(model: nn.Module, part: Slice) -> bool:
+    """Whether a slice holds the inputs of a linear."""
+    module = get_module(model, part.tensor.rpartition(".")[0])
+    return not part.makes and is_linear(module) and part.dim == (0 if is_transposed(module) else 1)
 
 
 def _entry(graph: ComputationGraph, site: LibrarySite) -> str:
@@ -81,16 +93,15 @@ def _entry(graph: ComputationGraph, site: LibrarySite) -> str:
 
 def _reader(model: nn.Module, graph: ComputationGraph, site: LibrarySite) -> str:
     """Return the linear that reads a site's groups, or the last linear of the unit; an empty path without either."""
-    if site.kind == "block":
-        return ""
-    reads = {p.tensor.rpartition(".")[0] for group in site.groups for p in group.slices if not p.makes and p.dim == 1}
+    reads = {p.tensor.rpartition(".")[0] for group in site.groups for p in group.slices if is_read(model, p)}
     if site.unit is not None and not reads:
-        reads = {path for path in graph.times if is_within(path, site.unit.name)}
-    plain = [path for path in reads if graph.times[path] == 1 and type(get_module(model, path)) is nn.Linear]
+        within = (site.unit.name, *site.unit.targets)
+        reads = {path for path in graph.times if any(is_within(path, own) for own in within)}
+    plain = [path for path in reads if graph.times[path] == 1 and is_linear(get_module(model, path))]
     if site.groups and len(plain) > 1:
         return ""
     last = max(plain, key=lambda path: graph.first_in.get(path, -1), default="")
-    return last if last and get_module(model, last).in_features <= LARGEST else ""  # type: ignore[operator]
+    return last if last and linear_shape(get_module(model, last))[0] <= LARGEST else ""
 
 
 def seen_at(passes: FrontToBack, station: Station, inputs: ModelInputs) -> Seen | None:
@@ -116,7 +127,8 @@ def seen_at(passes: FrontToBack, station: Station, inputs: ModelInputs) -> Seen 
         passes.run(inputs, station.entry)
     if "sum" not in seen:
         return None
-    return Seen(*(_rows(seen[name]) for name in ("entered", "read", "given", "sum")))
+    entered, read, given, total = (_rows(seen[name]) for name in ("entered", "read", "given", "sum"))
+    return Seen(entered, read, given, total, seen["scale"].detach().flatten() if "scale" in seen else None)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prunerecover.calibration.front_to_back import FrontToBack
 from prunerecover.calibration.token_weights import TokenWeights
 from prunerecover.display.progress import progress
-from prunerecover.divergence.kept_outputs import MOST_KEPT
+from prunerecover.library.blocks import Blocks
 from prunerecover.library.edits import Chosen, EditMaker, Fit
 from prunerecover.library.moments import ROWS, StationMoments
-from prunerecover.library.stations import Seen, Station, seen_at
+from prunerecover.library.stations import Station, seen_at
+from prunerecover.library.streams import DenseStreams
 from prunerecover.library.variants import Variant
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import get_module
 from prunerecover.surgery.apply_edits import apply_edits
 
-FitOf = Callable[[str, Station, Variant, StationMoments], Fit]
+Moments = Mapping[tuple[int, int], StationMoments]  # by numbers of a station, and of the station whose stream is wanted
+FitAt = Callable[[int, Chosen, Moments], Chosen]
 
 
 class Walks:
@@ -30,8 +32,9 @@ class Walks:
         model: Dense network, in evaluation mode.
         maker: Maker of the edits of variants.
         stations: Stations in order of execution.
+        blocks: Blocks between stations.
         batches: Calibration samples on the model's device.
-        fit_of: Function that fits a variant, given the moments of its station.
+        fitted_at: Function that returns the part of a choice fitted at a station, given the moments there.
         weights: Weights of rows at each station; empty: equal weights.
 
     Attributes:
@@ -43,18 +46,23 @@ class Walks:
         model: nn.Module,
         maker: EditMaker,
         stations: Sequence[Station],
+        blocks: Blocks,
         batches: Sequence[ModelInputs],
-        fit_of: FitOf,
+        fitted_at: FitAt,
         weights: Sequence[TokenWeights] = (),
     ) -> None:
-        self.weights = weights
-        self.model, self.maker, self.stations, self.batches, self.fit_of = model, maker, stations, batches, fit_of
-        self.passes = 0.0
-        self._dense: dict[tuple[str, int], Tensor] = {}  # streams of the dense network behind stations
-        self._room = MOST_KEPT
+        self.model, self.maker, self.stations, self.blocks = model, maker, stations, blocks
+        self.batches, self.fitted_at, self.weights = batches, fitted_at, weights
+        self.streams = DenseStreams(model, stations, batches)
+        self._walks = 0
+
+    @property
+    def passes(self) -> float:
+        """Number of passes over the samples so far."""
+        return float(self._walks + self.streams.sweeps)
 
     @torch.no_grad()
-    def walk(self, chosen: Chosen) -> tuple[dict[str, tuple[Variant, Fit]], dict[str, StationMoments]]:
+    def walk(self, chosen: Chosen) -> tuple[dict[str, tuple[Variant, Fit]], dict[tuple[int, int], StationMoments]]:
         """Fit a choice again, in order.
 
         Args:
@@ -62,61 +70,45 @@ class Walks:
 
         Returns:
             The choice with new fits, and the moments of every station with its own site unchanged, behind the earlier
-            choices.
+            choices, towards each stream that the station may have to lead to.
         """
         network, at = share_copy(self.model).eval(), {station.site for station in self.stations}
+        gone = self.maker.gone_blocks(chosen)
         found = {site: own for site, own in chosen.items() if site not in at}
+        found |= {block: (chosen[block][0], Fit()) for block in gone if block in self.blocks.around}
         apply_edits(network, *self.maker.edits(found))
-        passes = FrontToBack(network, self.batches)
-        dense = FrontToBack(self.model, self.batches) if not self._complete else None
-        moments: dict[str, StationMoments] = {}
+        passes, moments = FrontToBack(network, self.batches), dict[tuple[int, int], StationMoments]()
+        self.streams.begin()
         with progress("fitting in order", len(self.stations)) as advance:
-            for station in self.stations:
-                own = self._moments(station, passes, dense) if _is_there(network, station) else None
-                if own is not None:
-                    moments[station.site] = own
-                if station.site in chosen:
-                    variant, before = chosen[station.site]
-                    fit = before if own is None else self.fit_of(station.site, station, variant, own)
-                    found[station.site] = variant, fit
-                if station.site in chosen and _is_there(network, station):
-                    apply_edits(network, *self.maker.edits({station.site: found[station.site]}))
+            for number, station in enumerate(self.stations):
+                there = _is_there(network, station)
+                moments |= self._moments(number, gone, passes) if there else {}
+                fitted = self.fitted_at(number, chosen, moments)
+                found |= fitted
+                if there and fitted:
+                    apply_edits(network, *self.maker.edits_at(station.site, fitted))
                     passes.renew()
+                self.streams.leave(number)
                 advance()
-        self.passes += 1.0 + (dense is not None)
+        self._walks += 1
         return {site: found[site] for site in chosen}, moments
 
-    @property
-    def _complete(self) -> bool:
-        return len(self._dense) == len(self.stations) * len(self.batches)
-
-    def _moments(self, station: Station, passes: FrontToBack, dense: FrontToBack | None) -> StationMoments | None:
-        """Return the moments of a station; None if no batch reaches the station as in the dense network."""
-        found: StationMoments | None = None
-        for number, inputs in enumerate(self.batches):
-            now, total = seen_at(passes, station, inputs), self._total(station, number, dense)
-            if now is None or total is None or now.total.shape != total.shape:
+    def _moments(self, number: int, gone: Sequence[str], passes: FrontToBack) -> dict[tuple[int, int], StationMoments]:
+        """Return the moments of a station by the stream that it may lead to, where some batch reaches both."""
+        station, found = self.stations[number], dict[tuple[int, int], StationMoments]()
+        aims = {aim: self.streams.of(aim) for aim in self.blocks.aims(number, gone)}
+        for at, inputs in enumerate(self.batches):
+            now = seen_at(passes, station, inputs)
+            if now is None:
                 continue
-            if found is None:
-                rows = sum(batch.n_samples for batch in self.batches) * len(now.read) // max(1, inputs.n_samples)
-                found = StationMoments(max(1, rows // (ROWS * now.read.shape[-1])))
-            weight = self.weights[self.stations.index(station)].of(0, number) if self.weights else None
-            found.add(now, total, None if weight is None else weight.flatten())
+            rows = sum(batch.n_samples for batch in self.batches) * len(now.read) // max(1, inputs.n_samples)
+            step = max(1, rows // (ROWS * now.read.shape[-1]))
+            weight = self.weights[number].of(0, at).flatten() if self.weights else None
+            for aim, totals in aims.items():
+                total = totals[at]
+                if total is not None and total.shape == now.total.shape:
+                    found.setdefault((number, aim), StationMoments(step)).add(now, total, weight)
         return found
-
-    def _total(self, station: Station, number: int, dense: FrontToBack | None) -> Tensor | None:
-        """Return the dense stream behind a station."""
-        key = station.site, number
-        if key in self._dense:
-            return self._dense[key]
-        assert dense is not None, "streams are kept for all batches, or none"
-        seen: Seen | None = seen_at(dense, station, self.batches[number])
-        if seen is None:
-            return None
-        self._room -= seen.total.nbytes
-        if self._room >= 0:
-            self._dense[key] = seen.total
-        return seen.total
 
 
 def _is_there(network: nn.Module, station: Station) -> bool:

@@ -27,6 +27,7 @@ ADDITIONS = frozenset(
     for owner, names in ((torch, ("add",)), (Tensor, ("add", "add_", "__add__", "__radd__", "__iadd__")))
     for name in names
 )
+PRODUCTS = frozenset((torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__))
 NO_NORM = ""
 
 
@@ -49,6 +50,24 @@ def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) 
         for path, norm, made, reader in _readers(network, trace_graph(network, inputs), layers)
         if reader is not None and _is_sum(reader) and reader.shape == made.shape
     }
+
+
+def sum_behind(graph: ComputationGraph, path: str) -> int | None:
+    """Return the index of the sum of a stream and the output of a layer, past a LayerScale; None without one.
+
+    Args:
+        graph: Graph of a network on more than one sample, if available.
+        path: Path of the layer.
+    """
+    nodes = graph.by_module.get(path, ()) if graph.times[path] == 1 else ()
+    if len(nodes) != 1:
+        return None
+    reader = _only_reader(graph, nodes[0])
+    if reader is not None and reader.operation == "mul" and len(reader.inputs) == len(reader.weights) == 1:
+        reader = _only_reader(graph, reader)
+    if reader is None or not _is_sum(reader) or reader.shape != nodes[0].shape:
+        return None
+    return reader.index
 
 
 def norms_behind(network: nn.Module, graph: ComputationGraph, layers: Iterable[str]) -> dict[str, str]:
@@ -107,7 +126,8 @@ class SumSeen(TorchFunctionMode):
     """Torch mode to copy the sum of a given tensor and a second operand, and to end the pass.
 
     Args:
-        seen: Record with the tensor under "given" once set by a hook; the mode writes "sum".
+        seen: Record with the tensor under "given" once set by a hook; the mode writes "sum". If a parameter multiplies
+            the tensor first (LayerScale), the mode writes "scale", and the product becomes "given".
     """
 
     def __init__(self, seen: dict[str, Tensor]) -> None:
@@ -119,7 +139,11 @@ class SumSeen(TorchFunctionMode):
         kwargs = kwargs or {}
         found = func(*args, **kwargs)  # perhaps in place
         given, operands = self.seen.get("given"), (*args, *kwargs.values())
-        if func in ADDITIONS and given is not None and any(own is given for own in operands):
+        if given is None or not any(own is given for own in operands):
+            return found
+        if func in PRODUCTS and len(factors := [own for own in operands if isinstance(own, nn.Parameter)]) == 1:
+            self.seen |= {"given": found, "scale": factors[0]}
+        if func in ADDITIONS:
             self.seen["sum"] = found / (kwargs.get("alpha", 1) if operands[0] is not given else 1)
             raise Reached
         return found

@@ -15,9 +15,8 @@ from math import isfinite
 from prunerecover.display.progress import progress
 from prunerecover.library.edits import Chosen as Fitted
 from prunerecover.library.library import Library
-from prunerecover.library.moments import StationMoments
-from prunerecover.library.stations import Station
 from prunerecover.library.variants import DENSE
+from prunerecover.library.walk import Moments
 from prunerecover.solvers.program import Chosen, Option, Program
 from prunerecover.solvers.scores import Scores
 
@@ -45,7 +44,7 @@ class State:
     names: Mapping[str, str]
 
     @cached_property
-    def _walk(self) -> tuple[Fitted, Mapping[str, StationMoments]]:
+    def _walk(self) -> tuple[Fitted, Moments]:
         return self.library.walks.walk(self.library.chosen(self.names))
 
     @property
@@ -54,7 +53,7 @@ class State:
         return self._walk[0]
 
     @property
-    def moments(self) -> Mapping[str, StationMoments]:
+    def moments(self) -> Moments:
         """Moments of every station, behind the choice of the stations before."""
         return self._walk[1]
 
@@ -232,24 +231,18 @@ class _Judge:
     """
 
     def __init__(self, state: State) -> None:
-        self.state, self.library = state, state.library
+        self._state = state
 
     @cached_property
-    def _stations(self) -> Mapping[str, Station]:
-        """Stations by site, after the base choice is stored in the scorer."""
-        self.library.scorer.rebase(self.state.chosen)
-        return {station.site: station for station in self.library.stations}
+    def _base(self) -> State:
+        """Base choice, once it is stored in the scorer."""
+        self._state.library.scorer.rebase(self._state.chosen)
+        return self._state
 
     def divergence(self, site: str, name: str) -> float:
         """Return the divergence with a new variant at a site."""
-        library, stations = self.library, self._stations
-        others = {other: one for other, one in self.state.chosen.items() if other != site}
-        if name == DENSE:
-            return library.scorer.divergence(others)
-        variant = library.sites[site].variant(name)
-        fit = library.fit_of(site, stations.get(site), variant, self.state.moments.get(site))
-        trial = {**others, site: (variant, fit)}
-        return library.scorer.divergence({own: trial[own] for own in library.sites if own in trial})
+        base = self._base
+        return base.library.scorer.divergence(base.library.changed(base.chosen, site, name, base.moments))
 
 
 def _near_by(options: Sequence[Option], here: int) -> list[int]:

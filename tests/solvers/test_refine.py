@@ -39,8 +39,8 @@ class Interacting:
     def chosen(self, names: Mapping[str, str]) -> dict[str, Any]:
         return {site: (self.sites[site].variant(name), Fit()) for site, name in names.items() if name != DENSE}
 
-    def fit_of(self, *_: Any) -> Fit:
-        return Fit()
+    def changed(self, chosen: Mapping[str, Any], site: str, name: str, _: Any) -> dict[str, Any]:
+        return {**{own: one for own, one in chosen.items() if own != site}, **self.chosen({site: name})}
 
     def divergence(self, chosen: Mapping[str, Any]) -> float:
         self.judged += 1
