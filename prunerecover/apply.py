@@ -156,9 +156,8 @@ def _check_refitted_whole(network: nn.Module, refits: Sequence[Refit]) -> None:
         held = {name for name, own in get_module(network, edit.unit)._parameters.items() if own is not None}
         if held != set(edit.names):
             raise ValueError(
-                f"Expected '{edit.unit}' to be a layer of which all parameters are fitted by least squares, but it "
-                f"holds {', '.join(sorted(held))}. Apply the plan with the tensors that it was saved with, or plan "
-                "anew for this model."
+                f"Expected '{edit.unit}' to be a layer with all parameters fitted by least squares, but it holds "
+                f"{', '.join(sorted(held))}. Apply the plan with its saved tensors, or plan again for this model."
             )
 
 

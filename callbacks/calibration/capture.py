@@ -82,13 +82,13 @@ def capture_inputs(
                 break
     if seen and not captured and not target:
         raise ValueError(
-            f"Expected {type(module).__name__}.training_step to call the module itself, self(...), as target='' says "
-            "that it is the network, but it never did. Move what computes the outputs to forward."
+            f"Expected {type(module).__name__}.training_step to call the module itself, self(...), because target='' "
+            "declares the module as the network, but it never did. Move the computation of the outputs to forward."
         )
     if seen and not captured:
         raise ValueError(
             f"Expected {type(module).__name__}.training_step to call the network at target='{target}', but it never "
-            "did. Is this the network that is trained, and is it called as a whole?"
+            "did. Is this the trained network, and is it called as a whole?"
         )
     if not captured:
         raise ValueError("Expected training data to calibrate on, but the train dataloader gave no batch.")

@@ -25,8 +25,8 @@ def training_loss(trainer: pl.Trainer, module: pl.LightningModule) -> Callable[[
         if not module.automatic_optimization:
             raise ValueError(
                 f"Expected argument loss=f(network, inputs), because {type(module).__name__} optimizes manually and "
-                "its training step does not say what its loss is. Or choose units by something that needs none, such "
-                "as importance='output_divergence' in depth and 'magnitude' in width."
+                "its training step does not return a loss. Or choose units without a loss, by "
+                "importance='output_divergence' in depth and 'magnitude' in width."
             )
         with undisturbed(trainer, module), trainer.strategy.precision_plugin.train_step_context():
             output: Any = module.training_step(*step_arguments(module, inputs.batch, inputs.index))

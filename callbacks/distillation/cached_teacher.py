@@ -155,9 +155,8 @@ def check_samples(network: nn.Module, inputs: ModelInputs, answer: Tensor) -> No
     alone = predictions_of(call(network, inputs.select(torch.tensor([inputs.n_samples - 1]))))
     if alone.shape[1:] != answer.shape[1:] or feature_loss(alone[0], answer[-1]) > SAME:
         raise ValueError(
-            f"Expected a teacher whose answers are cached to have samples in the first dimension, but got "
-            f"{tuple(answer.shape)}, in which its last row is another without the rows before it. Pass "
-            "DistillRecover(cache=False)."
+            f"Expected a cached teacher to have samples in the first dimension of its outputs, but got "
+            f"{tuple(answer.shape)}, where the last row depends on earlier rows. Pass DistillRecover(cache=False)."
         )
 
 

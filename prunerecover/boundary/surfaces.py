@@ -157,7 +157,7 @@ def fit_polynomial(kept: Array, accuracy: Array, degrees: Iterable[int], noise: 
             reasons.append(f"degree {degree} has {reason}")
     if not fitted:
         raise ValueError(
-            f"Expected runs that determine a polynomial of one of the degrees asked for, but got {len(kept)} runs: "
+            f"Expected runs that determine a polynomial of a requested degree, but got {len(kept)} runs: "
             f"{'; '.join(reasons)}. Add runs that remove both types in other proportions, allow lower degrees, or use "
             "surface='gaussian_process'."
         )

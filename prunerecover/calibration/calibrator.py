@@ -289,7 +289,7 @@ class Calibrator:
         found = [candidate for candidate in fitted if form is None or form.fits(candidate)]
         if not found:
             raise ValueError(
-                f"Expected something that '{unit.name}' ({unit.kind}) can leave, but '{form and form.leaves}' cannot "
+                f"Expected a possible replacement of '{unit.name}' ({unit.kind}), but '{form and form.leaves}' cannot "
                 f"be fitted on {self.samples.n_samples} samples. Pass at least 8, or use replace='zero'."
             )
         return found

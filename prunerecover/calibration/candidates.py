@@ -194,8 +194,8 @@ class BranchFit:
         """
         if target.shape[-1] != self.branch.dim:
             raise ValueError(
-                f"Expected the {self.branch.dim} channels of '{self.branch.path}' in the last dimension, to fit what "
-                f"is left in its place, but its output has shape {tuple(target.shape)}. Use replace='zero'."
+                f"Expected the {self.branch.dim} channels of '{self.branch.path}' in the last dimension, to fit a "
+                f"replacement, but its output has shape {tuple(target.shape)}. Use replace='zero'."
             )
         wanted = _wanted(self.branch, seen, target)
         self._affine.add(_rows(seen[f"{self.branch.path}.in"]), _rows(wanted), weight.flatten())

@@ -48,8 +48,8 @@ def load_class(cls: Any, file: LightningFile) -> nn.Module:
         ) from error
     if file.networks and module not in replayed:
         raise ValueError(
-            f"Expected {cls.__name__} to load the weights of {', '.join(file.networks)} that are in {file.path}, but "
-            "it loaded others. Build the network yourself, and pass it: load_pruned(path, network)."
+            f"Expected {cls.__name__} to load the weights of {', '.join(file.networks)} in {file.path}, but it "
+            "loaded other weights. Build the network yourself, and pass it: load_pruned(path, network)."
         )
     _merge(module, file)
     return module
@@ -113,9 +113,9 @@ def _rebuilt(cls: Any, file: LightningFile) -> dict[str, nn.Module]:
     unknown = [f"{name} ({path})" for name, path in foreign.items() if name not in known]
     if unknown:
         raise ValueError(
-            f"Expected hyperparameters that are plain data in {file.path}, but got {', '.join(unknown)}, and nothing "
-            f"in a file is executed. Build the module as before the fit and pass it: load_pruned(path, "
-            f"{cls.__name__}(...)). Later files hold none of them after save_hyperparameters(ignore=[...])."
+            f"Expected only plain data among the hyperparameters in {file.path}, but got {', '.join(unknown)}, and "
+            f"nothing in a file is executed. Build the module as before the fit and pass it: load_pruned(path, "
+            f"{cls.__name__}(...)). save_hyperparameters(ignore=[...]) keeps them out of later files."
         )
     return {name: dense_of(plan, file.path) for name, plan in known.items()}
 

@@ -156,8 +156,8 @@ def _open_folder(path: Path, model: nn.Module | None) -> nn.Module:
         return _open_network(path, model, plan, weights, None)
     if model is None:
         raise ValueError(
-            f"Expected the dense model around the network at '{target}', since {path} holds all of it and its plan is "
-            "for that network. Build it as before it was pruned, and pass it: load_pruned(path, model)."
+            f"Expected the dense model around the network at '{target}', because {path} holds the whole model and a "
+            "plan for that network. Build the model as before pruning, and pass it: load_pruned(path, model)."
         )
     whole = unwrap(model)
     prune_and_fill(unwrap(get_module(whole, target)), plan, weights, path, whole=whole)

@@ -34,20 +34,20 @@ def dense_of(plan: Plan, path: Path) -> nn.Module:
     if source.constructor is None:
         why = f": {in_short(source.not_constructed, WHY)}" if source.not_constructed else ""
         raise ValueError(
-            f"Expected a plan that says how to build its dense model, but that of {path} does not "
+            f"Expected a plan with the constructor of its dense model, but the plan of {path} has none "
             f"({in_short(source.class_) or 'unknown class'}{why}). Build the dense model and pass it: "
             f"load_pruned(path, model). In one line: {_line(source.class_, path)}"
         )
     if source.constructed not in (None, data_hash(source.constructor)):
         raise ValueError(
-            f"Expected the constructor that the plan was made with, but that of {path} is another. Was the file "
-            "edited? Copy it again, or build the dense model and pass it: load_pruned(path, model)."
+            f"Expected the original constructor in the plan, but {path} has another. Was the file edited? "
+            " Copy it again, or build the dense model and pass it: load_pruned(path, model)."
         )
     model = build(source.constructor)
     if tensors_hash(model) != source.tensors:
         raise ValueError(
             f"Expected the {source.class_} that the plan of {path} starts from, but the installed version builds "
-            f"another. Install the {library_of(source.constructor)} that it was made with, or pass the dense model."
+            f"another. Install the plan's version of {library_of(source.constructor)}, or pass the dense model."
         )
     return model
 

@@ -209,8 +209,8 @@ def warn_if_mixed(model: nn.Module, weights: Weights, where: str) -> None:
             odd = [name for dtype in others for name in found[dtype]]
             warnings.warn(
                 f"Expected weights of one dtype in {where}, but got {usual} and, for {_some(odd)}, "
-                f"{' and '.join(others)}. They are loaded so, and layers that get both will fail. Copy the file again "
-                f"if nobody meant it, or convert the model: model.to(torch.{usual}).",
+                f"{' and '.join(others)}. They keep their dtypes, and layers with both will fail. Copy the file again "
+                f"if this was not intended, or convert the model: model.to(torch.{usual}).",
                 stacklevel=2,
             )
 

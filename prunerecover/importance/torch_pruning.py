@@ -65,7 +65,7 @@ def _start(importance: Any, gradients: bool | None, context: WidthContext) -> To
     if isinstance(importance, tuple(getattr(library, name) for name in COLLECTING)):
         raise ValueError(
             f"Expected an importance that reads weights, and gradients of the mean loss, but torch-pruning's "
-            f"{name_of(importance)} collects something of its own while batches run. Use GroupTaylorImportance."
+            f"{name_of(importance)} collects data of its own while batches run. Use GroupTaylorImportance."
         )
     if gradients is None:
         gradients = isinstance(importance, library.GroupTaylorImportance)
@@ -112,9 +112,9 @@ class TorchPruningScores:
             )
         if not found.isfinite().all():
             raise ValueError(
-                f"Expected finite scores from torch-pruning's {name}, but those of '{group.name}' are not. Are all of "
-                "them zero? It divides by their mean, unless it is made with normalizer=None. Or leave the group out, "
-                f"ignore=['{group.name}'], and check the model's output on the calibration batches for NaN."
+                f"Expected finite scores from torch-pruning's {name}, but the scores of '{group.name}' are not. Are "
+                "they all zero? The importance divides by their mean, except with normalizer=None. Or leave the group "
+                f"out, ignore=['{group.name}'], and check the model's output on the calibration batches for NaN."
             )
         total = torch.zeros(group.size, dtype=torch.float64).index_add_(0, unit_of, found.detach().cpu().double())
         return total * group.size / len(unit_of)

@@ -108,7 +108,7 @@ def _check_taken_out(model: nn.Module, batches: Sequence[AnswerBatch], config: D
     left = GraphPlanner(Session(model, batches), ("block",), config).blocks_left_as_identity()
     if left:
         raise ValueError(
-            f"Expected a model whose blocks can be taken out, but without {left[0]} the rest of this "
-            f"{type(model).__name__} is no model that its config describes: layers differ, or compute with their "
-            "number. Take a model of a supported family, or prune it by one set: plan_depth."
+            f"Expected a model with removable blocks, but without {left[0]} the rest of this "
+            f"{type(model).__name__} is no model of its config: layers differ, or compute with their number. Take a "
+            "model of a supported family, or prune it by a single set: plan_depth."
         )

@@ -252,9 +252,9 @@ def _check_base(model: nn.Module, said: RoutedRecord, path: Path) -> None:
         )
     if not _has_weights(model, said):
         raise ValueError(
-            f"Expected the weights that the sets at {path} were planned for ({said.base}), but these are others. Open "
-            "the model in the precision of its file, plan and route anew for these weights, or write those that were "
-            "trained since into the folder: save_routed(..., weights=True)."
+            f"Expected the weights that the sets at {path} were planned for ({said.base}), but got other weights. Open "
+            "the model in the precision of its file, plan and route again for these weights, or write the trained "
+            "weights into the folder: save_routed(..., weights=True)."
         )
 
 

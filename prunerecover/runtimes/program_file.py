@@ -137,7 +137,7 @@ def _check(path: Path, named: NamedNetwork, wanted: Mapping[str, Tensor], inputs
         if got.shape != right.shape or not torch.allclose(got, right, TOLERANCE, TOLERANCE, equal_nan=True):
             by = f"by up to {float((got - right).abs().max()):.3g}" if got.shape == right.shape else "in shape"
             raise Refusal(
-                "the exported network to compute what the model does", f"its output '{name}' differs {by}", IN_FULL
+                "the exported network to compute the model's outputs", f"its output '{name}' differs {by}", IN_FULL
             )
 
 

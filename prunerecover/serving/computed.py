@@ -38,8 +38,8 @@ def check_computes(decoder: Decoder, network: nn.Module) -> None:
     error = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(torch.finfo(torch.float32).tiny))
     if not error <= TOLERANCES.get(decoder.embeddings.dtype, HALF):
         raise Refusal(
-            f"a network that computes what its parts say, as {decoder.name} does",
-            f"its logits differ from theirs by {error:.3g} of the largest",
+            f"a network equal to its parts, as {decoder.name} is",
+            f"its logits differ from those of the parts by {error:.3g} of the largest",
             "Was forward changed, or a hook added? A file holds the parts alone. " + OTHERWISE,
         )
 

@@ -81,9 +81,9 @@ class SearchStore:
             before = self.result(name, (), lambda now=now: now)  # type: ignore[misc]
             if now.shape != before.shape or (now - before).norm() > ALIKE * before.norm():
                 raise ValueError(
-                    f"Expected the {name} of the dense network to be what it was when the search in {self.folder} "
-                    "began, but it is another: something has changed that neither weights nor arguments show. Take "
-                    "another folder."
+                    f"Expected the {name} of the dense network to be the same as when the search in {self.folder} "
+                    "began, but it differs: the code or the data have changed without a trace in weights or arguments. "
+                    "Take another folder."
                 )
 
     @contextmanager

@@ -215,8 +215,8 @@ def _check_settings(model: nn.Module, plan: Plan) -> None:
     difference = differing_settings(plan.source.settings, settings_of(model))
     if difference:
         raise ValueError(
-            f"Expected the model that the plan was made for ({plan.source.class_ or 'unknown'}), but got one that "
-            f"computes something else: {difference}. Build it with the arguments that the plan's model was built with."
+            f"Expected the model that the plan was made for ({plan.source.class_ or 'unknown'}), but got one "
+            f"with another computation: {difference}. Build it with the arguments of the plan's model."
         )
 
 

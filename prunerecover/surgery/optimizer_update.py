@@ -36,7 +36,7 @@ def update_optimizer(optimizer: Optimizer, applied: Applied) -> None:
     """
     check_optimizer(optimizer)
     if not isinstance(applied, Applied):
-        raise TypeError(f"Expected what apply_plan returned, but got {type(applied).__name__}. Pass its result.")
+        raise TypeError(f"Expected the result of apply_plan, but got {type(applied).__name__}. Pass its result.")
     removed = set(applied.removed.values())
     cut_from = {old: new for new, (old, _) in applied.cuts.items()}
     for new, (old, cuts) in applied.cuts.items():

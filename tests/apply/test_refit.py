@@ -106,7 +106,7 @@ def test_sum_of_plans_is_refitted_stage_by_stage(name: str) -> None:
 def test_too_few_samples_to_fit_are_refused() -> None:
     plan = plan_depth(build("timm"), remove={"activation": 1}, batches=batches_of("timm"))
     model = trained(build("timm"))
-    message = r"Expected something that 'blocks.*act' \(activation\) can leave, but .* cannot be fitted on 4 samples"
+    message = r"Expected a possible replacement of 'blocks.*act' \(activation\), but .* cannot be fitted on 4 samples"
     with unchanged(model), pytest.warns(UserWarning, match="Only 4"), pytest.raises(ValueError, match=message):
         apply_plan(model, plan, refit=[batch_of("timm", 4)])
 

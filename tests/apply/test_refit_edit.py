@@ -238,7 +238,7 @@ def test_a_parameter_that_is_named_twice_is_refused() -> None:
     ("unit", "names", "match"),
     [
         ("blocks.1.norm1", ("weight", "bias"), "Expected linear layers and convolutions before the last.*norm1"),
-        ("blocks.1.mlp.fc2", ("weight",), "of which all parameters are fitted.* but it holds bias, weight"),
+        ("blocks.1.mlp.fc2", ("weight",), "with all parameters fitted.* but it holds bias, weight"),
     ],
 )
 def test_what_least_squares_cannot_fit_is_refused(unit: str, names: tuple[str, ...], match: str) -> None:

@@ -86,7 +86,7 @@ def test_edited_constructor_is_refused(tmp_path: Path) -> None:
         data["source"]["constructor"]["config"]["hidden_act"] = "relu"
 
     edited(tmp_path / "pruned" / "plan.json", more_rotations)
-    with pytest.raises(ValueError, match="Expected the constructor that the plan was made with.*edited"):
+    with pytest.raises(ValueError, match="Expected the original constructor in the plan.*edited"):
         load_pruned(tmp_path / "pruned")
 
 

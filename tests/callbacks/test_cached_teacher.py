@@ -244,7 +244,7 @@ def test_samples_in_the_second_dimension_are_refused(tmp_path: Path) -> None:
         teacher = CachedTeacher(network, tmp_path)
         assert torch.equal(teacher(inputs), network(*inputs.args))
         assert torch.equal(teacher(inputs), network(*inputs.args))
-        with pytest.raises(ValueError, match=r"have samples in the first dimension, but got \(4, 7, 5\)"):
+        with pytest.raises(ValueError, match=r"samples in the first dimension of its outputs, but got \(4, 7, 5\)"):
             CachedTeacher(Recurrent(batch_first=False).eval(), tmp_path)(inputs)
 
 

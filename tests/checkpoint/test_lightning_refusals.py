@@ -44,7 +44,7 @@ def test_a_class_that_loads_other_weights(file: Path) -> None:
         def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
             checkpoint["state_dict"] = self.state_dict()
 
-    with pytest.raises(ValueError, match="Expected Other to load the weights of net .* but it loaded others"):
+    with pytest.raises(ValueError, match="Expected Other to load the weights of net .* but it loaded other weights"):
         load_pruned(file, Other)
 
 

@@ -112,7 +112,7 @@ def test_a_class_that_needs_what_no_file_tells(tmp_path: Path) -> None:
     prune(module)
     path = save(module, tmp_path / "last.ckpt")
     message = (
-        r"plain data in .*, but got optimizer \(.*\), and nothing in a file is executed. Build the module as before"
+        r"only plain data .*, but got optimizer \(.*\), and nothing in a file is executed. Build the module as before"
     )
     with pytest.raises(ValueError, match=message):
         load_pruned(path, TakesOptimizer)

@@ -189,7 +189,7 @@ HASHES = "Expected hashes by file name in 'saved' of a plan's file, but .*is wro
             for saved in (3, {"sha256": 3}, {"sha256": {"model.safetensors": None}})
         ),
         (lambda plan: plan.update(schema="prunerecover.plan/9"), "prunerecover.plan/1, but got prunerecover.plan/9"),
-        (another_library, "but the installed version builds another. Install the timm that"),
+        (another_library, "but the installed version builds another. Install the plan's version of timm"),
     ],
 )
 def test_plans_that_are_not_of_this_folder_or_version(edit: Any, message: str, folder: Path) -> None:

@@ -19,7 +19,7 @@ from prunerecover.width.groups.experts import find_experts
 
 @pytest.mark.parametrize("name", ["GroupHessianImportance", "OBDCImportance", "ActivationImportance"])
 def test_importances_that_collect_something_of_their_own(name: str) -> None:
-    message = f"but torch-pruning's {name} collects something of its own while batches run. Use GroupTaylorImportance"
+    message = f"but torch-pruning's {name} collects data of its own while batches run. Use GroupTaylorImportance"
     with pytest.raises(ValueError, match=message):
         plan_width(cnn(), Budget(macs=0.3), batches=labelled_batches(), importance=getattr(tp.importance, name)())
 
@@ -57,7 +57,7 @@ def test_scores_that_the_library_divides_by_zero() -> None:
     nn.init.zeros_(model.blocks[0].mlp.fc1.weight)
     nn.init.zeros_(model.blocks[0].mlp.fc2.weight)
     group = next(g for g in find_groups(model, labelled_batches()[0][0]).groups if g.name == "blocks.0.mlp.fc1")
-    with pytest.raises(ValueError, match="those of 'blocks.0.mlp.fc1' are not. Are all of them zero?"):
+    with pytest.raises(ValueError, match="the scores of 'blocks.0.mlp.fc1' are not. Are they all zero?"):
         computed(context(model, [group]), ["group_magnitude"])
     whole = tp.importance.GroupMagnitudeImportance(normalizer=None)
     assert not compute_importances(context(model, [group]), [whole])[0][group.name].any()

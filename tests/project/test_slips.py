@@ -170,7 +170,7 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "load_pruned of a model": (lambda m: load_pruned(m), f"{PATH}, but got VisionTransformer"),  # type: ignore[arg-type]
     "update_optimizer without one": (lambda _: update_optimizer(None, Applied()), "a torch optimizer, but got None"),  # type: ignore[arg-type]
     "update_optimizer of several": (lambda _: update_optimizer([SGD], Applied()), "a torch optimizer, but got list"),  # type: ignore[arg-type]
-    "update_optimizer with a plan": (lambda _: update_optimizer(SGD, Plan()), "what apply_plan returned, but got Plan"),  # type: ignore[arg-type]
+    "update_optimizer with a plan": (lambda _: update_optimizer(SGD, Plan()), "the result of apply_plan, but got Plan"),  # type: ignore[arg-type]
     "measure without a model": (lambda _: measure(None, BATCHES[0]), f"{NETWORK}, but got NoneType"),  # type: ignore[arg-type]
     "measure without a batch": (lambda m: measure(m, None), "each batch to be a tensor, .* but got NoneType"),
     "measure with repeats in words": (lambda m: measure(m, BATCHES[0], repeats="3"), "repeats to be a whole .* '3'"),  # type: ignore[arg-type]

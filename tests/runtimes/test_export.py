@@ -254,6 +254,6 @@ def test_a_format_is_one_of_those_and_fits_the_path(tmp_path: Path) -> None:
 
 def test_a_file_that_computes_something_else_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prunerecover.runtimes.program_file._run_program", lambda *_: [torch.full((2, 2), 9.0)])
-    with pytest.raises(Refusal, match="to compute what the model does, but its output 'output' differs by up to"):
+    with pytest.raises(Refusal, match="to compute the model's outputs, but its output 'output' differs by up to"):
         export(nn.Linear(2, 2), tmp_path / "model.pt2", torch.ones(2, 2))
     assert not list(tmp_path.iterdir())

@@ -138,7 +138,10 @@ def refused_model(name: str) -> Any:
         ("window", "the whole context, but some look back 8 of 64 tokens. If no text will be longer, set config"),
         ("positions", "texts of any length, but rope_type of the config is 'dynamic'. Serve"),
         ("head bias", "without a bias, but 'lm_head' has one. Serve"),
-        ("hook", "what its parts say.* but its logits differ from theirs by .* of the largest. Was forward changed"),
+        (
+            "hook",
+            "equal to its parts.* but its logits differ from those of the parts by .* of the largest. Was forward",
+        ),
     ],
 )
 def test_what_the_format_cannot_say_is_refused(name: str, told: str, tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_what_changes_unseen_is_refused(tmp_path: Path) -> None:
     model, how = tiny_llama(), {"remove": {"mlp": 1}, "store": tmp_path}
     planned(model, **how)
     hook = model.model.layers[1].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
-    with pytest.raises(ValueError, match=r"Expected the output of the dense network to be what it was when the search"):
+    with pytest.raises(ValueError, match=r"Expected the output of the dense network to be the same as when the search"):
         planned(model, **how)
     hook.remove()
     planned(model, **how)
@@ -203,7 +203,7 @@ def test_what_changes_unseen_is_refused(tmp_path: Path) -> None:
 
     how |= {"search": "exact", "importance": "cross_entropy"}
     planned(model, loss=scaled(1.0), **how)
-    with pytest.raises(ValueError, match=r"the loss of the dense network to be what it was.* Take another fol"):
+    with pytest.raises(ValueError, match=r"the loss of the dense network to be the same as.* Take another fol"):
         planned(model, loss=scaled(2.0), **how)
 
 

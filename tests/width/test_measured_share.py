@@ -86,7 +86,7 @@ def test_share_of_two_stages_is_met_or_told_however_many_rows_are_left(seed: int
     assert len(model.rows(example)) != rows
     told = [str(warning.message) for warning in caught if "The plan removes" in str(warning.message)]
     if abs(share - 0.3) > 0.02:
-        assert f"removes {share:.1%} of the macs on the first calibration sample, not the 30.0%" in told[0]
+        assert f"removes {share:.1%} of the macs on the first calibration sample, not the requested 30.0%" in told[0]
 
 
 def test_share_that_is_another_on_another_sample_is_told_with_both() -> None:
@@ -152,7 +152,7 @@ def test_of_units_that_take_too_much_the_smallest_goes() -> None:
 
 def test_plan_says_what_it_removes_where_it_is_not_what_was_asked_for() -> None:
     torch.manual_seed(0)
-    message = r"The plan removes -\d+\.\d% of the macs on the first calibration sample, not the 30.0%"
+    message = r"The plan removes -\d+\.\d% of the macs on the first calibration sample, not the requested 30.0%"
     with pytest.warns(UserWarning, match=message):
         plan_width(Often(), Budget(macs=0.3), batches=[torch.randn(8, 4)], ignore="second", **QUICK)
 
@@ -168,7 +168,7 @@ def test_a_coarse_unit_too_much_is_a_warning_from_two_points_on() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert meet_measured("macs", 0.3, lambda share: share, lambda _: Shares(0.315, 0.315, 0.06)) == (0.3, 0.315)
-    with pytest.warns(UserWarning, match=r"removes 35.0% of the macs .* not the 30.0% .* is left saves 6.0%"):
+    with pytest.warns(UserWarning, match=r"removes 35.0% of the macs .* not the requested 30.0%.* is left saves 6.0%"):
         meet_measured("macs", 0.3, lambda share: share, lambda _: Shares(0.35, 0.35, 0.06))
 
 
@@ -178,6 +178,6 @@ def test_allocation_without_an_answer_is_no_error_once_there_was_one() -> None:
             raise ValueError("no more can go")
         return share
 
-    with pytest.warns(UserWarning, match="removes 20.0% of the params .* not the 30.0%"):
+    with pytest.warns(UserWarning, match="removes 20.0% of the params .* not the requested 30.0%"):
         found, _ = meet_measured("params", 0.3, allocate, lambda share: Shares(share, share - 0.1, 0.001))
     assert found == 0.3

@@ -155,7 +155,7 @@ def test_checkpoints_open_without_the_run(tmp_path):
     for path in (tmp_path / "epoch=3.ckpt", tmp_path / "weights.ckpt"):
         assert torch.equal(load_pruned(path, SmallCnn(in_channels=1, classes=4))(images), expected)
         assert torch.equal(load_pruned(path, Cnn).eval().net(images), expected)
-    with pytest.raises(ValueError, match="a plan that says how to build its dense model"):
+    with pytest.raises(ValueError, match="a plan with the constructor of its dense model"):
         load_pruned(tmp_path / "epoch=3.ckpt")
 
 

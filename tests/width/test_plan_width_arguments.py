@@ -259,5 +259,5 @@ def test_uniform_meets_budgets_in_units_to_the_unit() -> None:
 def test_more_units_than_were_asked_for_are_said() -> None:
     model = tiny_llama()
     settings: dict[str, Any] = {"kinds": "neuron", "importance": "magnitude", "replace": "zero", "equal_layers": True}
-    with pytest.warns(UserWarning, match=r"4 of 192 neurons go \(2\.1%\), not the 3 \(1\.6%\) that were asked for"):
+    with pytest.warns(UserWarning, match=r"4 of 192 neurons go \(2\.1%\), not the 3 \(1\.6%\) requested"):
         plan_width(model, Budget(remove={"neuron": 3}), batches=[tiny_inputs("text")], **settings)

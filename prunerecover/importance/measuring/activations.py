@@ -191,8 +191,8 @@ class _Taps:
         if left:
             raise Refusal(
                 "units whose activations get gradients",
-                f"those of {listed(left)} are computed under torch.no_grad, or in an autograd function that computes "
-                "them again in its backward pass",
+                f"those of {listed(left)} are computed under torch.no_grad, or in an autograd function that recomputes "
+                "them in its backward pass",
                 'Let gradients flow there, leave the units out (ignore=...), or pass importance="magnitude".',
             )
 

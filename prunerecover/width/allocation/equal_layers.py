@@ -145,8 +145,8 @@ def warn_of_more(target: RemovalTarget, removed: Removed) -> None:
     if gone > target.amount:
         warnings.warn(
             f"{gone} of {target.full} {target.what}s go ({gone / target.full:.1%}), not the {target.amount:.0f} "
-            f"({target.amount / target.full:.1%}) that were asked for: units go together, as those of layers that are "
-            "alike do with equal_layers=True or an even allocation. Ask for a number that they can give.",
+            f"({target.amount / target.full:.1%}) requested: with equal_layers=True or an even allocation, "
+            "units go together in equal layers. Ask for a possible number.",
             stacklevel=3,
         )
 

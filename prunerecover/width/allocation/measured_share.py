@@ -81,9 +81,9 @@ def meet_measured(
     if _distance(best, wanted) > min(max(POINT, best.shares.unit), 2 * POINT):
         warnings.warn(
             f"The plan removes {best.shares.measured:.1%} of the {cost} on the first calibration sample, not the "
-            f"{wanted:.1%} that were asked for: its units are large (the smallest that is left saves "
-            f"{best.shares.unit:.1%}), or what they save depends on the data or on each other. Ask for another budget "
-            "until this number suits you, leave such groups out with ignore=, or lower round_to if you pass it.",
+            f"requested {wanted:.1%}: its units are large (the smallest that is left saves {best.shares.unit:.1%}), or "
+            "their savings depend on the data or on each other. Ask for another budget until this number suits you, "
+            "leave such groups out with ignore=, or lower round_to if you pass it.",
             stacklevel=2,
         )
     return best.found, best.shares.measured
@@ -121,8 +121,8 @@ def warn_if_inputs_decide(saved: SavedOn) -> None:
     elif abs(saved.first - saved.batch) > 2 * POINT:
         warnings.warn(
             f"The plan removes {saved.first:.1%} of the macs of one sample, but {saved.batch:.1%} of those of a batch "
-            f"of {saved.samples}: part of what the model computes is the same for any number of samples. Ask for a "
-            "budget whose share of a batch suits you, if batches are what you run.",
+            f"of {saved.samples}: part of the computation is the same for any number of samples. If you run batches, "
+            "ask for a budget whose share of a batch suits you.",
             stacklevel=2,
         )
 

@@ -143,7 +143,7 @@ def test_default_loss_is_the_training_steps(tmp_path, make, importance):
 
 
 def test_manual_optimization_has_to_say(tmp_path):
-    with pytest.raises(ValueError, match="because Manual optimizes manually and its training step does not say"):
+    with pytest.raises(ValueError, match="because Manual optimizes manually and its training step does not return"):
         importance_of(tmp_path, Manual(), importance="gate_gradient")
 
 
