@@ -1,4 +1,4 @@
-"""Where a block goes, the layer before learns to lead to the stream behind the block."""
+"""Removed blocks leave a refit of the layer before them, towards the stream behind them."""
 
 from __future__ import annotations
 

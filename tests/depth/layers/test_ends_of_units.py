@@ -1,4 +1,4 @@
-"""What lies at the ends of a unit that goes stays as it is: no code writes into it, and its width is the same twice."""
+"""Tensors at the ends of a removed unit stay as they are: no code writes into them, and both have one width."""
 
 from __future__ import annotations
 

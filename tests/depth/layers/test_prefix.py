@@ -1,4 +1,4 @@
-"""What a search keeps of a network's runs: bounded, however many samples there are, and the same answers without."""
+"""Kept prefixes of a network: bounded for any number of samples, with the same answers as without."""
 
 from __future__ import annotations
 

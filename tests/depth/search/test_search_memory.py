@@ -1,4 +1,4 @@
-"""What a search over units of a family keeps of a model's runs: bounded, and the same answers without."""
+"""Memory of a search over units of a family: bounded, with the same answers as without."""
 
 from __future__ import annotations
 
