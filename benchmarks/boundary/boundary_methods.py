@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
+import torch_pruning as tp
 from torch import nn
 
-from benchmarks.boundary import peers
-from benchmarks.boundary.peers import least_ratio, plan_named
 from benchmarks.data.real import deit_tiny
 from benchmarks.data.tiny_imagenet import PRECISION, calibration, data, loss, module, unfused
 from benchmarks.runner import plans
@@ -128,8 +128,12 @@ def renamed(plan: Plan, replace: str) -> Plan:
 
 
 def named(names: tuple[str, ...], replace: str) -> Plan:
-    """Plan exactly the named units."""
-    return plan_named(deit_tiny(), names, replace, calibration())
+    """Plan exactly the named attentions and activations."""
+    others = [unit.name for unit in find_units(deit_tiny(), kinds=TYPES) if unit.name not in names]
+    counts = {kind: sum(name.endswith(end) for name in names) for kind, end in zip(TYPES, ("attn", "act"), strict=True)}
+    remove = {kind: n for kind, n in counts.items() if n}
+    how = {"importance": "random", "replace": replace}  # nothing is left to choose
+    return plan_depth(deit_tiny(), remove=remove, batches=calibration(), ignore=others, **how)
 
 
 def isomorphic_ratio(budget: float) -> float:
@@ -144,8 +148,46 @@ def removed_by_width(ratio: float) -> float:
 
 
 def isomorphic(ratio: float) -> nn.Module:
-    """Prune widths with torch-pruning: a share of the channels goes."""
-    return peers.isomorphic(deit_tiny(), ratio, calibration(), loss)
+    """Prune widths with torch-pruning: a share of the channels goes, by Taylor importance among layers of one shape."""
+    network: Any = deit_tiny()
+    fused = [block.attn.fused_attn for block in network.blocks]
+    for block in network.blocks:
+        block.attn.fused_attn = False  # the pruner follows the operations
+    heads = {block.attn.qkv: block.attn.num_heads for block in network.blocks}
+    pruner = tp.pruner.BasePruner(
+        network,
+        calibration()[0][0][:1],
+        importance=tp.importance.GroupTaylorImportance(),
+        global_pruning=True,
+        isomorphic=True,
+        pruning_ratio=ratio,
+        num_heads=heads,
+        prune_num_heads=False,
+        prune_head_dims=True,
+        ignored_layers=[network.head],
+        round_to=1,
+    )
+    network.zero_grad()
+    for batch in calibration():
+        loss(network, batch).backward()
+    pruner.step()
+    for block, was in zip(network.blocks, fused, strict=True):
+        block.attn.num_heads = pruner.num_heads[block.attn.qkv]
+        block.attn.head_dim = block.attn.qkv.out_features // (3 * block.attn.num_heads)
+        block.attn.attn_dim = block.attn.qkv.out_features // 3
+        block.attn.fused_attn = was
+        block.attn.scale = block.attn.head_dim**-0.5
+    network.zero_grad()
+    return network.eval()  # type: ignore[no-any-return]
+
+
+def least_ratio(removed: Callable[[float], float], wanted: float, steps: int = 6) -> float:
+    """Return the least ratio whose removed share of the cost reaches `wanted`, by `steps` bisections of 0 to 0.9."""
+    low, high = 0.0, 0.9
+    for _ in range(steps):
+        ratio = (low + high) / 2
+        low, high = (low, ratio) if removed(ratio) >= wanted else (ratio, high)
+    return high
 
 
 @cache

@@ -69,6 +69,12 @@ def calibration(samples: int = 192) -> tuple[tuple[torch.Tensor, torch.Tensor], 
         return tuple((images, labels) for images, labels in source.train_dataloader())
 
 
+def training_images(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return training images without augmentation, `(n, 3, 224, 224)`, and labels."""
+    images, labels = zip(*calibration(n + 32), strict=True)  # the last batch is left out
+    return torch.cat(images)[:n], torch.cat(labels)[:n]
+
+
 def loss(network: nn.Module, batch: Any) -> torch.Tensor:
     """Return the cross-entropy over the 200 classes."""
     images, labels = batch
@@ -112,9 +118,9 @@ def hits(network: nn.Module, batches: Iterable[Any] | None = None) -> NDArray[np
 
 
 @cache
-def validation() -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-    """Return the validation images in batches of 50, in the dtype of autocast."""
-    source = image_data("tiny_imagenet", batch_size=50, num_workers=1)
+def validation(limit: int | None = None) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+    """Return the validation images in batches of 50, in the dtype of autocast; None: all 5,000."""
+    source = image_data("tiny_imagenet", batch_size=50, num_workers=1, limit_val=limit)
     source.setup("validate")
     dtype = torch.bfloat16 if BF16 else torch.float32
     return tuple((images.to(dtype), labels) for images, labels in source.val_dataloader())

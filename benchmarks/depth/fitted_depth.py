@@ -31,7 +31,7 @@ BUDGETS = {
     "33% of the MACs": Budget(macs=0.33),
 }
 LATENCY, SMALL, _ = BUDGETS
-MODELS = ("ResNet-56", "ConvNeXt", "Swin", "MobileNetV2")
+MODELS = ("ResNet-56", "ConvNeXt", "MobileNetV2")
 
 
 def measure(model: str, seed: int, budget: str, method: str) -> dict[str, Any]:
@@ -63,7 +63,7 @@ BENCHMARK = Benchmark(
     title="Fitted stand-ins in depth, on the graph",
     text=f"""CIFAR-10, planned with `plan_depth` on {CALIBRATED} unlabelled training images, untrained afterwards. Top-1
     in percent on the 10,000 test JPEGs. Ahead by: over nothing fitted, on the same images, with the paired 95%
-    interval. Nothing fitted: `replace="identity"`. ConvNeXt, Swin and MobileNetV2 are small ones that
+    interval. Nothing fitted: `replace="identity"`. ConvNeXt and MobileNetV2 are small ones that
     `benchmarks.width.cifar_models` trains for some minutes.""",
     measure=measure,
     axes={

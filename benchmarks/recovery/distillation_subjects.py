@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from benchmarks.data import cifar, smollm2, tiny_imagenet
-from benchmarks.data.real import BF16, DEVICE, deit_tiny, image_data
+from benchmarks.data.real import DEVICE, deit_tiny
 from benchmarks.language.llm_depth_lora import drawn_sequences
 from benchmarks.language.llm_depth_scores import window_losses, windows
-from benchmarks.recovery.fits import OPTIMIZERS, Subject, shuffled
+from benchmarks.recovery.fits import Subject, deit, resnet, shuffled
 from benchmarks.runner.plans import saved_plan
 from benchmarks.runner.rows import CHECKPOINTS, Scores
 from benchmarks.width.cifar_models import load
@@ -62,23 +62,6 @@ def _deit_plan() -> Plan:
     return plan_depth(deit_tiny(), remove=UNITS, batches=tiny_imagenet.calibration(96))
 
 
-@cache
-def _deit_images() -> tuple[Tensor, Tensor]:
-    """Return training images without augmentation, the same in every epoch."""
-    source = tiny_imagenet.data(DEIT_IMAGES, augment=False, augment_kwargs={}, num_workers=0)
-    source.setup("fit")
-    images, labels = zip(*source.train_dataloader(), strict=True)
-    return torch.cat(images)[:DEIT_IMAGES], torch.cat(labels)[:DEIT_IMAGES]
-
-
-@cache
-def _deit_scored() -> list[Any]:
-    source = image_data("tiny_imagenet", batch_size=50, num_workers=0, limit_val=DEIT_SCORED)
-    source.setup("validate")
-    dtype = torch.bfloat16 if BF16 else torch.float32
-    return [(images.to(dtype), labels) for images, labels in source.val_dataloader()]
-
-
 def _smollm2_plan() -> Plan:
     def known(context: Any) -> dict[str, float]:
         return {unit.name: float(int(unit.name.rpartition(".")[2]) not in BLOCKS) for unit in context.units}
@@ -101,13 +84,11 @@ def _text_losses(network: nn.Module) -> Scores:
 
 SUBJECTS: Mapping[str, Distilled] = {
     "ResNet-56": Distilled(
-        Subject(
+        resnet(
+            "ResNet-56",
             text=f"Half of the MACs out in width, {CIFAR_IMAGES:,} JPEGs of CIFAR-10 an epoch, SGD with momentum 0.9; "
             f"top-1 in percent on {CIFAR_SCORED:,} test JPEGs.",
-            dense=partial(load, "ResNet-56"),
             loader=lambda seed: shuffled(cifar.training_images(CIFAR_IMAGES, 0), 50, seed),
-            loss=cifar.cross_entropy,
-            optimizer=OPTIMIZERS["SGD"],
             scores=partial(cifar.hits, n=CIFAR_SCORED),
             rates=(0.02, 0.005, 0.05),
         ),
@@ -116,17 +97,13 @@ SUBJECTS: Mapping[str, Distilled] = {
         again=lambda plan: WidthPrune(plan=plan, merge="never", reconstruct=False, calibration=16),
     ),
     "DeiT-Tiny": Distilled(
-        Subject(
+        deit(
+            DEIT_SCORED,
             text=f"6 activations and 2 attentions out, {DEIT_IMAGES} images of tiny_imagenet's 200 classes an epoch, "
             f"AdamW; top-1 in percent on {DEIT_SCORED:,} validation images. The teacher answers in 1,000 classes, "
             "labels are of 200.",
-            dense=lambda: tiny_imagenet.unfused(deit_tiny()),
-            loader=lambda seed: shuffled(_deit_images(), 16, seed),
-            loss=tiny_imagenet.loss,
-            optimizer=partial(AdamW, weight_decay=0.05),
-            scores=lambda network: tiny_imagenet.hits(network, _deit_scored()),
+            loader=lambda seed: shuffled(tiny_imagenet.training_images(DEIT_IMAGES), 16, seed),
             rates=(1e-4, 2e-5, 5e-4),
-            settings=tiny_imagenet.PRECISION,
         ),
         plan=lambda: saved_plan("deit_tiny", _deit_plan, PLANS),
         surgeon=lambda plan: DepthPrune(plan=plan, merge="never"),

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.data import cifar, tiny_imagenet
+from benchmarks.data.real import deit_tiny
 from benchmarks.runner.rows import Scores
+from benchmarks.width.cifar_models import load
 from prunerecover.callbacks.ledger.ledger import Ledger
 
 QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
@@ -55,6 +58,23 @@ class Subject:
     digits: int = 1
     mirrored: bool = True
     settings: Any = None
+
+
+def resnet(model: str, **more: Any) -> Subject:
+    """Return a ResNet of CIFAR-10 under SGD, with further entries."""
+    sgd = OPTIMIZERS["SGD"]
+    return Subject(dense=partial(load, model), loss=cifar.cross_entropy, **{"optimizer": sgd, **more})
+
+
+def deit(tested: int, **more: Any) -> Subject:
+    """Return DeiT-Tiny on tiny_imagenet's 200 classes under AdamW, with further entries."""
+    return Subject(
+        dense=lambda: tiny_imagenet.unfused(deit_tiny()),
+        loss=tiny_imagenet.loss,
+        scores=lambda network: tiny_imagenet.hits(network, tiny_imagenet.validation(tested)),
+        settings=tiny_imagenet.PRECISION,
+        **{"optimizer": partial(AdamW, weight_decay=0.05), **more},
+    )
 
 
 class Learner(pl.LightningModule):

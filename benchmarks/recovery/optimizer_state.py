@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from benchmarks.data.cifar import cross_entropy, hits, training_images
-from benchmarks.recovery.fits import OPTIMIZERS, Subject, fit, shuffled
+from benchmarks.data.cifar import hits, training_images
+from benchmarks.recovery.fits import OPTIMIZERS, Subject, fit, resnet, shuffled
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Column, Table, across, ahead, figure, mean, text
 from benchmarks.runner.plans import saved_plan
@@ -129,11 +129,10 @@ class Shared:
     @property
     def subject(self) -> Subject:
         """Network and data."""
-        return Subject(
+        return resnet(
+            "ResNet-20",
             text="",
-            dense=lambda: load("ResNet-20"),
             loader=lambda seed: shuffled(training_images(IMAGES, self.seed), BATCH),
-            loss=cross_entropy,
             optimizer=OPTIMIZERS[self.optimizer],
             scores=lambda network: hits(network, n=TESTED),
             rates=RATES[self.optimizer],

@@ -10,20 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from benchmarks.data import cifar, tiny_imagenet
-from benchmarks.data.real import deit_tiny, image_data
-from benchmarks.recovery.fits import OPTIMIZERS, Subject, fit, shuffled
+from benchmarks.recovery.fits import OPTIMIZERS, deit, fit, resnet, shuffled
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Table, across, ahead, figure, mean, seeds, text
 from benchmarks.runner.plans import shares
 from benchmarks.runner.rows import Figure, Row
-from benchmarks.width.cifar_models import load
 from prunerecover import Budget, PruneSchedule, RecoverySchedule, WidthPrune
 
 EPOCHS, TIMES, TESTED, CALIBRATION = 3, 3, 2000, 64
@@ -32,40 +26,20 @@ ONCE, STEPS = SCHEDULES
 BASE: dict[str, Any] = {"method": ONCE, "same": ("budget",)}
 
 
-@cache
-def photos() -> tuple[Tensor, Tensor]:
-    """Return 600 training images of tiny_imagenet, the same for each seed, with DeiT-Tiny's transforms."""
-    images, labels = zip(*tiny_imagenet.calibration(600), strict=True)
-    return torch.cat(images), torch.cat(labels)
-
-
-@cache
-def unseen() -> list[tuple[Tensor, Tensor]]:
-    """Return validation images of tiny_imagenet in batches."""
-    source = image_data("tiny_imagenet", batch_size=50, num_workers=0, limit_val=TESTED)
-    source.setup("validate")
-    return [(images.bfloat16(), labels) for images, labels in source.val_dataloader()]
-
-
 SUBJECTS = {
-    "ResNet-56": Subject(
+    "ResNet-56": resnet(
+        "ResNet-56",
         text="2,000 JPEGs of CIFAR-10 an epoch, SGD with momentum at 0.02, planned and reconstructed on 64 of them",
-        dense=lambda: load("ResNet-56"),
         loader=lambda seed: shuffled(cifar.training_images(2000, seed), 50),
-        loss=cifar.cross_entropy,
-        optimizer=OPTIMIZERS["SGD"],
         scores=lambda network: cifar.hits(network, n=TESTED),
         rates=(0.02,),
     ),
-    "DeiT-Tiny": Subject(
+    "DeiT-Tiny": deit(
+        TESTED,
         text="600 images of tiny_imagenet's 200 classes an epoch, AdamW at 0.0001, planned on 64 of them",
-        dense=lambda: tiny_imagenet.unfused(deit_tiny()),
-        loader=lambda seed: shuffled(photos(), 25),
-        loss=tiny_imagenet.loss,
+        loader=lambda seed: shuffled(tiny_imagenet.training_images(600), 25),
         optimizer=OPTIMIZERS["AdamW"],
-        scores=lambda network: tiny_imagenet.hits(network, unseen()),
         rates=(1e-4,),
-        settings=tiny_imagenet.PRECISION,
     ),
 }
 

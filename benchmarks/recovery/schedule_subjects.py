@@ -10,11 +10,10 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW
 
 from benchmarks.data import cifar, tiny_imagenet
-from benchmarks.data.real import autocast, deit_tiny, image_data
-from benchmarks.recovery.fits import OPTIMIZERS, Subject, shuffled
+from benchmarks.data.real import autocast, deit_tiny
+from benchmarks.recovery.fits import Subject, deit, resnet, shuffled
 from benchmarks.runner.plans import saved_plan
 from benchmarks.runner.rows import CHECKPOINTS, Scores
 from benchmarks.width.cifar_models import load
@@ -79,20 +78,14 @@ def _narrow(seed: int) -> pl.Callback:
 
 
 def _resnet_held_out(network: nn.Module, seed: int) -> Scores:
-    images, labels = _images(seed, slice(TRAINED["resnet20"], None))
-    with torch.inference_mode():
-        predicted = torch.cat([network(batch).argmax(1) for batch in images.split(100)])
-    return predicted.eq(labels).double().numpy()
+    return cifar.right(network, *_images(seed, slice(TRAINED["resnet20"], None)))
 
 
 def _deit_plan(share: float) -> Plan:
     batches = tiny_imagenet.calibration(PLANNED_ON)
     with autocast():
-        return plan_pruning(_deit(), Budget(latency=share), batches=batches, loss=tiny_imagenet.loss)
-
-
-def _deit() -> nn.Module:
-    return tiny_imagenet.unfused(deit_tiny())
+        network = tiny_imagenet.unfused(deit_tiny())
+        return plan_pruning(network, Budget(latency=share), batches=batches, loss=tiny_imagenet.loss)
 
 
 def _prune(share: float, seed: int) -> pl.Callback:
@@ -106,12 +99,6 @@ def _deit_loader(split: str, **how: Any) -> Any:
     return source.train_dataloader() if split == "train" else source.val_dataloader()
 
 
-def _deit_tested(network: nn.Module) -> Scores:
-    source = image_data("tiny_imagenet", batch_size=50, num_workers=0, limit_val=TESTED)
-    source.setup("validate")
-    return tiny_imagenet.hits(network, source.val_dataloader())
-
-
 def _deit_held_out(network: nn.Module, seed: int) -> Scores:
     return tiny_imagenet.hits(network, _deit_loader("val", limit_held_out=HELD_OUT["deit"], batch_size=50))
 
@@ -120,28 +107,22 @@ def _of_latency(share: float) -> Scheduled:
     text = f"""DeiT-Tiny without {share:.0%} of its latency by `Prune`, planned on {PLANNED_ON} images, then one epoch
     of {TRAINED["deit"]:,} images of tiny_imagenet: AdamW, weight decay 0.05, batches of 16, augmented. Top-1 in percent
     on {TESTED:,} validation images."""
-    subject = Subject(
+    subject = deit(
+        TESTED,
         text=" ".join(text.split()),
-        dense=_deit,
         loader=lambda seed: _deit_loader("train"),
-        loss=tiny_imagenet.loss,
-        optimizer=partial(AdamW, weight_decay=0.05),
-        scores=_deit_tested,
         rates=(2e-5, 1e-4, 5e-4),
         mirrored=False,
-        settings=tiny_imagenet.PRECISION,
     )
     return Scheduled(subject, 1, partial(_prune, share), _deit_held_out)
 
 
-RESNET20 = Subject(
+RESNET20 = resnet(
+    "ResNet-20",
     text="ResNet-20 without half of its MACs in width, reconstructed, then 2 epochs of 6,000 JPEGs of CIFAR-10: SGD "
     "with momentum 0.9 and weight decay 0.0005, batches of 50, half of them mirrored. Top-1 in percent on all 10,000 "
     "test JPEGs (dense, without this training: 81.0).",
-    dense=lambda: load("ResNet-20"),
     loader=lambda seed: shuffled(_images(seed, slice(TRAINED["resnet20"])), 50),
-    loss=cifar.cross_entropy,
-    optimizer=OPTIMIZERS["SGD"],
     scores=cifar.hits,
     rates=(0.005, 0.02, 0.05),
 )

@@ -1,13 +1,12 @@
-"""Networks of CIFAR-10 for the benchmarks: real ResNets, and a ConvNeXt, a Swin and a MobileNetV2 trained here.
+"""Networks of CIFAR-10 for the benchmarks: real ResNets, and a ConvNeXt and a MobileNetV2 trained here.
 
-    PRUNERECOVER_DATA=... python -m benchmarks.width.cifar_models --models ConvNeXt Swin MobileNetV2
+    PRUNERECOVER_DATA=... python -m benchmarks.width.cifar_models --models ConvNeXt MobileNetV2
 
 trains networks without weights: a few epochs of all 50,000 images, in up to 10 minutes each on a core.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import timm
@@ -19,13 +18,13 @@ from torch.nn import functional as F
 from torchvision.models import MobileNetV2
 
 from benchmarks.data.cifar import BATCH, augmented, hits, training_images
-from benchmarks.data.real import autocast, data_root
+from benchmarks.data.real import data_root
 from benchmarks.runner.benchmark import command_line
 from benchmarks.runner.rows import CHECKPOINTS
 
 MODELS = ("ResNet-20", "ResNet-56", "ConvNeXt")
 IMAGES, LEARNING_RATE = 50_000, 2e-3
-EPOCHS = {"ConvNeXt": 12, "Swin": 3, "MobileNetV2": 3}  # of those that are trained here
+EPOCHS = {"ConvNeXt": 12, "MobileNetV2": 3}  # of those that are trained here
 
 
 def load(model: str) -> nn.Module:
@@ -41,14 +40,11 @@ def load(model: str) -> nn.Module:
 
 
 def untrained(model: str) -> nn.Module:
-    """Return a ConvNeXt of 10 blocks (3.7M MACs), a Swin of 8 (27M) or a MobileNetV2 of 11 (16M), not trained."""
+    """Return a ConvNeXt of 10 blocks (3.7M MACs) or a MobileNetV2 of 11 (16M), not trained."""
     network: nn.Module
     if model == "ConvNeXt":
         shape = {"depths": (2, 2, 4, 2), "dims": (24, 48, 96, 192), "patch_size": 2}
         network = timm.create_model("convnext_atto", num_classes=10, drop_path_rate=0.1, **shape)
-    elif model == "Swin":
-        shape = {"depths": (2, 4, 2), "embed_dim": 32, "num_heads": (2, 4, 8), "window_size": 4, "patch_size": 2}
-        network = timm.create_model("swin_tiny_patch4_window7_224", num_classes=10, img_size=32, **shape)
     else:
         stages = [[1, 16, 1, 1], [4, 24, 3, 2], [4, 48, 4, 2], [4, 96, 3, 2]]
         network = MobileNetV2(num_classes=10, inverted_residual_setting=stages)
@@ -67,9 +63,7 @@ def train(model: str) -> nn.Module:
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=len(steps), pct_start=0.15)
     for chosen in track(steps, f"training the {model}"):
         optimizer.zero_grad()
-        with autocast() if model == "Swin" else nullcontext():  # depthwise convolutions gain nothing
-            output = network(augmented(pixels[chosen], generator))
-        F.cross_entropy(output.float(), labels[chosen]).backward()
+        F.cross_entropy(network(augmented(pixels[chosen], generator)), labels[chosen]).backward()
         optimizer.step()
         scheduler.step()
     return network.to(memory_format=torch.contiguous_format).eval()

@@ -17,8 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from benchmarks.boundary.boundary_methods import IMAGES, isomorphic
-from benchmarks.boundary.peers import least_ratio
+from benchmarks.boundary.boundary_methods import IMAGES, isomorphic, least_ratio
 from benchmarks.data.real import deit_tiny
 from benchmarks.data.tiny_imagenet import calibration, hits, loss, recover, validation
 from benchmarks.runner.benchmark import Axis, Benchmark
