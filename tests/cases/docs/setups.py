@@ -85,7 +85,7 @@ SLOW |= {
 }
 # Headings whose code needs more than is installed with the tests.
 NEEDS = {"With lm-evaluation-harness": "lm_eval", "Quantise": "torchao", "With TRL's SFTTrainer": "trl"}
-NEEDS |= {"Theirs, where it is installed": "modelopt"}
+NEEDS |= {"Code for Model Optimizer": "modelopt"}
 NEEDS |= {"For llama.cpp: GGUF": "gguf"}
 LLAMA = {"HuggingFaceTB/SmolLM2-135M": "llama"}
 HUB: dict[str, dict[str, str]] = {

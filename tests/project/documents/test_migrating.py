@@ -27,7 +27,9 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("page")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        return run_typed(PAGE, folder, {}, {}, {"Theirs, where it is installed": "modelopt", "Ours": "nothing"})
+        return run_typed(
+            PAGE, folder, {}, {}, {"Code for Model Optimizer": "modelopt", "Code for prunerecover": "nothing"}
+        )
 
 
 def widths(network: nn.Module) -> list[int]:
@@ -64,6 +66,6 @@ def test_functions_of_ours_are_there() -> None:
 @pytest.mark.skipif(not (find_spec("modelopt") and find_spec("torchprofile")), reason="needs nvidia-modelopt")
 def test_model_optimizer_meets_the_constraint_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = run_typed(PAGE, tmp_path, {}, {}, {"Ours": "nothing"})
+    found = run_typed(PAGE, tmp_path, {}, {}, {"Code for prunerecover": "nothing"})
     left, dense = (sum(map(torch.numel, one.parameters())) for one in (found["smaller"], resnet18(num_classes=4)))
     assert left <= 0.6 * dense
