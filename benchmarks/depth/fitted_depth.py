@@ -22,7 +22,7 @@ from prunerecover import Budget, Plan, plan_depth
 from prunerecover.cost.latency import latency_ratio
 from prunerecover.model.batches import as_inputs
 
-SAMPLES, CALIBRATED = 64, 256  # of a batch, and in all
+SAMPLES, CALIBRATED = 64, 256  # samples of a batch, and of all batches
 OURS, BARE = "fitted", "nothing fitted"
 METHODS: dict[str, dict[str, Any]] = {BARE: {"replace": "identity"}, OURS: {}}
 BUDGETS = {

@@ -36,7 +36,7 @@ from prunerecover.model.hashing import tensors_hash
 
 NUMBER, SECONDS = 1000, 60  # mutations; how long opening a file may take
 GOOD = ("the same", "as its hash says", "a clear error")
-CLEAR = ("Expected ", "Plan removes ")  # how our messages begin
+CLEAR = ("Expected ", "Plan removes ")  # beginnings of our messages
 LONGEST = 2000  # letters of a message
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 EPOCHS, STEPS_PER_EPOCH = 28, 7
-LONGEST = 6  # steps that a process lives at most before it is killed
+LONGEST = 6  # most steps of a process before the kill
 MOMENTS = {
     "batch": "after a batch",
     "saved": "after its checkpoint",
@@ -20,9 +20,9 @@ MOMENTS = {
     "surgery": "in the middle of a surgery",
     "back": "in the middle of taking a step back",
 }
-PLANNED, PLANNED_JOINT = 2, 24  # results of a planning that a process finds at most before it is killed
+PLANNED, PLANNED_JOINT = 2, 24  # most planning results of a process before the kill
 JOINT = 1  # epoch of the joint surgery
-SURGERIES = {"budgets": (JOINT, 2, 4, 5, 6), "quality": (16, 18, 20, 22, 24, 26)}  # epochs, and those of what is judged
+SURGERIES = {"budgets": (JOINT, 2, 4, 5, 6), "quality": (16, 18, 20, 22, 24, 26)}  # epochs of surgeries and verdicts
 NEAR_A_SURGERY = {"budgets": ("planning", "planning", "surgery", "saved"), "quality": ("surgery", "back", "saved")}
 RATES = {"budgets": {}, "quality": {"learning_rate": 5e-3, "warmup_epochs": 1.0}}
 UNDISTURBED = {"budgets": 0, "quality": 16 * STEPS_PER_EPOCH - 3}  # steps before the first kill
@@ -79,7 +79,7 @@ def train(process: Process) -> None:
     data.setup()
     model_kwargs = {**vit_kwargs(depth=4, embed_dim=32, num_heads=4), "drop_path_rate": 0.1}
     module = ImageClassifier("vit_tiny_patch16_224", num_classes=10, model_kwargs=model_kwargs, **RATES[process.run])
-    if process.run == "quality":  # it has to have learnt something, or nothing that goes is missed
+    if process.run == "quality":  # trained first: an untrained network would not miss the removed units
         torch.nn.init.trunc_normal_(module.model.pos_embed, std=DigitsClassifier.POSITION_STD)
     steps = ModelCheckpoint(process.folder, filename="{epoch}-{step}", save_top_k=-1, every_n_train_steps=1)
     each = ModelCheckpoint(process.folder, filename="{epoch}", save_top_k=-1)

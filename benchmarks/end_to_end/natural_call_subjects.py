@@ -21,7 +21,7 @@ from benchmarks.data.real import deit_tiny
 from benchmarks.width.cifar_models import load
 from prunerecover.recipes.networks.cifar_resnet import BasicBlock
 
-IMAGES = {"deit_tiny": 1000, "resnet56": 5000}  # of the recovery's only epoch
+IMAGES = {"deit_tiny": 1000, "resnet56": 5000}  # images of the recovery's only epoch
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ KEPT = CHECKPOINTS / "llm_depth"
 CALIBRATED, LENGTH = 32, 128  # texts, and tokens of each
 COUNTS = {"block": (3, 5, 7), "attention": (12, 20, 28), "mlp": (4, 7, 9)}
 DEPTHS = COUNTS["block"]
-ENDS = (0, 1, 2, 3, 28, 29)  # blocks that stay, as Shortened LLaMA has it
-MOST_RANKED = 24  # units, all but those of these blocks
+ENDS = (0, 1, 2, 3, 28, 29)  # kept blocks, as in Shortened LLaMA
+MOST_RANKED = 24  # units outside the kept blocks
 STAGES = ("prune_only", "lora")
 RANKED: dict[str, dict[str, Any]] = {
     "Block Influence": {"importance": "block_influence"},

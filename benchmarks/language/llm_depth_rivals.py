@@ -24,7 +24,7 @@ from prunerecover.surgery.merging import block_removals
 
 BLOCKS = "model.layers"
 ROWS, TOKENS = 8, 1024  # texts, or tokens of a fit, at a time
-EPOCHS, RATE = 40, 1e-3  # of the fit by cosine distance
+EPOCHS, RATE = 40, 1e-3  # epochs and rate of the fit by cosine distance
 Distance = Callable[[Tensor, Tensor], Tensor]
 
 

@@ -24,7 +24,7 @@ from prunerecover.language.continuation import continued_right
 from prunerecover.model.copies import deep_copy
 
 WINDOWS, WINDOW = {"wikitext2": 400, "tinystories": 222}, 160
-QUESTIONS = {  # by what the rows call them
+QUESTIONS = {  # by name in the rows
     "arc-easy": "arc-easy.test",
     "arc-challenge": "arc-challenge.test",
     "boolq": "boolq.test",
@@ -35,7 +35,7 @@ QUESTIONS = {  # by what the rows call them
     "hellaswag": "hellaswag.validation",
 }
 ASKED, LONGEST = 250, 64  # questions of a set, and tokens of a prompt
-WRITTEN = 32  # tokens of a window, behind the others
+WRITTEN = 32  # last tokens of a window
 TOGETHER = 16 if DEVICE.type == "cuda" else 4  # questions
 BOTH, SEED = "loss on both texts", 0
 
@@ -49,7 +49,7 @@ def scores(network: nn.Module) -> dict[str, Figure]:
     """Return the losses, the share of tokens that greedy decoding gets right, and the share of correct answers."""
     found = text_scores(network)
     both = [figure.scores for figure in found.values()]
-    each = sum(map(len, both)) / len(both)  # so that the mean of all is the mean of the texts' means
+    each = sum(map(len, both)) / len(both)  # the mean over all is then the mean of the texts' means
     right = [hits(network, name) for name in QUESTIONS]
     return {
         **found,

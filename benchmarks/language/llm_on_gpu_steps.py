@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PROMPT, LENGTH = 64, 128  # tokens that are known, and for which there is room
+PROMPT, LENGTH = 64, 128  # known tokens, and room for tokens
 
 
 class Memory:

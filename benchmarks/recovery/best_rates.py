@@ -29,7 +29,7 @@ from benchmarks.width.width import EPOCH, OTHER, recalibrated
 from prunerecover import recovery_schedule
 
 DENSE, OURS, HALF = "dense", width_peers.OURS, 0.5  # of the MACs
-RATES, HELD_OUT = (0.01, 0.03, 0.1), 2000  # training images that choose the rate
+RATES, HELD_OUT = (0.01, 0.03, 0.1), 2000  # training images for the choice of the rate
 MODELS = {"resnet20_width": "ResNet-20", "resnet56_width": "ResNet-56"}
 BOTH = (OURS, *(f"torch-pruning, {how}" for how in ("Taylor, isomorphic", "Taylor, global", "BN scale, global")))
 BOTH += ("torch-pruning, magnitude, uniform",)

@@ -39,7 +39,7 @@ TEACHERS: dict[str, dict[str, Any] | None] = {
     "teacher and features": {"alpha": 1.0, "features": True},
 }
 USUAL = tuple(TEACHERS)[:4]
-RATES = ("middle", "lowest", "highest")  # as subjects have them
+RATES = ("middle", "lowest", "highest")  # in the order of the subjects' rates
 
 
 class AfterSurgery(pl.Callback):

@@ -27,10 +27,10 @@ from benchmarks.runner.rows import CHECKPOINTS, Scores
 from benchmarks.width.cifar_models import load
 from prunerecover import Budget, DepthPrune, LoRARecover, Plan, WidthPrune, plan_depth, plan_width
 
-BASE = "labels and teacher"  # what others are compared with
+BASE = "labels and teacher"  # base of comparisons
 PLANS = CHECKPOINTS / "distillation"
-BLOCKS = tuple(range(12, 19))  # of SmolLM2, by docs/results/llm_depth.md
-UNITS = {"activation": 6, "attention": 2}  # of DeiT-Tiny
+BLOCKS = tuple(range(12, 19))  # removed blocks of SmolLM2, from docs/results/llm_depth.md
+UNITS = {"activation": 6, "attention": 2}  # removed units of DeiT-Tiny
 CIFAR_IMAGES, CIFAR_SCORED, DEIT_IMAGES, DEIT_SCORED = 3000, 5000, 500, 2000
 SEQUENCES, WINDOWS = 48, 48  # texts of an epoch; windows of each source that are scored
 

@@ -22,7 +22,7 @@ from prunerecover import Budget, Plan, Prune, WidthPrune, plan_pruning, plan_wid
 PLANS, CALIBRATION = CHECKPOINTS / "recovery_schedule", 256
 TRAINED, HELD_OUT = {"resnet20": 6000, "deit": 1000}, {"resnet20": 2000, "deit": 1500}
 PLANNED_ON, TESTED = 64, 1500  # images of DeiT-Tiny
-NOTED, EVERY = 1000, 10  # test images that a curve is of, and steps from one of its points to the next
+NOTED, EVERY = 1000, 10  # test images of a curve, and steps between points
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.provenance import plan_for
 
 HIDDEN, ROUNDS, WARMUP, SEED = 1024, 10, 1, 0
-PHASES = {"generation": (64, 128), "prefill": (256, 1)}  # tokens of the prompt, and behind it
+PHASES = {"generation": (64, 128), "prefill": (256, 1)}  # prompt tokens, and generated tokens
 SETS = ((3, 5), (4, 6))
 PAIRS = (("pruned", "dense"), ("routed", "dense"), ("routed", "pruned"))
 

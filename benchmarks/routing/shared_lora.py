@@ -45,7 +45,7 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.recovery.shared_lora import WithoutUnits
 from prunerecover.routing.routed_causal_lm import RoutedCausalLM
 
-WITHIN = 0.02  # of the loss of a set's own adapters
+WITHIN = 0.02  # allowed excess over the loss of a set's own adapters
 UNTRAINED, ALL = "no training", "all"
 
 
@@ -65,7 +65,7 @@ def recovered(subject: Subject, some: PlanSet, steps: int, distill: float) -> tu
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl.Trainer(
             max_steps=steps,
-            max_epochs=-1,  # as many as that takes
+            max_epochs=-1,  # as many as the steps need
             accelerator="cpu",
             default_root_dir=folder,
             enable_checkpointing=False,

@@ -29,7 +29,7 @@ SETS = 4
 CHOSEN_ON = 64  # stories
 STORIES, LLM = "stories260K", "SmolLM2-135M"
 SCORED = {STORIES: 150, LLM: 64}  # texts
-CALIBRATED = 8  # texts that each of SmolLM2's sets is planned on
+CALIBRATED = 8  # calibration texts of each of SmolLM2's sets
 SHARED, OWN, LONG, ALONE = "shared", "own", "own, as many steps as shared", "shared, no teacher"
 
 

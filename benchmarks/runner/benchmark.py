@@ -27,7 +27,7 @@ from prunerecover.files.atomic import write_text
 
 Names = dict[str, Any]
 Found = Mapping[str, Any]
-NAMED = 12  # rows that are named where many are missing
+NAMED = 12  # most missing rows named on a page
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from benchmarks.runner.rows import CHECKPOINTS
 
 MODELS = ("ResNet-20", "ResNet-56", "ConvNeXt")
 IMAGES, LEARNING_RATE = 50_000, 2e-3
-EPOCHS = {"ConvNeXt": 12, "MobileNetV2": 3}  # of those that are trained here
+EPOCHS = {"ConvNeXt": 12, "MobileNetV2": 3}  # epochs of the networks trained here
 
 
 def load(model: str) -> nn.Module:

@@ -37,7 +37,7 @@ from prunerecover.display.style import BLUE, GREEN, ORANGE, PURPLE, VERMILION, a
 
 SHARES, SEEDS = (0.2, 0.3, 0.5), (0, 1, 2)
 STAGES = ("prune_only", "bn_recalibrated", "one_epoch")
-RECALIBRATION, EPOCH, OTHER = 1024, 5000, 1000  # images, images, what is added to the seed for other images
+RECALIBRATION, EPOCH, OTHER = 1024, 5000, 1000  # images, images, and an offset of the seed for other images
 BEST = "torch-pruning, the best of six"
 STYLES = {
     OURS: (OURS, BLUE, "o"),

@@ -45,8 +45,8 @@ from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.rewrites.padded_shortcuts import as_convolutions, find_padded_shortcuts
 
 SCORED = 256
-STEPS = 12  # of the bisection that meets a budget
-TOLERANCES = 40  # of the published package that are tried
+STEPS = 12  # steps of the bisection for a budget
+TOLERANCES = 40  # tried tolerances of the published package
 
 
 def cost_of(network: nn.Module, what: str) -> int:

@@ -28,8 +28,8 @@ from prunerecover.plan.units import Unit
 from prunerecover.refusal import Refusal
 
 REMOVED = 3
-NOTHING = "that may go, but there is none"  # of the error that says that there is no unit
-TOO_MANY = ("none is left that can go", "to stay, so that at most")  # of errors that units cannot go together
+NOTHING = "that may go, but there is none"  # words of the error without units
+TOO_MANY = ("none is left that can go", "to stay, so that at most")  # words of errors on units that cannot go together
 
 
 def pruned(suite: str, name: str, folder: Path) -> Row:

@@ -20,9 +20,9 @@ from prunerecover.runtimes.program_file import FIXED_SIZES
 
 SEED, BATCHES = 0, 2
 FILE, FOLDER = "outputs.pt", "pruned"
-SLOW = 20  # seconds of processor time that finding and planning may take at these sizes
+SLOW = 20  # most processor seconds of finding and planning at these sizes
 Row = dict[str, Any]
-FREE, FIXED, REFUSED, LATE = "free sizes", "fixed sizes", "refused", "not in time"  # how a network is exported
+FREE, FIXED, REFUSED, LATE = "free sizes", "fixed sizes", "refused", "not in time"  # results of an export
 
 
 class Ended(Exception):
@@ -170,7 +170,7 @@ def _backward(model: nn.Module, batch: Any, network: Network) -> set[str]:
 
 @torch.no_grad()
 def _outputs(model: nn.Module, batch: Any) -> list[torch.Tensor]:
-    torch.manual_seed(SEED)  # for networks that draw anything
+    torch.manual_seed(SEED)  # for networks with random numbers
     return outputs(model.eval(), batch)
 
 

@@ -9,7 +9,7 @@ from benchmarks.zoo.page import SILENT, Page, exports, section
 from benchmarks.zoo.trial import SEED, SLOW, Row
 from benchmarks.zoo.width_trial import ASKED, MISS
 
-NAMED = 5  # networks that take longest
+NAMED = 5  # slowest networks to name
 ABOUT = (
     f"Random weights, seed {SEED}, one thread. Each network is planned at {ASKED:.0%} of its MACs with "
     "`plan_width(model, Budget(macs=0.3), batches=...)`, pruned, trained for a step, saved, and loaded in "

@@ -34,8 +34,8 @@ from prunerecover.model.batches import without_labels
 from prunerecover.refusal import Refusal
 
 ASKED, MISS = 0.3, 0.02
-NOTHING = "to have groups of kind"  # of the error that says that there is nothing to prune
-AT_MOST = re.compile(r"at most ([\d.]+)% can go")  # of the error that says that there is too little
+NOTHING = "to have groups of kind"  # words of the error without units to prune
+AT_MOST = re.compile(r"at most ([\d.]+)% can go")  # words of the error on a budget beyond the maximum
 
 
 def pruned(suite: str, name: str, folder: Path) -> Row:

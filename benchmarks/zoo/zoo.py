@@ -33,12 +33,12 @@ from benchmarks.zoo.page import Page, stored, write
 from benchmarks.zoo.trial import LATE, SEED, Row, exported, prepare, reloaded
 from benchmarks.zoo.worker import Late, Lost, Worker
 
-CALLS = 100  # of a process, before another one takes its place: what libraries keep in memory goes with it
-Name = tuple[str, str]  # suite, and the name in it
+CALLS = 100  # calls of a process before a fresh one, to free the memory kept by libraries
+Name = tuple[str, str]  # suite, and name in the suite
 Step = Callable[[str, str, Path], Row]
 
 
-UNKNOWN: Row = {"planning_seconds": None, "dead": None, "onnx": None}  # of a row, until they are measured
+UNKNOWN: Row = {"planning_seconds": None, "dead": None, "onnx": None}  # entries of a row before the measurement
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from prunerecover.plan.plan import Plan
 from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.provenance import plan_for
 
-Drop = tuple[int, str, str]  # block, kind, what it leaves
+Drop = tuple[int, str, str]  # block, kind, replacement
 
 
 def tiny_plan(model: nn.Module, *drops: Drop) -> Plan:

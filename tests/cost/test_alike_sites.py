@@ -17,7 +17,7 @@ from prunerecover.model.batches import as_inputs
 from prunerecover.plan.edits import Edit, Remove
 from prunerecover.surgery.saved_cost import FEW, TIMED, DenseCost, RoughClock
 
-SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)  # of its site's MACs, that a variant saves
+SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)  # saved shares of a site's MACs
 
 
 def variants(

@@ -25,7 +25,7 @@ from prunerecover.surgery.merging import block_removals, removals_of
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.transformers_depth import config_edits
 
-SECOND = ["*encoder.*.[02]", "*decoder.*.[02]"]  # what stays, that the second block of each side goes
+SECOND = ["*encoder.*.[02]", "*decoder.*.[02]"]  # ignored, to remove the second block of each side
 
 
 def planned(name: str, ignore: list[str], **remove: int) -> Plan:

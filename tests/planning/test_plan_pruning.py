@@ -36,7 +36,7 @@ from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 
 HALF = Budget(macs=0.5)
-MANY = images(6)  # enough to tune what weights take over
+MANY = images(6)  # enough samples to tune refitted weights
 
 
 VARIANTS = {
@@ -232,7 +232,7 @@ def test_splits_of_networks_with_batchnorm_are_compared_once_they_are_nearest() 
     recalibrated = divergence()
     fit_layers(network, model, plan, samples.fit)
     nearest = min(recalibrated, divergence())
-    assert found == pytest.approx(nearest, rel=0.05)  # but for the tuning of what weights take over
+    assert found == pytest.approx(nearest, rel=0.05)  # except for the tuning of refitted weights
     for name, value in before.items():
         assert torch.equal(model.state_dict()[name], value), name
 

@@ -12,7 +12,7 @@ import torch
 from prunerecover import Plan, apply_plan, load_pruned, merge, plan_depth, save_pruned
 
 pytestmark = pytest.mark.data
-LAST_THREE = ["blocks.[0-8].*"]  # what stays when 3 activations go: the specification's example
+LAST_THREE = ["blocks.[0-8].*"]  # ignored, to remove the last 3 activations: the specification's example
 
 
 @pytest.fixture(scope="module")

@@ -110,7 +110,7 @@ def test_a_bias_that_takes_something_over_keeps_its_place_and_state() -> None:
     ])  # fmt: skip
     train(model, optimizer, 2)
     before, state = model.head.bias.detach().clone(), dict(optimizer.state[model.head.bias])
-    values = {"e0.head.weight": torch.ones(2, 5)}  # what two channels were, from four kept ones and a constant
+    values = {"e0.head.weight": torch.ones(2, 5)}  # two removed channels, from four kept ones and a constant
     edit = second_conv().model_copy(update={"tensors": tuple(values)})
     update_optimizer(optimizer, apply_edits(model, [edit], values))
     assert not torch.equal(model.head.bias, before)

@@ -14,7 +14,7 @@ METHODS: Mapping[str, tuple[str, str, str]] = {
     "whole blocks, by Block Influence": ("boundary_dpt", "f whole blocks, Block Influence", "stroke-orange"),
     "torch-pruning, Taylor, isomorphic": ("boundary_dpt", "g torch-pruning, isomorphic", "stroke-red"),
 }
-LEFT, RIGHT, TOP, BOTTOM = 56, 744, 52, 318  # of the axes, in pixels
+LEFT, RIGHT, TOP, BOTTOM = 56, 744, 52, 318  # edges of the axes in pixels
 LEAST, MOST = 0.4, 1.04  # latency
 Point = tuple[float, float]  # share of the dense latency, top-1 in percent
 

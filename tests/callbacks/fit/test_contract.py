@@ -19,7 +19,7 @@ from prunerecover.checkpoint.ledger_record import KEY
 
 ONCE = {"remove": {"attention": 1, "activation": 2}, "schedule": {"start": 1}}
 
-QUICK = {**ONCE, "importance": "magnitude"}  # where it does not matter what goes
+QUICK = {**ONCE, "importance": "magnitude"}  # cheap, for tests with any removed units
 
 PROGRESSIVE = {
     "remove": {"attention": 2, "activation": 1},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cases.fits.ranks import two_ranks
 
-pytestmark = pytest.mark.slow  # starting two ranks takes longer than anything they do
+pytestmark = pytest.mark.slow  # starting two ranks takes longest
 SCENARIOS = (
     *("progressive", "reducers", "manual", "averaged", "resumed", "narrowed", "depth_and_width", "adapted"),
     *("local_data", "rated", "sharded", "until_the_metric_falls"),

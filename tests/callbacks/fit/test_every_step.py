@@ -53,7 +53,7 @@ ALL = {
     "rates": lambda: [width(), RecoverySchedule(warmup=3)],
     "all": lambda: [lora(), depth(), width(start=2), DistillRecover(features=True), PruneReport(pairs=2)],
 }
-PARTS = {"depth": 1, "depth and width": 3, "all": 3}  # of the files of others, one in two is resumed from
+PARTS = {"depth": 1, "depth and width": 3, "all": 3}  # divisors of the files to resume from; 2 by default
 
 
 def resumed_equals_uninterrupted(folder: Path, name: str, pattern: str, files: int, **settings: Any) -> None:

@@ -52,10 +52,10 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, seed):
     assert result["same_surgeries"]
     assert len(result["events"]) == 5
     assert len(result["kills_one_by_one"]) == 5
-    for kill in result["kills_one_by_one"]:  # nothing is lost but the step whose checkpoint was not written
+    for kill in result["kills_one_by_one"]:  # only a step without a written checkpoint is lost
         assert kill["lost"] == (kill["moment"] in ("batch", "saving"))
     while_planning = [kill["found"] for kill in result["kills_one_by_one"] if kill["moment"] == "planning"]
-    assert while_planning  # what they had found by then is kept
+    assert while_planning  # planning results before the kill are kept
     assert all(while_planning)
 
 

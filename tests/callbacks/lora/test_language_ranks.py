@@ -13,7 +13,7 @@ from cases.fits.routed_lora import batches, fit
 
 from prunerecover import load_pruned
 
-pytestmark = pytest.mark.slow  # starting two ranks takes longer than anything they do
+pytestmark = pytest.mark.slow  # starting two ranks takes longest
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ def test_the_first_step_may_be_taken_back_to_the_dense_network(tmp_path):
     assert tensors_hash(module.net) == tensors_hash(Sized().net)
 
 
-FOUND = [(0, 2.0, True), (1, 1.0, True), (2, 0.0, True)]  # of a metric that may fall as far as it can
+FOUND = [(0, 2.0, True), (1, 1.0, True), (2, 0.0, True)]  # steps for a metric with any allowed drop
 NOTHING = "nothing more can go: Expected at most 0 units of kind 'attention'"
 EVERY_SECOND, LATER = {"schedule": {"start": 1, "every": 2}}, [(1, 2.0, True), (3, 1.0, False)]
 

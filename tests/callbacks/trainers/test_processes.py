@@ -16,7 +16,7 @@ from cases.fits.transformers_fits import fit
 from cases.fits.transformers_ranks import SETTINGS, callbacks, steady
 from cases.paths import ROOT, TESTS
 
-pytestmark = pytest.mark.slow  # starting processes takes longer than anything they do
+pytestmark = pytest.mark.slow  # starting processes takes longest
 SCENARIOS = ("depth", "accumulated", "adapters", "width")
 
 
@@ -67,7 +67,7 @@ def test_two_ranks_learn_what_one_process_learns(
 
 def test_a_killed_fit_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
     script = str(TESTS / "cases/fits/transformers_killed.py")
-    for moment, call in (("planning", "1"), ("surgery", "0"), ("saving", "0")):  # of epoch 2, again, and its end
+    for moment, call in (("planning", "1"), ("surgery", "0"), ("saving", "0")):  # epoch 2, its repetition, and its end
         assert started(script, str(tmp_path / "killed"), moment, call).returncode == -signal.SIGKILL
     for name in ("killed", "alone"):
         done = started(script, str(tmp_path / name))

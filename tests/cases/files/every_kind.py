@@ -137,7 +137,7 @@ def smaller_heads(model: nn.Module, *, batches: Rows) -> Plan:
     return plan_for(model, edits, method="hand", tensors=tensors)
 
 
-# Plans: the network, and how it is planned.
+# Plans: the network, and the planning.
 
 Planned = tuple[str, Callable[..., Plan]]
 UNITS = {"block": 1, "layer": 1, "activation": 1}

@@ -114,7 +114,7 @@ Habit = Callable[[Tensor, list[Tensor]], Tensor]
 class Chain(nn.Module):
     """Layers with habits: code to run after a layer, given all outputs so far."""
 
-    passes = 0  # of this network and all copies
+    passes = 0  # passes of the network and all copies
 
     def __init__(self, habits: Mapping[int, Habit]) -> None:
         super().__init__()

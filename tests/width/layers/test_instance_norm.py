@@ -91,7 +91,7 @@ def test_units_are_scored_behind_a_norm_without_weights() -> None:
 
 def test_channel_that_the_next_layer_hardly_reads_goes_first() -> None:
     network = seeded(generator)
-    network[4].weight.data[:, 2] *= 1e-3  # what reads the first convolution
+    network[4].weight.data[:, 2] *= 1e-3  # the reader of the first convolution
     plan = plan_width(network, Budget(remove={"channel": 1}), batches=[IMAGES], loss=squares, replace="zero")
     assert plan.removed == {"channel": ("1[2]",)}
 
