@@ -16,6 +16,7 @@ from prunerecover.model.key_values import CACHES
 
 CLASSES, SAMPLES = 10, 4
 MakeBatch = Callable[[Generator], Any]
+Draw = Callable[[Generator], Tensor]
 
 
 @dataclass(frozen=True)
@@ -34,15 +35,29 @@ class Network:
     loss: Loss | None = None
 
 
-def images(*size: int, channels: int = 3, classes: int = CLASSES, samples: int = SAMPLES) -> MakeBatch:
+def normal(*shape: int) -> Draw:
+    """Return a maker of normal numbers, `(N, *shape)`."""
+    return lambda generator: torch.randn(SAMPLES, *shape, generator=generator)
+
+
+def below(most: int, *shape: int) -> Draw:
+    """Return a maker of whole numbers below a bound, `(N, *shape)`."""
+    return lambda generator: torch.randint(0, most, (SAMPLES, *shape), generator=generator)
+
+
+def named(**draws: Draw) -> MakeBatch:
+    """Return a maker of inputs by name."""
+    return lambda generator: {name: draw(generator) for name, draw in draws.items()}
+
+
+def labelled(draw: Draw) -> MakeBatch:
+    """Return a maker of inputs and classes."""
+    return lambda generator: (draw(generator), below(CLASSES)(generator))
+
+
+def images(*size: int, channels: int = 3) -> MakeBatch:
     """Return a maker of labelled images, `(N, channels, *size)`; a single size means a square."""
-    size = size * 2 if len(size) == 1 else size
-
-    def batch(generator: Generator) -> tuple[Tensor, Tensor]:
-        pixels = torch.randn(samples, channels, *size, generator=generator)
-        return pixels, torch.randint(0, classes, (samples,), generator=generator)
-
-    return batch
+    return labelled(normal(channels, *(size * 2 if len(size) == 1 else size)))
 
 
 def outputs(model: nn.Module, batch: Any) -> list[Tensor]:

@@ -6,7 +6,7 @@ of a function of this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ import transformers
 import yaml
 from torch import Generator, Tensor, nn
 
-from benchmarks.zoo.networks.network import CLASSES, SAMPLES, MakeBatch, Network, squares
+from benchmarks.zoo.networks.network import CLASSES, SAMPLES, Draw, MakeBatch, Network, below, normal, squares
 
 VOCABULARY, LENGTH, SIDE = 99, 16, 32
+_pixels = normal(3, SIDE, SIDE)
 Batch = dict[str, Tensor]
 
 
@@ -56,24 +57,13 @@ def _config(value: Any) -> Any:
 
 
 def _drawn(inputs: dict[str, Any], generator: Generator) -> Batch:
-    kinds: dict[str, Callable[[Generator], Tensor]] = {"tokens": _tokens, "class": _classes}
-    return {
-        name: kinds[what](generator) if isinstance(what, str) else torch.randn(SAMPLES, *what, generator=generator)
-        for name, what in inputs.items()
-    }
+    kinds: dict[str, Draw] = {"tokens": _tokens, "class": below(CLASSES)}
+    return {name: (kinds[what] if isinstance(what, str) else normal(*what))(generator) for name, what in inputs.items()}
 
 
 def _tokens(generator: Generator) -> Tensor:
     """Return random tokens, none of them special, `(N, T)`."""
     return torch.randint(3, VOCABULARY, (SAMPLES, LENGTH), generator=generator)
-
-
-def _classes(generator: Generator) -> Tensor:
-    return torch.randint(0, CLASSES, (SAMPLES,), generator=generator)
-
-
-def _pixels(generator: Generator) -> Tensor:
-    return torch.randn(SAMPLES, 3, SIDE, SIDE, generator=generator)
 
 
 def _masked(generator: Generator) -> Batch:

@@ -145,8 +145,8 @@ def test_a_network_without_units_of_depth_is_named_with_the_reason(run: Run, cal
 
 
 def test_fewer_units_go_where_no_more_can_go_together(run: Run, calls: list[tuple[str, str]]) -> None:
-    page = run("--suite", "plain", "--only", "masked-image-mixer", kind="depth")["page"]
-    assert "none of those that are left can go with them: masked-image-mixer (2 of 3)." in page
+    page = run("--suite", "transformers", "--only", "Qwen3_5ForCausalLM", kind="depth")["page"]
+    assert "none of those that are left can go with them: Qwen3_5ForCausalLM (1 of 2)." in page
 
 
 def test_units_that_are_drawn_are_not_inside_one_another_and_leave_a_block() -> None:

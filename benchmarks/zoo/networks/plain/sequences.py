@@ -42,22 +42,6 @@ class Translator(nn.Module):
         return self.head(self.body(read, written, tgt_mask=mask).transpose(0, 1))
 
 
-class Attention(nn.Module):
-    """Self-attention over `(T, N, C)` with a single projection of queries, keys and values."""
-
-    def __init__(self, width: int = WIDTH, heads: int = HEADS) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        time, samples, width = x.shape
-        parts = self.qkv(x).view(time, samples * self.heads, -1).transpose(0, 1)
-        query, key, value = parts.chunk(3, -1)
-        weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
-        return self.out((weights @ value).transpose(0, 1).reshape(time, samples, width))
-
-
 class ResidualAttention(nn.Module):
     """A block of a vision tower, over `(T, N, C)`."""
 
@@ -90,47 +74,6 @@ class VisionTower(nn.Module):
         token = self.token.to(x.dtype) + torch.zeros(x.shape[0], 1, x.shape[-1])
         x = torch.cat([token, x], 1) + self.positions
         return self.ln(self.blocks(x.permute(1, 0, 2)).permute(1, 0, 2)[:, 0]) @ self.proj
-
-
-class ConformerBlock(nn.Module):
-    """Half a feed-forward, an attention, a gated convolution and half a feed-forward, over `(T, N, C)`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.halves = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 128), nn.SiLU(), nn.Linear(128, WIDTH)) for _ in "ab"
-        )
-        self.attention_norm, self.attention = nn.LayerNorm(WIDTH), Attention()
-        self.convolution_norm, self.norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.convolution = nn.Sequential(
-            nn.Conv1d(WIDTH, 2 * WIDTH, 1),
-            nn.GLU(1),
-            nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH),
-            nn.BatchNorm1d(WIDTH),
-            nn.SiLU(),
-            nn.Conv1d(WIDTH, WIDTH, 1),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + 0.5 * self.halves[0](x)
-        x = x + self.attention(self.attention_norm(x))
-        x = x + self.convolution(self.convolution_norm(x).permute(1, 2, 0)).permute(2, 0, 1)
-        return self.norm(x + 0.5 * self.halves[1](x))
-
-
-class Conformer(nn.Module):
-    """Two blocks of a conformer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
-        self.blocks = nn.ModuleList([ConformerBlock(), ConformerBlock()])
-
-    def forward(self, features: Tensor) -> Tensor:
-        x = self.embed(features).transpose(0, 1)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x.mean(0))
 
 
 class Chomp(nn.Module):
