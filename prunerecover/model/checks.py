@@ -146,8 +146,8 @@ def called_with(model: nn.Module, argument: str, inputs: ModelInputs) -> Iterato
         raise ValueError(
             f"Expected {argument} that {type(model).__name__} can be called with, but its forward pass raised "
             f"{type(error).__name__}: {error}. Pass batches as your loader gives them (a tensor, a tuple whose first "
-            "element is the input, or a mapping of keyword arguments), in the shape and dtype that the model takes, "
-            f"and give it its weights first.{inputs.undivided()}{misnumbered(model)}"
+            "element is the input, or a mapping of keyword arguments), in the shape and dtype of the model's "
+            f"inputs, and load the model's weights first.{inputs.undivided()}{misnumbered(model)}"
         ) from error
 
 
@@ -197,7 +197,7 @@ def check_cuttable(model: nn.Module) -> None:
         raise Refusal(
             "a network with parameters",
             f"{type(model).__name__} has none: it holds {holds}",
-            "Pass the network that does the work, built and with its weights.",
+            "Pass the inner network, built and with weights.",
         )
 
 
@@ -241,7 +241,7 @@ def warn_unless_finite(tensors: nn.Module | Mapping[str, Tensor], where: object)
         warnings.warn(
             f"Expected finite weights in {where}, but {', '.join(wrong[:3])}"
             f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''} hold{'s' * (len(wrong) == 1)} NaN or infinite "
-            "values, and so will all that is computed with them. Go back to a checkpoint from before the training "
+            "values, and so will their results. Go back to a checkpoint from before the training "
             "diverged, and train with a lower learning rate; if weights are in float16, in float32 or bfloat16.",
             stacklevel=3,
         )

@@ -202,8 +202,8 @@ class Budget:
         """Raise ValueError if several costs are given, or a cost outside `ALONE`, for planning by one cost."""
         if len(self.costs) > 1 or not set(self.costs) <= set(ALONE):
             raise ValueError(
-                f"Expected a budget in one cost among {', '.join(ALONE)}, but got {self}. Meet others, and "
-                "several, with plan_pruning or Prune, whose kinds may be those of depth or of width alone."
+                f"Expected a budget in one cost among {', '.join(ALONE)}, but got {self}. For other costs, "
+                "or several, use plan_pruning or Prune, with kinds of depth or of width alone if you like."
             )
 
     def kinds(self, available: Sequence[str]) -> tuple[str, ...]:

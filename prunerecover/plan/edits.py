@@ -217,8 +217,8 @@ class Narrow(EditRecord):
         self.check()
         if self.kind == "head_dim" and self.tensors:
             raise ValueError(
-                f"Expected no tensors of what takes over from dimensions of heads of '{self.unit}', but got "
-                f"{', '.join(self.tensors)}. Refit the weight that reads them."
+                f"Expected no refitted tensors for dimensions of heads of '{self.unit}', but got "
+                f"{', '.join(self.tensors)}. Refit the weight that reads the heads."
             )
         return self
 

@@ -145,9 +145,9 @@ def first_units(edits: Sequence[Edit], evidence: Mapping[str, Any], count: int) 
     order = DepthEvidence.of(evidence).order
     if not order or {step.unit for step in order} != {unit.name for unit in removed_units(edits)}:
         raise ValueError(
-            "Expected a plan whose units leave nothing and whose order of removal is known, as plan_depth makes it for "
-            "whole blocks and with replace='zero', but the replacements or the narrowed widths of this plan were made "
-            "for all units together. Plan anew with fewer."
+            "Expected a plan without replacements and with a known order of removal, as by plan_depth for whole blocks "
+            "and with replace='zero', but the replacements or the narrowed widths of this plan were made for all units "
+            "together. Plan again with fewer units."
         )
     if not 0 <= count <= len(order):
         raise ValueError(f"Expected 0 to {len(order)} units, as many as the plan removes, but got {count}.")

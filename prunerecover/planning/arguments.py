@@ -140,6 +140,6 @@ def budget_alone(cost: str, share: float) -> Budget:
     if cost not in ALONE:
         raise ValueError(
             f"Expected a cost among {', '.join(ALONE)} for a network whose outputs cannot be compared, but got {cost}. "
-            "Say divergence, which compares them, or plan for one of these."
+            "Pass a divergence= that compares the outputs, or plan for one of these costs."
         )
     return budget_of({cost: share})

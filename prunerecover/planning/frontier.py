@@ -100,8 +100,8 @@ def _points(planner: Planner, shares: Sequence[float]) -> list[FrontierPoint]:
     """Return the points of all possible shares."""
     if "memory" in planner.budgeted:
         raise Refusal(
-            "costs that no load decides",
-            "memory, which is that of a batch and a length",
+            "costs independent of a load",
+            "memory, which depends on a batch and a length",
             "Plan single budgets, such as plan_pruning(model, Budget(memory=0.3, batch=8, tokens=4096), ...).",
         )
     planner.score_width()

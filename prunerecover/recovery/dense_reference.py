@@ -99,5 +99,5 @@ def _gains(network: nn.Module, batches: Sequence[Any], loss: Loss) -> Tensor:
 
 def _loss_of_classes(network: nn.Module, batch: Any) -> Tensor:
     if split_labels(batch)[1].is_floating_point():
-        raise TypeError("Expected integer labels: others need a loss that says what they are.")
+        raise TypeError("Expected integer labels, but got floating-point ones. Pass a loss for them.")
     return supervised_loss(network, batch)

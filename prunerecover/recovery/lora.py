@@ -109,8 +109,8 @@ def plan_adapters(network: nn.Module, settings: LoraSettings) -> Adapters:
     _check_is(settings, LoraSettings, "LoraSettings(rank=16, alpha=32)")
     if has_adapters(network):
         raise ValueError(
-            f"Expected a {type(network).__name__} without adapters, but it has some of peft. Merge them first "
-            "(merge_and_unload), or leave the adapters to them."
+            f"Expected a {type(network).__name__} without adapters, but it has adapters of peft. Merge them first "
+            "(merge_and_unload), or train these adapters instead."
         )
     check_unquantised(
         network,

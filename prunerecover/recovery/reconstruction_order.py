@@ -129,6 +129,6 @@ def check_between(network: nn.Module, dense: nn.Module, rows: Mapping[str, Tenso
         has, had = (len(model.get_parameter(f"{path}.weight")) for model in (network, dense))
         if has != len(rows.get(path, range(had))):
             raise ValueError(
-                f"Expected a network that the plan has narrowed, and a dense one that it has not, but '{path}' has "
-                f"{has} outputs in the one and {had} in the other. Copy the network before apply_plan, and pass both."
+                f"Expected the network after the plan and the dense network before it, but '{path}' has {has} outputs "
+                f"in the first and {had} in the second. Copy the network before apply_plan, and pass both."
             )

@@ -32,7 +32,7 @@ def check_routable(name: str, plan: Plan) -> None:
         )
     if plan.needed_tensors or not leave_nothing(plan.edits) or set(plan.removed) - {"block"}:
         raise ValueError(
-            f"Expected plans that remove whole blocks, but '{name}' does something else ("
+            f"Expected plans that remove whole blocks, but '{name}' has other edits ("
             f"{', '.join(sorted({edit.op for edit in plan.edits}))} of {', '.join(plan.removed)}). Use "
             "apply_plan for such a plan."
         )

@@ -204,7 +204,7 @@ def test_heads_that_cannot_get_smaller_are_not_fitted_anew() -> None:
 
 
 def test_dimensions_of_heads_leave_nothing_that_takes_over() -> None:
-    with pytest.raises(ValueError, match="Expected no tensors of what takes over from dimensions of heads of 'a', but"):
+    with pytest.raises(ValueError, match="Expected no refitted tensors for dimensions of heads of 'a', but"):
         Narrow(unit="a", kind="head_dim", of=3, keep=(0,), group=(), tensors=("e0.a.weight",))
 
 

@@ -112,7 +112,7 @@ def test_an_amount_is_no_share() -> None:
 
 
 def test_planning_for_one_cost_refuses_several() -> None:
-    with pytest.raises(ValueError, match=r"macs, params, latency, but got Budget\(macs=0.3, params=0.2\). Meet others"):
+    with pytest.raises(ValueError, match=r"macs, params, latency, but got Budget\(macs=0.3, params=0.2\). For other"):
         _ = Budget(macs=0.3, params=0.2).share
 
 

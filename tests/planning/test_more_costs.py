@@ -74,7 +74,9 @@ def test_a_network_that_serves_no_tokens_has_no_such_memory() -> None:
 
 @pytest.mark.parametrize("make", [plan_depth, plan_width])
 def test_planners_of_one_alone_name_what_plans_for_it(make: Any) -> None:
-    with pytest.raises(ValueError, match=r"one cost among macs, .*Budget\(checkpoint=0.3\). Meet others, and"):
+    with pytest.raises(
+        ValueError, match=r"one cost among macs, .*Budget\(checkpoint=0.3\). For other costs, or several"
+    ):
         make(vit(depth=1), Budget(checkpoint=0.3), batches=images(1))
 
 
@@ -95,7 +97,7 @@ def test_a_load_that_does_not_go_with_the_budget(arguments: dict[str, Any], mess
 
 
 def test_a_frontier_has_no_load() -> None:
-    with pytest.raises(ValueError, match=r"costs that no load decides, but .*memory.* Budget\(memory=0.3, batch=8"):
+    with pytest.raises(ValueError, match=r"costs independent of a load, but .*memory.* Budget\(memory=0.3, batch=8"):
         frontier(tiny_llama(), ("params", "memory"), batches=text(1))
 
 

@@ -68,7 +68,7 @@ def test_adapters_of_others(tmp_path):
 
             inject_adapter_in_model(LoraConfig(r=2, target_modules=["qkv"]), self.net)
 
-    match = r"Expected a VisionTransformer without adapters, but it has some of peft. Merge them first"
+    match = r"Expected a VisionTransformer without adapters, but it has adapters of peft. Merge them first"
     refused(tmp_path, Adapted(), lora(), match=match)
 
 

@@ -194,7 +194,9 @@ def test_a_layer_that_is_called_twice_is_fitted_to_both() -> None:
 def test_networks_in_the_wrong_place_are_refused() -> None:
     dense = residual()
     network, plan = narrowed(dense)
-    with pytest.raises(ValueError, match=r"Expected a network that the plan has narrowed, .* outputs in the one and"):
+    with pytest.raises(
+        ValueError, match=r"Expected the network after the plan and the dense .* outputs in the first and"
+    ):
         reconstruct(dense, copy.deepcopy(dense), plan, labelled())
     with pytest.raises(ValueError, match=r"Expected a dense network that the plan has not narrowed, but '\w+' has \d+"):
         reconstruct(network, copy.deepcopy(network), plan, labelled())

@@ -91,8 +91,8 @@ def _without(node: fx.Node, operands: set[int], where: str) -> fx.Node | None:
         )
     if node.kwargs.get("alpha", 1) != 1 and 0 in operands:
         raise ValueError(
-            f"Expected a plain sum, but that of {where} ('{node.name}') scales what would be left (alpha). Take out "
-            "the other operand."
+            f"Expected a plain sum, but the sum of {where} ('{node.name}') scales the remaining operand (alpha). "
+            "Remove the other operand."
         )
     if len(left) == 1:
         return left[0]  # type: ignore[no-any-return]

@@ -202,7 +202,7 @@ CALLS: dict[str, tuple[nn.Module, list[str], str]] = {
     "all operands": (Joined(), ["cat:0[0]", "cat:0[1]", "cat:0[2]"], "at least one tensor to stay in 'cat' of this J"),
     "the only tensor": (Joined(), ["add:0[0]"], "at least one tensor to stay in 'add'"),
     "a list from elsewhere": (Odd(), ["cat:0[0]"], r"a concatenation of single tensors, .* \('cat'\) takes a list"),
-    "a scaled rest": (Odd(), ["add:0[0]"], r"a plain sum, .* \('add'\) scales what would be left \(alpha\)"),
+    "a scaled rest": (Odd(), ["add:0[0]"], r"a plain sum, .* \('add'\) scales the remaining operand \(alpha\)"),
 }
 
 
