@@ -56,7 +56,7 @@ def plan_of(method: str, budget: float) -> Plan:
 
 
 def ratio_of(budget: float) -> float:
-    """Return the share of channels that the width method removes."""
+    """Return the width method's removed share of channels."""
     path = PLANS / f"{_name(WIDTH, budget)}.json"
     if not path.is_file():
         PLANS.mkdir(parents=True, exist_ok=True)

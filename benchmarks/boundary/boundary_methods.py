@@ -47,7 +47,7 @@ def removed_latency(network: nn.Module) -> float:
 
 
 def removed_by(plan: Plan) -> float:
-    """Return a plan's removed share of the latency, measured once: the reported value is also the deciding one."""
+    """Return a plan's removed share of the latency, measured once: the deciding value is the reported value."""
     if plan.edits not in _measured:
         _measured[plan.edits] = removed_latency(pruned(plan, merged=True))
     return _measured[plan.edits]
@@ -148,7 +148,7 @@ def removed_by_width(ratio: float) -> float:
 
 
 def isomorphic(ratio: float) -> nn.Module:
-    """Prune widths with torch-pruning: a share of the channels goes, by Taylor importance among layers of one shape."""
+    """Prune a share of the channels with torch-pruning, by Taylor importance among layers of equal shape."""
     network: Any = deit_tiny()
     fused = [block.attn.fused_attn for block in network.blocks]
     for block in network.blocks:
@@ -213,7 +213,7 @@ def default_planner() -> FamilyPlanner:
 
 
 def plans_of(method: str, budget: float, found: Callable[[str, float], Plan]) -> Plan:
-    """Return the plan of a method; `found` returns the plans of methods that ran before."""
+    """Return the plan of a method; `found` returns the plans of earlier methods."""
     if method == "d1 BoundaryDPT's units, our replacements":
         return renamed(found("d BoundaryDPT as published", budget), "calibrated")
     if method == "d2 our units, identities":

@@ -69,7 +69,7 @@ def default(budget: float) -> Plan:
 
 
 def boundary(budget: float) -> Plan:
-    """Plan of `plan_boundary` with its defaults: attentions and activations, five short recoveries along the budget."""
+    """Plan of `plan_boundary` with defaults: attentions and activations, five short recoveries along the budget."""
     return plan_boundary(dense(), Budget(macs=budget), batches=calibration(), evaluate=short_runs(RATE))
 
 

@@ -100,7 +100,7 @@ def train(
         epochs: Passes over all training images.
         rate: At the end of the warm-up.
         seed: Seed of the order and the augmentation.
-        teacher: Network whose softened predictions are half of the loss; None: labels alone.
+        teacher: Network with softened predictions for half of the loss; None: labels alone.
 
     Returns:
         Accuracy on held-out images after some tenths of the epochs, at whatever rate there then is.

@@ -40,7 +40,7 @@ NOISE, TRIALS, SEED = 0.5, 400, 20260  # points per run; surfaces per family
 
 @dataclass(frozen=True)
 class Outcome:
-    """Pick of a method, and the number of its runs."""
+    """Pick of a method, and the number of runs."""
 
     split: Split
     runs: int
@@ -64,7 +64,7 @@ def fixed(design: Callable[[Trial], tuple[Split, ...]], surface: str | None) -> 
 
 
 def refined(runs: int, surface: str | None = None, guided: bool = False) -> Callable[[Trial], Outcome]:
-    """Return a method of three spread runs, and further ones by `next_split`."""
+    """Return a method of three spread runs, then runs by `next_split`."""
 
     def play(trial: Trial) -> Outcome:
         points: list[MapPoint] = []

@@ -1,4 +1,4 @@
-"""Short recoveries for a map of splits, recorded in a file so that none is repeated."""
+"""Short recoveries for a map of splits, recorded in a file against repetition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ShortRuns:
     """Recovers trials of `plan_boundary` for a short while, scores them, and records the results.
 
     Args:
-        run: Function that recovers the dense network after a plan, with a seed, and returns the held-out accuracy.
+        run: Function from a plan and a seed to the held-out accuracy after a recovery of the dense network.
         path: File of the records, a line each.
         about: Settings of the recovery, such as its length and rate; records with other settings do not count.
     """

@@ -1,4 +1,4 @@
-"""Language models of the benchmarks: stories260K, and Llamas with random weights, for costs do not depend on these."""
+"""Language models of the benchmarks: stories260K, and Llamas with random weights, sufficient for costs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ STORIES = "stories260K"
 
 
 def stories260k() -> tuple[nn.Module, Any]:
-    """Return the network and its tokenizer."""
+    """Return the network and the tokenizer."""
     folder = data_root() / "models" / STORIES
     return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
 def random_llama(hidden: int, device: torch.device, dtype: torch.dtype = torch.float32, **sizes: Any) -> Any:
-    """Return a Llama of a hidden size and further entries of its config."""
+    """Return a Llama of a hidden size and further config entries."""
     torch.manual_seed(0)
     with device:
         return AutoModelForCausalLM.from_config(LlamaConfig(hidden_size=hidden, **sizes), dtype=dtype).eval()
 
 
 def weight_bytes(network: Any) -> int:
-    """Return the bytes of the weights that a step of decoding reads: all but the embedding table."""
+    """Return the bytes of the weights read in a decoding step: all but the embedding table."""
     table = network.get_input_embeddings().weight
     return sum(p.numel() * p.element_size() for p in network.parameters() if p is not table)

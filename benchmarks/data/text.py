@@ -28,7 +28,7 @@ def documents(folder: str, file: str) -> list[str]:
 
 
 def token_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return the tokens of a text, after the tokenizer's start token if it has one."""
+    """Return the tokens of a text, after the tokenizer's start token if any."""
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return start + ids

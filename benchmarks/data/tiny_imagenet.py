@@ -45,7 +45,7 @@ def module(network: nn.Module | None = None, **options: Any) -> ImageClassifier:
 
 
 def data(limit_train: int, limit_held_out: int = 1, **options: Any) -> ImageData:
-    """Return augmented training images, with other images of the training split for validation.
+    """Return augmented training images, with held-out images of the training split for validation.
 
     A fixed quarter of the training split is set aside, and is never used for training or calibration.
 
@@ -127,7 +127,7 @@ def validation(limit: int | None = None) -> tuple[tuple[torch.Tensor, torch.Tens
 
 
 def unfused(network: nn.Module) -> nn.Module:
-    """Unfuse attentions on processors with bf16; elsewhere, this would be slower."""
+    """Unfuse attentions on processors with bf16, where the change is faster."""
     for layer in network.modules():
         if BF16 and DEVICE.type == "cpu" and hasattr(layer, "fused_attn"):
             layer.fused_attn = False

@@ -53,7 +53,7 @@ class Outcome:
 
 @torch.no_grad()
 def logits(model: nn.Module) -> Tensor:
-    """Return a network's logits in single precision; its weights have the dtypes of the file."""
+    """Return a network's logits in single precision; the weights have the dtypes of the file."""
     return model.eval().float()(IMAGES)
 
 
@@ -122,7 +122,7 @@ def judge(subject: Subject, place: Path, said: str, wanted: Tensor, structures: 
 
 
 def _is_silent(said: str) -> bool:
-    """Whether bits changed in a file of tensors, which must be detected, unlike a consistent file of other values."""
+    """Whether bits changed in a file of tensors: an error to detect, unlike a consistent file of new values."""
     return said.startswith(("flip", "zeros")) and not said.endswith(".json")
 
 

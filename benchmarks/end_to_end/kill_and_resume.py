@@ -66,7 +66,7 @@ def last_step(folder: Path) -> int:
 
 
 def last_diary(folder: Path, begun: int) -> int:
-    """Return the last step of the newest process, `begun` if it made none, and empty the diary."""
+    """Return the last step of the newest process, or `begun`, and empty the diary."""
     diary = folder / "steps.txt"
     steps = [int(line.split()[1]) for line in diary.read_text().splitlines()] if diary.exists() else []
     diary.unlink(missing_ok=True)
@@ -138,7 +138,7 @@ def measure(run: str, kills: int, epochs: int, seed: int) -> dict[str, Any]:
 
 
 def about(rows: Sequence[Row]) -> str:
-    """Return a description of the run, and a table of its kills."""
+    """Return a description of the run, and a table of the kills."""
     (row,) = rows
     surgeries = "; ".join(f"epoch {event['epoch']}: {len(event['units'])} units" for event in row["events"])
     judged = [f"epoch {step['epoch']} {'kept' if step['kept'] else 'taken back'}" for step in row.get("steps", ())]

@@ -116,7 +116,7 @@ def all_callbacks(store: Path) -> list[Any]:
 
 
 def until_quality_falls(store: Path) -> list[Any]:
-    """Return callbacks that prune in steps, with a rollback of the last step.
+    """Return callbacks for pruning in steps, with a rollback of the last step.
 
     Args:
         store: Unused: planning of width has no store.
@@ -137,7 +137,7 @@ RUNS: dict[str, Callable[[Path], list[Any]]] = {"budgets": all_callbacks, "quali
 
 
 def diaries(process: Process) -> list[Any]:
-    """Return the callbacks that write down each step, and end the process at its moment."""
+    """Return callbacks to write down each step, and to end the process at the given moment."""
     import lightning.pytorch as pl
 
     from prunerecover.callbacks import pruning

@@ -54,7 +54,7 @@ ODD: tuple[Callable[[], Any], ...] = (
 
 
 class Bomb:
-    """Object that makes a folder when unpickled."""
+    """Object with a side effect on unpickling: a new folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -31,8 +31,8 @@ class Subject:
     Attributes:
         dense: Function that loads the network.
         module: Maker of the LightningModule around the network and of its training loader, from a seed.
-        hits: Function from a network to its hits on the test images.
-        block: Class of the blocks that passes are counted by.
+        hits: Function from a network to the hits on the test images.
+        block: Class of the blocks for counts of passes.
         target: Path of the network in the module.
         example: Batch for latency.
         precision: Precision of the Trainer.
@@ -60,7 +60,7 @@ class Cifar(pl.LightningModule):
         return F.cross_entropy(self.model(images), batch[1])
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizer and its schedule over steps."""
+        """Return the optimizer and the schedule over steps."""
         settings: dict[str, Any] = {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
         optimizer = torch.optim.SGD(self.parameters(), cifar.LEARNING_RATE, **settings)
         steps = int(self.trainer.estimated_stepping_batches)

@@ -181,7 +181,7 @@ def measure(number: int) -> dict[str, Any]:
 
 @torch.inference_mode()
 def difference(network: nn.Module, file: InOnnxRuntime, batch: Any) -> float:
-    """Return the largest difference between outputs of a file and its network; relative for values above 1."""
+    """Return the largest difference between outputs of a file and the network; relative for values above 1."""
     given = batch if isinstance(batch, dict) else {}
     output: Any = network(**given) if given else network(batch)
     if given:

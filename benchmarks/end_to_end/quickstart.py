@@ -19,7 +19,7 @@ from prunerecover.recipes.quickstart import run_quickstart, summary
 
 
 def measure() -> dict[str, Any]:
-    """Run three seeds and keep the report and its figures."""
+    """Run three seeds and keep the report and the figures."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         report = run_quickstart(seeds=3, output=folder)

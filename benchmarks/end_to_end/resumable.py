@@ -1,4 +1,4 @@
-"""Loader that resumes in the middle of an epoch, for runs with a checkpoint at every step."""
+"""Loader with a position inside an epoch, for runs with a checkpoint at every step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ByEpoch(Sampler[int]):
 
 
 class ResumableLoader(DataLoader[Any]):
-    """Saves its position in checkpoints (Lightning calls `state_dict`), and leaves the global random state alone.
+    """Saves the position in checkpoints (Lightning calls `state_dict`), and leaves the global random state alone.
 
     Args:
         data: With a length.

@@ -52,7 +52,7 @@ def start() -> int:
 
 
 def without_surgery() -> dict[str, Any]:
-    """Return the recipe without surgery, with a checkpoint of the epoch before it."""
+    """Return the recipe without surgery, with a checkpoint of the last epoch before the original surgery."""
     config = recipe()
     callbacks = [c for c in config["trainer"]["callbacks"] if c["class_path"] not in SURGERY]
     every = {"filename": "{epoch}", "every_n_epochs": start(), "save_top_k": -1}

@@ -120,7 +120,7 @@ def measure(stage: str, unit: str, budget: int, method: str) -> dict[str, Any]:
 
 
 def skipped(stage: str, unit: str, budget: int, method: str) -> bool:
-    """Whether a method does not remove attentions or MLPs, or has too few of them to rank."""
+    """Whether a method is for blocks alone, or leaves too few attentions or MLPs to rank."""
     others = method not in (OURS, "Taylor", "magnitude")
     return unit != "block" and (others or (method != OURS and COUNTS[unit][DEPTHS.index(budget)] > MOST_RANKED))
 

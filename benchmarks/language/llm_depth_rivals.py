@@ -64,14 +64,14 @@ def angle_at_the_end(before: Tensor, after: Tensor) -> Tensor:
 
 
 def best_run(network: nn.Module, ids: Tensor, count: int, distance: Distance, first: int = 0) -> list[int]:
-    """Return the contiguous run with the nearest states at its ends (Gromov et al., arXiv 2403.17887, sec. 3).
+    """Return the contiguous run with the nearest states at both ends (Gromov et al., arXiv 2403.17887, sec. 3).
 
     Args:
         network: Dense.
         ids: Calibration tokens, `(N, T)`.
         count: Number of blocks.
         distance: Distance of the hidden states `(N, T, C)` before and after.
-        first: First block that a run may begin with.
+        first: First possible block of a run.
     """
     states = dense_states(network, ids)
     starts = range(first, len(states) - count)

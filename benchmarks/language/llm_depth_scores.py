@@ -46,7 +46,7 @@ def text_scores(network: nn.Module) -> dict[str, Figure]:
 
 
 def scores(network: nn.Module) -> dict[str, Figure]:
-    """Return the losses, the share of tokens that greedy decoding gets right, and the share of correct answers."""
+    """Return the losses, the share of tokens right by greedy decoding, and the share of correct answers."""
     found = text_scores(network)
     both = [figure.scores for figure in found.values()]
     each = sum(map(len, both)) / len(both)  # the mean over all is then the mean of the texts' means
@@ -67,7 +67,7 @@ def window_losses(network: nn.Module, ids: Tensor) -> Scores:
 
 
 def exact(network: nn.Module, text: str) -> Scores:
-    """Return the share of each held-out window's last `WRITTEN` tokens that greedy decoding gets right, `(W,)`."""
+    """Return the share of right tokens by greedy decoding, among each held-out window's last `WRITTEN`, `(W,)`."""
     right = continued_right(in_bf16(network), windows(text), prompt=WINDOW - WRITTEN, batch_size=64)
     return right.double().mean(1).numpy()
 

@@ -17,7 +17,7 @@ PROMPT, LENGTH = 64, 128  # known tokens, and room for tokens
 
 
 class Memory:
-    """Keys and values of a block, of a fixed size; a step overwrites its position.
+    """Keys and values of a block, of a fixed size; a step overwrites a single position.
 
     Args:
         config: Configuration of the network.
@@ -40,7 +40,7 @@ class Step:
     """Decodes a token with a network, and returns the logits.
 
     Args:
-        network: A Llama; blocks may be shared with other networks.
+        network: Llama, perhaps with shared blocks.
         batch: Number of sequences.
     """
 
@@ -100,7 +100,7 @@ def _block(layer: Any, states: Tensor, angles: tuple[Tensor, Tensor], mask: Tens
 
 
 def _name_of_cache() -> str:
-    """Return the argument name for keys and values of a block in this version of transformers."""
+    """Return the argument name for keys and values of a block in the installed version of transformers."""
     import inspect
 
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer

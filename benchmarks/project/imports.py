@@ -1,4 +1,4 @@
-"""Imports of the project, read from its source by AST, also inside functions and under TYPE_CHECKING."""
+"""Imports of the project, read from the source by AST, also inside functions and under TYPE_CHECKING."""
 
 from __future__ import annotations
 

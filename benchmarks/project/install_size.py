@@ -1,4 +1,4 @@
-"""Size of an installation: the package itself, and all its dependencies.
+"""Size of an installation: the package, and all dependencies.
 
     python -m benchmarks.project.install_size
 
@@ -33,7 +33,7 @@ def measure() -> Iterator[dict[str, Any]]:
 
 
 def needed(name: str) -> set[str]:
-    """Return the names of all distributions that a distribution needs here, itself apart."""
+    """Return the names of all other installed distributions among a distribution's dependencies."""
     found: set[tuple[str, str]] = set()
     waiting = [(name, "")]
     while waiting:

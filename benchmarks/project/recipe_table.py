@@ -63,7 +63,7 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Recipe with the parts of its header.
+    """Recipe with the parts of the header.
 
     Attributes:
         name: Name for `--config`.
@@ -72,7 +72,7 @@ class Recipe:
         where: Hardware and time in the header.
         about: First paragraph of the header.
         task: Class of the LightningModule.
-        callbacks: Classes of the callbacks that prune or recover.
+        callbacks: Classes of the callbacks for pruning and recovery.
     """
 
     name: str

@@ -59,13 +59,13 @@ def best_of_rates(
     train: Callable[[nn.Module, float], nn.Module],
     held_out: Callable[[nn.Module], Scores],
 ) -> BestOfRates:
-    """Train copies of a network at several rates, and keep the best; of equal ones, the smallest rate wins.
+    """Train copies of a network at several rates, and keep the best; the smallest rate wins ties.
 
     Args:
         network: Network; unchanged.
         rates: Rates in ascending order.
-        train: Function that trains a network in place at a rate, and returns it.
-        held_out: Function from a network to its hits on images outside training and results.
+        train: Function that trains and returns a network at a rate, in place.
+        held_out: Function from a network to the hits on images outside training and results.
     """
     networks = {rate: train(copy.deepcopy(network), rate) for rate in rates}
     accuracies = {rate: 100 * float(held_out(trained).mean()) for rate, trained in networks.items()}

@@ -43,7 +43,7 @@ RATES = ("middle", "lowest", "highest")  # in the order of the subjects' rates
 
 
 class AfterSurgery(pl.Callback):
-    """Keeps the network right after its surgery, and ends the fit."""
+    """Keeps the network right after the surgery, and ends the fit."""
 
     network: nn.Module
 
@@ -67,7 +67,7 @@ class SameStart(pl.Callback):
 
 @cache
 def untrained(model: str) -> nn.Module:
-    """Return the pruned network before its recovery."""
+    """Return the pruned network before the recovery."""
     one, kept, file = SUBJECTS[model], AfterSurgery(), PLANS / f"{model}.pt"
     if not file.is_file():
         fit(one.subject, 0.0, 1, 0, [one.surgeon(one.plan()), *one.beside(), kept])
@@ -77,7 +77,7 @@ def untrained(model: str) -> nn.Module:
 
 
 def recovered(model: str, method: str, rate: float, epochs: int, seed: int) -> nn.Module:
-    """Return the network after its recovery."""
+    """Return the network after the recovery."""
     one, arguments = SUBJECTS[model], TEACHERS[method]
     teacher = [] if arguments is None else [DistillRecover(**arguments)]
     start = [] if one.again is None else [SameStart(untrained(model))]
@@ -102,7 +102,7 @@ def skipped(rate: str, epochs: int, model: str, method: str, seed: int) -> bool:
 
 
 def about(rows: Sequence[Row]) -> str:
-    """Return the lines above a network's table: a description, its rates, and its untrained scores."""
+    """Return the lines above a network's table: a description, the rates, and the untrained scores."""
     subject = SUBJECTS[rows[0]["model"]].subject
     scores = {row.method: subject.scale * row.figures["score"].value for row in rows if not row["epochs"]}
     known = ", ".join(f"{method} {value:.{subject.digits}f}" for method, value in scores.items())
@@ -111,7 +111,7 @@ def about(rows: Sequence[Row]) -> str:
 
 
 def score(line: Line, rate: str) -> str:
-    """Return the score at a rate, and its lead over the base at the same rate."""
+    """Return the score at a rate, and the lead over the base at the same rate."""
     own = line.only(rate=rate)
     if not own.rows:
         return ""

@@ -1,4 +1,4 @@
-"""Subjects of `distillation.py`: ResNet-56, DeiT-Tiny and SmolLM2-135M, each with its data and scores.
+"""Subjects of `distillation.py`: ResNet-56, DeiT-Tiny and SmolLM2-135M, each with data and scores.
 
 Plans are made once and kept: half of the MACs of ResNet-56 in width, 6 activations and 2 attentions of DeiT-Tiny, and
 the 7 of 30 blocks of SmolLM2 from `llm_depth`, with refitted maps in their place.

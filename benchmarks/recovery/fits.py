@@ -39,7 +39,7 @@ class Subject:
         loader: Function from a seed to the training batches.
         loss: Loss of a network on a batch.
         optimizer: Optimizer of parameters at a rate.
-        scores: Function from a network to its scores by image or text, outside the training data.
+        scores: Function from a network to the scores by image or text, outside the training data.
         rates: Learning rates, the middle one first.
         scale: Factor of the scores on the page; 100 for a share in percent.
         digits: Digits of the scores on the page.
@@ -135,6 +135,6 @@ def fit(
 
 
 def shuffled(data: tuple[Tensor, ...], size: int, seed: int | None = None) -> DataLoader[Any]:
-    """Return data in batches, in another order each epoch, by a seed of its own if given."""
+    """Return data in batches, reshuffled each epoch, by a separate seed if given."""
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     return DataLoader(TensorDataset(*data), size, shuffle=True, generator=generator)

@@ -99,7 +99,7 @@ def scale_momentum(optimizers: Iterable[Optimizer], size: float) -> float:
     Returns the factor.
 
     Args:
-        optimizers: Optimizers with the weights from before in their state.
+        optimizers: Optimizers with the earlier weights in the state.
         size: Sum of squares of all weights before the surgery; removed weights count as zero afterwards.
     """
     change = size
@@ -120,7 +120,7 @@ def _states(optimizers: Iterable[Optimizer]) -> list[tuple[Parameter, dict[str, 
 
 @dataclass(frozen=True)
 class Shared:
-    """Epoch before the surgery, shared by fits of a seed, optimizer and rate, with files beside its checkpoint."""
+    """Epoch before the surgery, shared by fits of a seed, optimizer and rate, with files beside the checkpoint."""
 
     seed: int
     optimizer: str

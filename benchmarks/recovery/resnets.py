@@ -140,7 +140,7 @@ STARTS: dict[str, Callable[[nn.Module, nn.Module, Plan, Batches], str]] = {
 
 @cache
 def start_of(model: str, seed: int, method: str) -> tuple[nn.Module, str]:
-    """Return a network before further training, and the way that `reconstruct` has kept."""
+    """Return a network before further training, and the way kept by `reconstruct`."""
     network, plan = copy.deepcopy(dense_of(model, seed)), Plan()
     if not method.startswith("dense"):
         plan = plan_of(model, seed)
@@ -158,7 +158,7 @@ def measure(seed: int, model: str, training: str, method: str) -> dict[str, Any]
 
 
 def top1(line: Line, training: str) -> str:
-    """Return the mean over seeds, and its lead over recalibrated statistics."""
+    """Return the mean over seeds, and the lead over recalibrated statistics."""
     own = line.only(training=training)
     if not own.rows:
         return ""

@@ -54,7 +54,7 @@ def measure(scored: str, seed: int, subject: str, rate: float, method: str) -> d
 
 
 def skipped(scored: str, seed: int, subject: str, rate: float, method: str) -> bool:
-    """Whether a row has another rate, seed or network than its score needs."""
+    """Whether a row has a rate, seed or network without a score of this kind."""
     if rate not in SUBJECTS[subject].subject.rates or (scored == HELD_OUT) != (seed == CHOSEN_ON):
         return True
     return scored == CURVE and (subject, rate, seed) != ("resnet20", CURVES_AT, 0)

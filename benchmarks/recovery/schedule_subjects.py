@@ -33,7 +33,7 @@ class Scheduled:
         subject: Network and its data.
         epochs: Epochs after the surgery.
         surgeon: Maker of the pruning callback for a seed.
-        held_out: Function from a network and a seed to its scores on training images outside planning and training.
+        held_out: Function from a network and a seed to the scores on training images outside planning and training.
     """
 
     subject: Subject

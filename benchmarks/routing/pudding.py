@@ -62,7 +62,7 @@ def kept(name: str, make: Callable[[], T]) -> T:
 
 
 def omission_sets() -> PlanSet:
-    """Return the sets of each task and loss, and the static one."""
+    """Return the sets of each task and loss, and the static set."""
     path = KEPT / "sets.json"
     if path.is_file():
         return PlanSet.load(path)
@@ -74,7 +74,7 @@ def omission_sets() -> PlanSet:
 
 
 def rivals() -> dict[str, frozenset[int]]:
-    """Return the blocks that static methods remove, calibrated on wikitext2 as in their papers."""
+    """Return the removed blocks of static methods, calibrated on wikitext2 as in the papers."""
     ids = calibration(tokenizer(), ("wikitext2", "valid.txt"), 16, 128, 0).to(DEVICE)
     batches = [{"input_ids": some} for some in ids.split(4)]
     how: dict[str, dict[str, Any]] = {
@@ -111,7 +111,7 @@ def learnt_from(sets: PlanSet) -> Learnt:
 
 
 def features_of(asked: Sequence[Question]) -> Tensor:
-    """Return the router's features of prompts, which do not depend on the number of sets."""
+    """Return the router's features of prompts, independent of the number of sets."""
     return prompt_features(router_of(2), model(), asked, encoding())
 
 

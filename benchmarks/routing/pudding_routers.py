@@ -61,7 +61,7 @@ class Asked:
 def routed(
     router_of: Callable[[int], PrefixRouter], names: Sequence[str], learnt: Learnt, part: Asked, best: int
 ) -> Iterator[dict[str, Any]]:
-    """Train routers, and yield their results.
+    """Train routers, and yield the results.
 
     Args:
         router_of: Maker of an untrained router for a number of sets.
@@ -91,7 +91,7 @@ def chosen_sets(names: Sequence[str], choice: str, best: int) -> list[int]:
 
 
 def _each_router(names: Sequence[str]) -> Iterator[tuple[str, str, int, bool]]:
-    """Yield sets, loss and seed of each router, and whether its labels are shuffled: over all sets only."""
+    """Yield sets, loss and seed of each router, and a flag for shuffled labels, only over all sets."""
     searched = sorted({name.rpartition("/")[2] for name in names if "/" in name})
     for choice in (EVERY, *searched):
         for loss, seed in product(LOSSES, SEEDS):

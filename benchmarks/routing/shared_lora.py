@@ -50,11 +50,11 @@ UNTRAINED, ALL = "no training", "all"
 
 
 def recovered(subject: Subject, some: PlanSet, steps: int, distill: float) -> tuple[nn.Module, nn.Module]:
-    """Return the network with its adapters, and a copy with merged adapters.
+    """Return the network with adapters, and a copy with merged adapters.
 
     Args:
         subject: Subject to recover.
-        some: Sets that share the adapters.
+        some: Sets with shared adapters.
         steps: Number of all steps.
         distill: Weight of the teacher.
     """

@@ -56,7 +56,7 @@ class Drawing:
             y: Upper side.
             width: Width.
             height: Height.
-            text: Lines of text; those after the first are softer.
+            text: Lines of text, softer after the first.
             fill: Key of `FILLS`.
             size: Font size.
         """
@@ -85,7 +85,7 @@ class Drawing:
         self._parts.append(f'<text class="{kind}" {place}>{escape(text)}</text>')
 
     def curve(self, points: Sequence[tuple[float, float]]) -> None:
-        """Draw a line with a head at its end, vertical at every point."""
+        """Draw a line with a head at the end, vertical at every point."""
         x, y = points[0]
         path = f"M{x:.0f} {y:.0f}"
         for to_x, to_y in points[1:]:

@@ -73,7 +73,7 @@ def floors_of(imports: Imports) -> dict[str, int]:
 
 
 def rows_of(imports: Imports) -> list[list[str]]:
-    """Return the folders row by row, from the top down, each below all folders that import it."""
+    """Return the folders row by row, from the top down, each below all importing folders."""
     height, floors = dict[str, int](), floors_of(imports)
     for folder in reversed(list(nx.lexicographical_topological_sort(_graph(imports)))):
         below = [other for other in imports[folder] if floors[other] == floors[folder]]
@@ -119,7 +119,7 @@ def _width(name: str) -> float:
 
 
 def _spread(row: list[str], wanted: Mapping[str, float]) -> dict[str, float]:
-    """Return the centres of a row, as near as possible to the wanted ones, without overlap and inside the picture."""
+    """Return the centres of a row, near the wanted centres, without overlap and inside the picture."""
     found, least = dict[str, float](), 0.0
     ordered = sorted(row, key=lambda name: (wanted[name], name))
     for name in ordered:
