@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.boundary.short_runs import ShortRuns
-from benchmarks.data.cifar import training_images
+from benchmarks.data.cifar import cropped, training_images
 from benchmarks.runner.rows import CHECKPOINTS, RESULTS
 from prunerecover import Plan, apply_plan
 from prunerecover.recovery.distillation import distillation_loss
@@ -115,7 +115,7 @@ def train(
     curve = []
     network.train()
     for step, chosen in enumerate(islice(_order(generator), steps), 1):
-        images = cropped(pixels[chosen], generator)
+        images = cropped(pixels[chosen], SIDE, generator)
         logits = network(images)
         loss = F.cross_entropy(logits, labels[chosen])
         if teacher is not None:
@@ -137,15 +137,6 @@ def _order(generator: torch.Generator) -> Iterator[Tensor]:
     """Give indices of batches, all images in a new order each epoch."""
     while True:
         yield from torch.randperm(TRAINED, generator=generator).split(BATCH)
-
-
-def cropped(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Crop each image `(N, 3, H, W)` at random, and flip about half of them."""
-    tops, lefts = torch.randint(pixels.shape[-1] - SIDE + 1, (2, len(pixels)), generator=generator).tolist()
-    flips = torch.rand(len(pixels), generator=generator) < 0.5
-    crops = [image[:, y : y + SIDE, x : x + SIDE] for image, y, x in zip(pixels, tops, lefts, strict=True)]
-    stacked = torch.stack(crops)
-    return torch.where(flips.view(-1, 1, 1, 1), stacked.flip(3), stacked)
 
 
 def schedule(steps: int) -> Callable[[int], float]:

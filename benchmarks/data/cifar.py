@@ -102,10 +102,14 @@ def train_one_epoch(
 
 def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
     """Crop each image at random after padding by 4 pixels, and flip about half of them."""
-    padded = F.pad(pixels, (4, 4, 4, 4))
-    tops, lefts = torch.randint(9, (2, len(pixels)), generator=generator).tolist()
+    return cropped(F.pad(pixels, (4, 4, 4, 4)), 32, generator)
+
+
+def cropped(pixels: Tensor, side: int, generator: torch.Generator) -> Tensor:
+    """Crop each image `(N, 3, H, W)` at random to a square, and flip about half of them."""
+    tops, lefts = torch.randint(pixels.shape[-1] - side + 1, (2, len(pixels)), generator=generator).tolist()
     flips = torch.rand(len(pixels), generator=generator) < 0.5
-    crops = [image[:, y : y + 32, x : x + 32] for image, y, x in zip(padded, tops, lefts, strict=True)]
+    crops = [image[:, y : y + side, x : x + side] for image, y, x in zip(pixels, tops, lefts, strict=True)]
     stacked = torch.stack(crops)
     return torch.where(flips.view(-1, 1, 1, 1), stacked.flip(3), stacked)
 

@@ -1,4 +1,4 @@
-"""Process that calls functions for another process, whose crashes and delays do no harm there."""
+"""Separate process for calls; crashes and delays do no harm to the caller."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Worker:
         """Return the result of a module's function in the process.
 
         Args:
-            function: Function of a module; the process gets its name.
-            args: Arguments; they and the result can be pickled.
+            function: Function of a module, sent by name.
+            args: Picklable arguments; the result is picklable, too.
             timeout: Seconds; starting the process does not count.
 
         Raises:
@@ -57,7 +57,7 @@ class Worker:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     def start(self) -> ProcessPoolExecutor:
-        """Start the process, unless it runs; return the pool around it."""
+        """Start the process on demand; return the pool."""
         if self._pool is None:
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # the process reads it when it starts
             before = multiprocessing.active_children()
@@ -67,7 +67,7 @@ class Worker:
         return self._pool
 
     def stop(self) -> None:
-        """End the process, if it runs."""
+        """End the process."""
         if self._pool is not None:
             self._process.kill()
             self._pool.shutdown()
