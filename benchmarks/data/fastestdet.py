@@ -1,0 +1,226 @@
+"""FastestDet (github.com/dog-qiuqiu/FastestDet): a detector of 0.24 M parameters, its images and its score on COCO.
+
+A ShuffleNetV2 (arXiv 1807.11164) reads images of 352 x 352 pixels; a neck joins its three stages, and one head says for
+each of 22 x 22 cells how likely an object is, where its box lies, and of which class it is. Names are those of the
+published weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics.detection import MeanAveragePrecision
+from torchvision.ops import batched_nms
+
+from benchmarks.data.real import data_root
+
+SIZE, CLASSES = 352, 80
+STAGES = {"stage2": (24, 48, 4), "stage3": (48, 96, 8), "stage4": (96, 192, 4)}  # inputs, outputs, units
+SCORE, OVERLAP, BOXES = 0.001, 0.45, 100  # of what is kept: the least score, overlap of a class, boxes of an image
+
+
+def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
+    """Return a 1 x 1 convolution or a depthwise one, and its BatchNorm."""
+    groups = inputs if size > 1 else 1
+    return [
+        nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(outputs),
+    ]
+
+
+class ShuffleUnit(nn.Module):
+    """Passes even channels on and computes on odd ones; with a stride, both branches read all channels."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        half = outputs // 2
+        read = inputs if stride > 1 else inputs // 2
+        middle = _conv(half, half, 3, stride)
+        self.branch_main = nn.Sequential(
+            *_conv(read, half, 1), nn.ReLU(), *middle, *_conv(half, outputs - read, 1), nn.ReLU()
+        )
+        self.branch_proj = (
+            nn.Sequential(*_conv(inputs, inputs, 3, stride), *_conv(inputs, inputs, 1), nn.ReLU())
+            if stride > 1
+            else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `(N, outputs, H / stride, W / stride)`."""
+        if self.branch_proj is not None:
+            return torch.cat([self.branch_proj(x), self.branch_main(x)], 1)
+        return torch.cat([x[:, ::2], self.branch_main(x[:, 1::2])], 1)
+
+
+class ShuffleNet(nn.Module):
+    """The backbone: three stages at strides of 8, 16 and 32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_conv = nn.Sequential(nn.Conv2d(3, 24, 3, 2, 1, bias=False), nn.BatchNorm2d(24), nn.ReLU())
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        for name, (inputs, outputs, units) in STAGES.items():
+            first, *others = (ShuffleUnit(inputs if i == 0 else outputs, outputs, 2 - min(i, 1)) for i in range(units))
+            setattr(self, name, nn.Sequential(first, *others))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the outputs of the stages, finest first."""
+        second = self.stage2(self.maxpool(self.first_conv(x)))
+        third = self.stage3(second)
+        return second, third, self.stage4(third)
+
+
+class Conv1x1(nn.Module):
+    """A 1 x 1 convolution with BatchNorm and ReLU."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv1x1 = nn.Sequential(*_conv(inputs, outputs, 1), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `(N, outputs, H, W)`."""
+        return self.conv1x1(x)
+
+
+class Pyramid(nn.Module):
+    """One, two and three depthwise 5 x 5 convolutions side by side, joined and added to their input."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.Conv1x1 = Conv1x1(inputs, outputs)
+        for number in (1, 2, 3):
+            layers = [layer for _ in range(number) for layer in (*_conv(outputs, outputs, 5), nn.ReLU())]
+            setattr(self, f"S{number}", nn.Sequential(*layers))
+        self.output = nn.Sequential(*_conv(3 * outputs, outputs, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `(N, outputs, H, W)`."""
+        x = self.Conv1x1(x)
+        return F.relu(x + self.output(torch.cat([self.S1(x), self.S2(x), self.S3(x)], 1)))
+
+
+class Head(nn.Module):
+    """A depthwise 5 x 5 convolution and a 1 x 1 one."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv5x5 = nn.Sequential(*_conv(inputs, inputs, 5), nn.ReLU(), *_conv(inputs, outputs, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `(N, outputs, H, W)`."""
+        return self.conv5x5(x)
+
+
+class DetectHead(nn.Module):
+    """The three heads of a cell, on what they share."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1x1 = Conv1x1(channels, channels)
+        self.obj_layers, self.reg_layers = Head(channels, 1), Head(channels, 4)
+        self.cls_layers = Head(channels, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `(N, 1 + 4 + 80, H, W)`: how likely an object is, its box, its classes."""
+        x = self.conv1x1(x)
+        return torch.cat([self.obj_layers(x).sigmoid(), self.reg_layers(x), self.cls_layers(x).softmax(1)], 1)
+
+
+class FastestDet(nn.Module):
+    """The whole network: images `(N, 3, 352, 352)`, blue first and in [0, 1], to `(N, 85, 22, 22)`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = ShuffleNet()
+        self.upsample = nn.Upsample(scale_factor=2, mode="nearest")
+        self.avg_pool = nn.AvgPool2d(3, 2, 1)
+        self.SPP = Pyramid(48 + 96 + 192, 96)
+        self.detect_head = DetectHead(96)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the heads say of each cell."""
+        second, third, fourth = self.backbone(x)
+        return self.detect_head(self.SPP(torch.cat([self.avg_pool(second), third, self.upsample(fourth)], 1)))
+
+
+def fastestdet() -> nn.Module:
+    """Return the network with its published weights."""
+    network = FastestDet()
+    network.load_state_dict(load_file(data_root() / "models" / "fastestdet_coco" / "model.safetensors"))
+    return network.eval()
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """Images and what is on them.
+
+    Attributes:
+        images: `(N, 3, 352, 352)`.
+        objects: By image: boxes `(K, 4)` as shares of the image, x1 y1 x2 y2, and labels `(K,)`.
+        sizes: Widths and heights of the images, in pixels, `(N, 2)`.
+    """
+
+    images: Tensor
+    objects: Sequence[dict[str, Tensor]]
+    sizes: Tensor
+
+
+def scenes(split: str) -> Scenes:
+    """Return the images of a split of COCO, "train2017" or "val2017"."""
+    root = data_root() / "data" / "coco128"
+    said = json.loads((root / "annotations" / f"instances_{split}.json").read_text())
+    number = {category["id"]: i for i, category in enumerate(sorted(said["categories"], key=lambda c: c["id"]))}
+    images, objects = [], []
+    for image in said["images"]:
+        images.append(_image(root / split / image["file_name"]))
+        own = [one for one in said["annotations"] if one["image_id"] == image["id"] and not one["iscrowd"]]
+        boxes = torch.tensor([one["bbox"] for one in own]).reshape(-1, 4)
+        boxes = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
+        objects.append({"boxes": boxes, "labels": torch.tensor([number[one["category_id"]] for one in own]).long()})
+    sizes = torch.tensor([(image["width"], image["height"]) for image in said["images"]])
+    return Scenes(torch.stack(images), objects, sizes)
+
+
+def _image(path: Path) -> Tensor:
+    pixels = np.asarray(Image.open(path).convert("RGB"))[:, :, ::-1].copy()
+    image = torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
+    return F.interpolate(image[None], (SIZE, SIZE), mode="bilinear", align_corners=False)[0]
+
+
+def boxes_of(output: Tensor, size: Tensor) -> dict[str, Tensor]:
+    """Return the boxes that the network finds on one image.
+
+    Args:
+        output: `(85, H, W)`.
+        size: Width and height of the image, in pixels.
+    """
+    height, width = output.shape[1:]
+    row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    classes, labels = output[5:].max(0)
+    scores = (output[0] ** 0.6 * classes**0.4).flatten()
+    x, y = (output[1].tanh() + column) / width, (output[2].tanh() + row) / height
+    w, h = output[3].sigmoid(), output[4].sigmoid()
+    boxes = torch.stack([x - w / 2, y - h / 2, x + w / 2, y + h / 2], -1).flatten(0, 1) * size.repeat(2)
+    labels, likely = labels.flatten(), scores > SCORE
+    boxes, scores, labels = boxes[likely], scores[likely], labels[likely]
+    kept = batched_nms(boxes, scores, labels, OVERLAP)[:BOXES]
+    return {"boxes": boxes[kept], "scores": scores[kept], "labels": labels[kept]}
+
+
+@torch.no_grad()
+def map50(network: nn.Module, seen: Scenes) -> float:
+    """Return the mean average precision at an overlap of a half, in percent."""
+    metric = MeanAveragePrecision(backend="faster_coco_eval")
+    network.eval()
+    outputs = torch.cat([network(part) for part in seen.images.split(16)])
+    metric.update([boxes_of(*pair) for pair in zip(outputs, seen.sizes, strict=True)], list(seen.objects))
+    return 100 * float(metric.compute()["map_50"])
