@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import Any
@@ -16,17 +16,18 @@ from prunerecover.calibration.token_weights import row_weights
 from prunerecover.depth.graph_fits import fit_places
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.display.progress import progress
-from prunerecover.families.describe import is_supported
+from prunerecover.families.describe import describe, is_supported
 from prunerecover.graph.trace import trace_graph
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.library.blocks import blocks_of
 from prunerecover.library.edits import FITTED, Chosen, EditMaker, Fit
 from prunerecover.library.head_sizes import smaller_heads
-from prunerecover.library.moments import StationMoments
+from prunerecover.library.moments import LARGEST, StationMoments
 from prunerecover.library.scoring import Scorer
 from prunerecover.library.stations import Station, is_read, stations_of
 from prunerecover.library.variants import BRANCHES, DENSE, LibrarySite, Variant, sites_of
 from prunerecover.library.walk import Moments, Walks
+from prunerecover.model.linears import linear_shape
 from prunerecover.model.paths import get_module
 from prunerecover.plan.groups import Group
 from prunerecover.plan.units import Unit
@@ -89,13 +90,15 @@ class Library:
         removals = Removals(session.model, traced, kinds) if units else None
         self.stand_ins = _stand_ins(removals, session)
         self.lists = () if removals is None else _lists(removals, [unit.name for unit in units])
-        leaves = {unit.name: (*self.stand_ins.get(unit.name, ()), *_leaves(unit, session)) for unit in units}
-        self.sites: Mapping[str, LibrarySite] = {site.name: site for site in sites_of(units, groups, scores, leaves)}
-        self.maker = EditMaker(self.sites, network, removals, head_sizes=head_sizes)
         self.graph = traced.graph
         several = trace_graph(session.model, session.first.select(torch.arange(min(2, session.first.n_samples))))
-        sites = tuple(self.sites.values())
-        self.stations = stations_of(session.model, several, sites)
+        bare = sites_of(units, groups, scores, {unit.name: ("zero",) for unit in units})
+        self.stations = stations_of(session.model, several, bare)
+        at = {station.site for station in self.stations}
+        leaves = {u.name: (*self.stand_ins.get(u.name, ()), *_leaves(u, session, at)) for u in units}
+        sites = sites_of(units, groups, scores, leaves)
+        self.sites: Mapping[str, LibrarySite] = {site.name: site for site in sites}
+        self.maker = EditMaker(self.sites, network, removals, head_sizes=head_sizes)
         self.blocks = blocks_of(several, sites, self.stations)
         refitted = {station.reader for station in self.stations}
         if network is not None:
@@ -106,6 +109,12 @@ class Library:
         self.walks = Walks(session.model, self.maker, self.stations, self.blocks, fit, self.fitted_at, weights)
         self.scorer = Scorer(session.model, traced.graph, self.maker, session.samples.held_out)
         self.scored: dict[str, dict[str, Scored]] = {}
+
+    @property
+    def fits_branches(self) -> bool:
+        """Whether replacements of all attentions and MLPs are fitted: each ends in a linear before an addition."""
+        at = {station.site for station in self.stations}
+        return all(site.name in at for site in self.sites.values() if site.kind in BRANCHES)
 
     def fitted_at(self, number: int, chosen: Chosen, moments: Moments) -> Chosen:
         """Return the part of a choice fitted at a station: the site's variant, or else a removed block behind.
@@ -158,6 +167,8 @@ class Library:
         """Fit a narrowed site: the last linear, and for smaller heads queries, keys and values, too."""
         sizes = next((group for group in groups if group.kind == "head_dim" and group.name in variant.removed), None)
         dense: Any = get_module(self.session.model, station.reader)
+        if sizes is not None and linear_shape(dense)[0] > LARGEST:
+            return Fit()
         if sizes is None:
             return Fit({station.reader: moments.reader(features_left(self.session.model, groups, variant), dense)})
         heads = next((group for group in groups if group.kind == "head"), None)
@@ -222,11 +233,22 @@ def _lists(removals: Removals, units: Sequence[str]) -> tuple[tuple[str, ...], .
     return tuple(tuple(sorted(one)) for one in removals.block_lists if one <= set(units))
 
 
-def _leaves(unit: Unit, session: Session) -> tuple[str, ...]:
-    """Return the replacements of a unit by name, costlier replacements first; fits from the graph are not included."""
+def _leaves(unit: Unit, session: Session, at: Collection[str]) -> tuple[str, ...]:
+    """Return the replacements of a unit by name, costlier replacements first; fits from the graph are not included.
+
+    Args:
+        unit: Unit.
+        session: Network and samples.
+        at: Sites with a station, where replacements are fitted.
+    """
     if unit.kind not in BRANCHES or not is_supported(session.model):
         return ("identity" if unit.kind == "activation" else "zero",)
-    return FITTED if session.samples.enough else ("zero",)
+    if unit.name not in at or not session.samples.enough:
+        return ("zero",)
+    branches = {
+        own.path: own for block in describe(session.model).blocks for own in (block.attention, block.mlp) if own
+    }
+    return FITTED if branches[unit.name].dim <= LARGEST else ("constant",)
 
 
 def _stand_ins(removals: Removals | None, session: Session) -> dict[str, dict[str, StandInFit]]:

@@ -12,6 +12,7 @@ from prunerecover.model.linears import is_transposed, matrix_and_bias
 RIDGE = 0.01  # of replacements, relative to the mean variance of the inputs
 READER = 1e-2, 0.1  # of readers: always, and times the features per row
 LEAST_SCALE = 1e-6  # of a LayerScale, relative to the largest: outputs of smaller factors do not reach the stream
+LARGEST = 4096  # input features of a fit; second moments of more would not fit into memory
 ROWS = 40  # of a fit, per input feature, at most
 
 Fitted = dict[str, Tensor]  # "weight" and "bias" of a linear, or of a replacement
@@ -39,27 +40,28 @@ class StationMoments:
             weight: Weight of each row; None: equal weights.
         """
         rows = slice(None, None, self.step)
-        target = (now.given.float() + total.float() - now.total.float())[rows]
-        if now.scale is not None:
-            target = _unscaled(target, now.scale.float())
+        target = (now.given.float() + total.float() - now.total.float())[rows] / now.factor
         weight = torch.ones(len(now.read)) if weight is None else weight
         weight = weight[rows].to(target)
         self.rows += len(target)
-        self.read.add(now.read[rows], target, weight)
-        self.entered.add(now.entered[rows], target, weight)
+        self.read.add(_few(now.read[rows]), _unscaled(target, now.scale), weight)
+        self.entered.add(_few(now.entered[rows]), target, weight)
 
     def reader(self, features: Tensor | None, dense: nn.Module) -> Fitted:
         """Fit the last linear to features of its input, shrunk towards the dense weights.
+
+        A linear with more than `LARGEST` inputs is cut only.
 
         Args:
             features: Numbers of the features that stay `(k,)`, or linear maps of all features `(k, n)`; None: all.
             dense: Linear of the dense network.
         """
-        before, bias = matrix_and_bias(dense)[0].cpu(), dense.bias is not None
+        (before, shift), bias = (value.cpu() for value in matrix_and_bias(dense)), isinstance(dense.bias, Tensor)
         features = torch.arange(before.shape[1]) if features is None else features
-        prior = before @ torch.linalg.pinv(features) if features.ndim == 2 else before[:, features]
-        ridge = READER[0] + READER[1] * len(features) / max(1, self.rows)
-        weight, shift = self.read.solve(ridge, prior, constant=bias, features=features)
+        weight = before @ torch.linalg.pinv(features) if features.ndim == 2 else before[:, features]
+        if before.shape[1] <= LARGEST:
+            ridge = READER[0] + READER[1] * len(features) / max(1, self.rows)
+            weight, shift = self.read.solve(ridge, weight, constant=bias, features=features)
         weight = weight.T.contiguous() if is_transposed(dense) else weight
         return {"weight": weight.float(), **({"bias": shift.float()} if bias else {})}
 
@@ -69,7 +71,14 @@ class StationMoments:
         return {"weight": weight.float(), "bias": bias.float()} if leaves == "affine" else {"bias": bias.float()}
 
 
-def _unscaled(target: Tensor, scale: Tensor) -> Tensor:
+def _few(rows: Tensor) -> Tensor:
+    """Return rows without the features, if they are too many for second moments."""
+    return rows if rows.shape[-1] <= LARGEST else rows[:, :0]
+
+
+def _unscaled(target: Tensor, scale: Tensor | None) -> Tensor:
     """Return wanted outputs before a LayerScale; outputs that the scale blocks are wanted to be zero."""
+    if scale is None:
+        return target
     blocked = scale.abs() < LEAST_SCALE * scale.abs().max()
-    return torch.where(blocked, 0.0, target / scale.masked_fill(blocked, 1.0))
+    return torch.where(blocked, 0.0, target / scale.float().masked_fill(blocked, 1.0))

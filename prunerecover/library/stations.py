@@ -13,12 +13,10 @@ from prunerecover.graph.computation_graph import ComputationGraph
 from prunerecover.library.variants import LibrarySite
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.hooks import first_tensor, until_reached
-from prunerecover.model.linears import is_linear, is_transposed, linear_shape
+from prunerecover.model.linears import is_linear, is_transposed
 from prunerecover.model.paths import get_module, is_within
 from prunerecover.plan.groups import Slice
 from prunerecover.recovery.branch_ends import SumSeen, sum_behind
-
-LARGEST = 4096  # input features of a reader; second moments of more would not fit into memory
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,8 @@ class Seen:
         read: Input of the last layer.
         given: Output of the branch, as added to the stream.
         total: Stream after the addition of the branch's output.
-        scale: Factors on the outputs of the last layer before the addition `(features,)`, or None.
+        scale: LayerScale of the last layer's outputs `(features,)`, which goes with the branch, or None.
+        factor: Number that multiplies the branch's output in the code around, whatever the branch is.
     """
 
     entered: Tensor
@@ -55,6 +54,7 @@ class Seen:
     given: Tensor
     total: Tensor
     scale: Tensor | None = None
+    factor: float = 1.0
 
 
 def stations_of(model: nn.Module, graph: ComputationGraph, sites: Sequence[LibrarySite]) -> tuple[Station, ...]:
@@ -100,8 +100,7 @@ def _reader(model: nn.Module, graph: ComputationGraph, site: LibrarySite) -> str
     plain = [path for path in reads if graph.times[path] == 1 and is_linear(get_module(model, path))]
     if site.groups and len(plain) > 1:
         return ""
-    last = max(plain, key=lambda path: graph.first_in.get(path, -1), default="")
-    return last if last and linear_shape(get_module(model, last))[0] <= LARGEST else ""
+    return max(plain, key=lambda path: graph.first_in.get(path, -1), default="")
 
 
 def seen_at(passes: FrontToBack, station: Station, inputs: ModelInputs) -> Seen | None:
@@ -128,7 +127,8 @@ def seen_at(passes: FrontToBack, station: Station, inputs: ModelInputs) -> Seen 
     if "sum" not in seen:
         return None
     entered, read, given, total = (_rows(seen[name]) for name in ("entered", "read", "given", "sum"))
-    return Seen(entered, read, given, total, seen["scale"].detach().flatten() if "scale" in seen else None)
+    scale, factor = seen["scale"].detach().flatten() if "scale" in seen else None, float(seen.get("factor", 1.0))
+    return Seen(entered, read, given, total, scale, factor)
 
 
 def _rows(x: Tensor) -> Tensor:

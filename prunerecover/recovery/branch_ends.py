@@ -53,7 +53,7 @@ def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) 
 
 
 def sum_behind(graph: ComputationGraph, path: str) -> int | None:
-    """Return the index of the sum of a stream and the output of a layer, past a LayerScale; None without one.
+    """Return the index of the sum of a stream and the output of a layer, perhaps times a factor; None without one.
 
     Args:
         graph: Graph of a network on more than one sample, if available.
@@ -63,7 +63,7 @@ def sum_behind(graph: ComputationGraph, path: str) -> int | None:
     if len(nodes) != 1:
         return None
     reader = _only_reader(graph, nodes[0])
-    if reader is not None and reader.operation == "mul" and len(reader.inputs) == len(reader.weights) == 1:
+    if reader is not None and reader.operation == "mul" and len(reader.inputs) == 1 and len(reader.weights) <= 1:
         reader = _only_reader(graph, reader)
     if reader is None or not _is_sum(reader) or reader.shape != nodes[0].shape:
         return None
@@ -126,8 +126,8 @@ class SumSeen(TorchFunctionMode):
     """Torch mode to copy the sum of a given tensor and a second operand, and to end the pass.
 
     Args:
-        seen: Record with the tensor under "given" once set by a hook; the mode writes "sum". If a parameter multiplies
-            the tensor first (LayerScale), the mode writes "scale", and the product becomes "given".
+        seen: Record with the tensor under "given" once set by a hook; the mode writes "sum". If a parameter or number
+            multiplies the tensor first, the mode writes "scale" or "factor", and the product becomes "given".
     """
 
     def __init__(self, seen: dict[str, Tensor]) -> None:
@@ -141,8 +141,10 @@ class SumSeen(TorchFunctionMode):
         given, operands = self.seen.get("given"), (*args, *kwargs.values())
         if given is None or not any(own is given for own in operands):
             return found
-        if func in PRODUCTS and len(factors := [own for own in operands if isinstance(own, nn.Parameter)]) == 1:
-            self.seen |= {"given": found, "scale": factors[0]}
+        factors = [own for own in operands if isinstance(own, nn.Parameter | float | int)]
+        if func in PRODUCTS and len(factors) == 1:
+            name = "scale" if isinstance(factors[0], nn.Parameter) else "factor"
+            self.seen |= {"given": found, name: torch.as_tensor(factors[0])}
         if func in ADDITIONS:
             self.seen["sum"] = found / (kwargs.get("alpha", 1) if operands[0] is not given else 1)
             raise Reached

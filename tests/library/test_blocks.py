@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 from cases.engine import batches_of, build
+from cases.models.decoders import DECODERS
 from cases.planning.networks import images, vit
 from torch import Tensor, nn
 
@@ -29,7 +30,10 @@ CHAIN = Blocks({"b": (1, 3), "c": (3, 5), "e": (7, 9)})
 @cache
 def planner(name: str = "", kinds: tuple[str, ...] = ALL) -> Planner:
     """Return a planner with a scored library, of a tiny ViT with three blocks or of another tiny model."""
-    model, batches = (build(name), batches_of(name, n=32)) if name else (vit(init_values=0.5), images(6))
+    if name == "granite":
+        model, batches = DECODERS[name].build(), batches_of("llama", n=32)
+    else:
+        model, batches = (build(name), batches_of(name, n=32)) if name else (vit(init_values=0.5), images(6))
     found = Planner(Session(model, batches), "macs", PruningConfig(kinds=kinds))  # type: ignore[arg-type]
     with found.session.evaluating():
         assert found.library.scored
@@ -160,3 +164,16 @@ def test_one_change_is_fitted_as_a_walk_would(before: dict[str, str], site: str,
         for path, values in walked[own][1].modules.items():
             torch.testing.assert_close(fit.modules[path], values)
         torch.testing.assert_close(fit.replacement, walked[own][1].replacement)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["", "granite"])
+def test_replacements_stand_where_no_layer_scale_is_left_and_before_numbers_of_the_code(name: str) -> None:
+    own = planner(name)
+    library = own.library
+    site = next(site for site in library.sites.values() if site.kind == "mlp")
+    variant, fit = library.scored[site.name]["affine"].variant, library.scored[site.name]["affine"].fit
+    wrong = [Fit(replacement={key: factor * value for key, value in fit.replacement.items()}) for factor in (0.5, 2.0)]
+    with own.session.evaluating():
+        best, *worse = [library.scorer.divergence({site.name: (variant, one)}) for one in (fit, *wrong)]
+    assert best < min(worse)

@@ -42,3 +42,23 @@ def test_replacements_are_nearly_least_squares_and_constants_are_means() -> None
     lost = (read @ found["weight"].T + found["bias"] - given).square().mean()
     assert lost < 0.01 * given.var(0).mean()
     torch.testing.assert_close(moments.replacement("constant")["bias"], given.mean(0), rtol=1e-3, atol=1e-3)
+
+
+def test_linears_too_wide_for_second_moments_are_cut_and_constants_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prunerecover.library.moments.LARGEST", 4)
+    moments, dense, _, given = station()
+    assert torch.equal(moments.reader(KEPT, dense)["weight"], dense.weight[:, KEPT])
+    assert torch.equal(moments.reader(KEPT, dense)["bias"], dense.bias)
+    torch.testing.assert_close(moments.replacement("constant")["bias"], given.mean(0), rtol=1e-3, atol=1e-3)
+
+
+def test_linears_fit_before_a_layer_scale_and_replacements_without() -> None:
+    moments, dense, read, given = station()
+    scale, scaled = torch.tensor([0.5, 2.0, -1.0, 0.0]), StationMoments()
+    total = torch.zeros(len(read), 4)
+    scaled.add(Seen(read, read, 3 * given * scale, total, scale, factor=3.0), total)
+    found = scaled.reader(torch.arange(5), dense)
+    whole = moments.reader(torch.arange(5), dense)
+    torch.testing.assert_close(found["weight"][:3], whole["weight"][:3], rtol=1e-3, atol=1e-3)
+    constant = moments.replacement("constant")["bias"] * scale
+    torch.testing.assert_close(scaled.replacement("constant")["bias"], constant, rtol=1e-3, atol=1e-3)
