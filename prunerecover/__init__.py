@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from prunerecover.checkpoint.pruned_folder import save_pruned as save_pruned
     from prunerecover.cost.measurement import Measurement as Measurement
     from prunerecover.cost.measurement import measure as measure
-    from prunerecover.depth.plan_depth import plan_depth as plan_depth
     from prunerecover.graph.computation_graph import ComputationGraph as ComputationGraph
     from prunerecover.graph.trace import trace_graph as trace_graph
     from prunerecover.importance.registry import importances as importances
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from prunerecover.plan.units import Site as Site
     from prunerecover.plan.units import Unit as Unit
     from prunerecover.planning.frontier import frontier as frontier
+    from prunerecover.planning.plan_depth import plan_depth as plan_depth
     from prunerecover.planning.plan_pruning import plan_pruning as plan_pruning
     from prunerecover.planning.plan_width import plan_width as plan_width
     from prunerecover.prune_model import prune as prune
@@ -111,7 +111,7 @@ _HOME = {
     "measure": "prunerecover.cost.measurement",
     "merge": "prunerecover.surgery.merging",
     "plan_boundary": "prunerecover.boundary.plan_boundary",
-    "plan_depth": "prunerecover.depth.plan_depth",
+    "plan_depth": "prunerecover.planning.plan_depth",
     "plan_omission_sets": "prunerecover.routing.omission_sets",
     "plan_pruning": "prunerecover.planning.plan_pruning",
     "plan_width": "prunerecover.planning.plan_width",

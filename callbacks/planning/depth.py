@@ -12,12 +12,12 @@ from prunerecover.callbacks.planning.base import Planning
 from prunerecover.depth.arguments import DepthArguments, DepthConfig, budget_of, planned_by_parts
 from prunerecover.depth.family.units import known_by_parts
 from prunerecover.depth.feasible import check_feasible
-from prunerecover.depth.plan_depth import depth_plan
 from prunerecover.families.describe import is_supported
 from prunerecover.model.arguments import check_patterns
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
 from prunerecover.plan.plan import Plan
+from prunerecover.planning.plan_depth import depth_plan
 from prunerecover.sites.find import find_units
 
 

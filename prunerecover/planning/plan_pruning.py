@@ -56,21 +56,21 @@ def plan_pruning(
             all is planned; a plan that misses it is made anew for more, and a warning says if it still does.
         batches: Calibration batches, labelled unless `loss` reads labels from elsewhere; see `plan_width`. Every 4th
             sample is held out, to compare what the others are fitted to.
-        loss: See `plan_width`.
-        kinds: Of the units that may go, in depth and width; None: all that are usual in `plan_depth` and `plan_width`,
+        loss: Loss, as in `plan_width`.
+        kinds: Kinds of removable units, in depth and width; None: all that are usual in `plan_depth` and `plan_width`,
             and experts for a share of the parameters.
-        equal_layers: See `plan_width`.
-        round_to: See `plan_width`.
+        equal_layers: Equal sizes of alike layers, as in `plan_width`.
+        round_to: Multiple of all sizes, as in `plan_width`.
         ignore: Shell patterns of names of units and groups that stay, such as "blocks.0.*".
         evaluate: Recovers the pruned models of some trials, each for a short while, and returns their accuracies in
             percent, as in `plan_boundary`; splits are compared by these instead of their outputs. It gets as many
             trials at once as do not depend on one another.
-        seed: Of the held-out split, of recoveries and of everything random.
+        seed: Seed of the held-out split, of recoveries and of everything random.
         store: Folder of what is found on the way: scores of variants, divergences, measured latencies, and plans that
             are compared. A search that is interrupted, by Ctrl-C or a kill, and begun again with the same network,
             samples and arguments goes on behind its last result, and gives the same plan; one for another budget finds
             all variants scored. See `plan_depth`, also for when to take another one. None: nothing is kept.
-        divergence: How outputs are compared: a name among `divergence.registry.DIVERGENCES`, or a callable `(dense,
+        divergence: Comparison of outputs: a name among `divergence.registry.DIVERGENCES`, or a callable `(dense,
             pruned) -> scalar`; None: what their structure asks for.
 
     Returns:
@@ -95,9 +95,9 @@ def joint_plan(session: Session, budget: Budget, config: PruningConfig, evaluate
 
     Args:
         session: Network and samples.
-        budget: See `plan_pruning`.
+        budget: Budget, as in `plan_pruning`.
         config: All other arguments of `plan_pruning`.
-        evaluate: See `plan_pruning`.
+        evaluate: Function that recovers, as in `plan_pruning`.
     """
     costs = tuple(check_costs(budget).costs)
 

@@ -76,7 +76,7 @@ def plan_width(
             Tolerance of Difference. "uniform": the same share of every group. "global": the least importance first. Or
             a rule that `register_allocation` has named, or a callable `(groups, scores, costs, budget) -> {group name:
             numbers of the units that go}`.
-        importance: What ranks units, high stays; None: "gate_taylor", with channels of networks with BatchNorm in an
+        importance: Ranking of units, high stays; None: "gate_taylor", with channels of networks with BatchNorm in an
             order of their own (see `channel_order`). For "tolerance" two: the one whose low values
             propose what goes, and the one whose high values stay; None: ("u_score", "r_score"). By name: "gate_taylor",
             "u_score", "r_score", "taylor", "squared_taylor", "magnitude", "l2_norm" and "random", for experts
@@ -91,16 +91,16 @@ def plan_width(
             then three epochs over the same samples if there are at least 32. "zero": nothing does, as is usual.
         equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say:
             `save_pruned` then makes a folder for `from_pretrained`. The budget is met by less than a unit of each.
-        round_to: What a group keeps is a multiple of this number, which processors like: 8 for channels, neurons and
+        round_to: Number that divides the size of every group, for the sake of processors: 8 for channels, neurons and
             hidden features (heads and experts go one by one), or one number per kind, such as {"channel": 8,
             "neuron": 64}. A group whose width is no multiple stays whole or is narrowed to one; one with fewer units
             stays whole. Units go in such steps until the budget is met; no step goes that it does not need. None: any
             number, but for a latency 8 is tried, too, and taken if less importance goes to meet it; 1: any number.
         ignore: Shell patterns of groups that stay, such as "layer4.*".
-        scores: Of this network as it is, saved earlier: the file that `prunerecover plan` writes beside a plan, or that
-            of `sensitivity`. Nothing is scored again, whatever the budget.
-        seed: Of everything random.
-        divergence: How outputs are compared: a name among `divergence.registry.DIVERGENCES`, or a callable `(dense,
+        scores: Scores of this dense network, saved earlier: the file that `prunerecover plan` writes beside a plan, or
+            that of `sensitivity`. Nothing is scored again, whatever the budget.
+        seed: Seed of everything random.
+        divergence: Comparison of outputs: a name among `divergence.registry.DIVERGENCES`, or a callable `(dense,
             pruned) -> scalar`; None: what their structure asks for.
 
     Returns:
@@ -135,7 +135,7 @@ def width_plan(session: Session, budget: Budget | None, config: WidthConfig) -> 
 
     Args:
         session: Network and samples.
-        budget: See `plan_width`.
+        budget: Budget, as in `plan_width`.
         config: All other arguments of `plan_width`, for this budget.
     """
     with progress("planning width", expected=PASSES * session.pass_seconds):

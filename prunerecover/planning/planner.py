@@ -10,8 +10,8 @@ from functools import cached_property, partial
 from prunerecover.cost.units.cost_names import ALONE
 from prunerecover.depth.arguments import kinds_of
 from prunerecover.depth.graph_planner import units_that_may_go
-from prunerecover.depth.plan_depth import planner_for
 from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.planners import planner_for
 from prunerecover.display.interrupted import resumable
 from prunerecover.library.costs import VariantCosts
 from prunerecover.library.edits import Chosen, Fit
@@ -53,7 +53,7 @@ class Planner:
         width: Groups with their scores; None: they are looked for.
 
     Attributes:
-        session: See above.
+        session: Network and samples.
         budgeted: Names of the costs.
         why_no_depth: Why no unit of depth can go; empty if some can.
         why_no_width: Why no unit of width can go; empty if some can.
@@ -137,14 +137,18 @@ class Planner:
     @cached_property
     def library(self) -> Library:
         """The library, scored."""
+        self.unscored.score()
+        return self.unscored
+
+    @cached_property
+    def unscored(self) -> Library:
+        """The library before it is scored."""
         width = self._width
         scores = {} if width is None else width.ranking()
         groups = () if width is None else rounded(width.groups, self.config.round_to)
         sizes = self._head_sizes() if any(group.kind == "head" for group in groups) else ()
         network = None if width is None else width.network
-        library = Library(self.session, self._chosen_among(), network, scores, (*groups, *sizes), sizes, self.store)
-        library.score()
-        return library
+        return Library(self.session, self._chosen_among(), network, scores, (*groups, *sizes), sizes, self.store)
 
     def _head_sizes(self) -> tuple[Group, ...]:
         """Return the groups of head dimensions that may be narrowed."""
@@ -240,7 +244,7 @@ class Planner:
 
         Args:
             chosen: Variants with what is fitted.
-            divergence: Of the output on held-out samples.
+            divergence: Divergence of the output on held-out samples.
         """
         groups = self._width.groups if self._width is not None else ()
         return plan_of(self.library, chosen, divergence, groups, self.config.seed)

@@ -15,13 +15,13 @@ from torch import nn
 
 from prunerecover.depth.arguments import DepthConfig, planned_by_parts
 from prunerecover.depth.graph_planner import GraphPlanner
-from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe_blocks
 from prunerecover.language.likelihood import AnswerBatch, Encoding, answer_batches, answer_loss
 from prunerecover.language.questions import Question, check_questions
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.plan import Plan
+from prunerecover.planning.plan_depth import plan_depth
 from prunerecover.routing.plan_set import PlanSet, check_routable
 from prunerecover.session.session import Session
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.depth.arguments import DepthConfig, kinds_of
-from prunerecover.depth.plan_depth import planner_for
+from prunerecover.depth.planners import planner_for
 from prunerecover.display.markdown import table
 from prunerecover.display.progress import progress
 from prunerecover.display.summary import Summarised, Summary

@@ -10,11 +10,11 @@ from cases.engine import batch_of, batches_of, build, equal, output_of, plan_of,
 from torch import nn
 
 from prunerecover.apply import apply_plan
-from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.model.copies import meta_copy
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.plan.edits import Remove
 from prunerecover.plan.plan import Plan
+from prunerecover.planning.plan_depth import plan_depth
 
 
 def test_removing_twice_says_so() -> None:

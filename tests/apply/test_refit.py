@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from prunerecover.apply import apply_plan, refit_plan
-from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import split_batches
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Fold
 from prunerecover.plan.plan import Plan
+from prunerecover.planning.plan_depth import plan_depth
 from prunerecover.surgery.apply_edits import apply_edits, undo
 from prunerecover.surgery.merging import merge, merge_edits
 from prunerecover.surgery.optimizer_update import update_optimizer

@@ -21,7 +21,7 @@ from prunerecover.boundary.map_points import kept_fractions
 from prunerecover.boundary.next_split import first_splits, next_split
 from prunerecover.boundary.plan_boundary import plan_boundary
 from prunerecover.boundary.search import BoundaryConfig, BoundarySearch, Trial
-from prunerecover.depth.plan_depth import plan_depth
+from prunerecover.planning.plan_depth import plan_depth
 
 KEPT = kept_fractions(LINE, (12, 12))
 LOSSES = {split: 6 + 0.4 * abs(split[0] - 5) ** 1.5 for split in LINE}  # least with five attentions gone

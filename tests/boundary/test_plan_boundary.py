@@ -21,9 +21,9 @@ from prunerecover.boundary.plan_boundary import PUBLISHED, plan_boundary
 from prunerecover.boundary.search import Trial
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.family_planner import FamilyPlanner
-from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
+from prunerecover.planning.plan_depth import plan_depth
 from prunerecover.session.session import Session
 
 

@@ -19,12 +19,12 @@ from prunerecover.apply import apply_plan
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Form
 from prunerecover.depth.family.edits import edits_of
-from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import as_inputs, split_batches
 from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.edits import Fold, Remove
 from prunerecover.plan.units import Unit
+from prunerecover.planning.plan_depth import plan_depth
 from prunerecover.sites.find import find_units
 from prunerecover.surgery.apply_edits import apply_edits
 

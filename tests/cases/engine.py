@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from prunerecover.calibration.candidates import Candidate
 from prunerecover.depth.family.edits import edits_of
-from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.divergence.measure import mean_divergence
 from prunerecover.model.batches import CalibrationSet, as_inputs, call, predictions_of, split_batches
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.units import Unit
+from prunerecover.planning.plan_depth import plan_depth
 from prunerecover.surgery.apply_edits import apply_edits
 
 TIMM: dict[str, dict[str, Any]] = {

@@ -34,7 +34,7 @@ from prunerecover import (
 )
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.planning import depth
-from prunerecover.depth.plan_depth import depth_plan
+from prunerecover.planning.plan_depth import depth_plan
 
 torch.set_num_threads(1)
 ONCE = {"remove": {"attention": 1, "activation": 2}, "schedule": {"start": 1}}

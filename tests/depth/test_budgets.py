@@ -17,12 +17,12 @@ import prunerecover.surgery.saved_cost as saved_cost
 from prunerecover.apply import apply_plan
 from prunerecover.cost.macs import count_macs
 from prunerecover.depth.family_planner import FamilyPlanner
-from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.depth.planner import Decision
 from prunerecover.model.batches import as_inputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.units import Unit
+from prunerecover.planning.plan_depth import plan_depth
 from prunerecover.sites.find import find_units
 from prunerecover.surgery.merging import merge
 
@@ -193,5 +193,5 @@ def test_a_share_of_latency_may_be_missed_as_far_as_clocks_differ(
 
     monkeypatch.setattr(FamilyPlanner, "_decide", noted)
     for budget in (Budget(latency=asked), Budget(macs=asked)):
-        plan_depth(build("timm"), budget, batches=batches_of("timm"))
+        plan_depth(build("timm"), budget, batches=batches_of("timm"), search="greedy")
     assert [budget.share for budget in sought] == [("latency", pytest.approx(aimed)), ("macs", asked)]

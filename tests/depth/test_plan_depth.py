@@ -13,9 +13,9 @@ from torch import Tensor
 
 from prunerecover.apply import apply_plan
 from prunerecover.cost.macs import count_macs
-from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import as_inputs
+from prunerecover.planning.plan_depth import plan_depth
 from prunerecover.sites.find import find_units
 from prunerecover.surgery.merging import merge
 

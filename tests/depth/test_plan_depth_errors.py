@@ -14,9 +14,9 @@ from cases.models.tiny import GATED, tiny_inputs
 from cases.sampling import one_in
 from torch import Tensor, nn
 
-from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.language.likelihood import next_token_loss
 from prunerecover.plan.budget import Budget
+from prunerecover.planning.plan_depth import plan_depth
 
 
 def generator() -> Iterator[Tensor]:

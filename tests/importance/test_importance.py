@@ -15,7 +15,6 @@ from cases.models.tiny import GATED
 from cases.sampling import one_in
 from torch import Tensor, nn
 
-from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.data_free import magnitude, random
@@ -27,6 +26,7 @@ from prunerecover.model.batches import as_inputs, call, predictions_of
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Replace
 from prunerecover.plan.units import Unit
+from prunerecover.planning.plan_depth import plan_depth
 from prunerecover.sites.find import find_units
 from prunerecover.surgery.apply_edits import apply_edits
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from prunerecover.apply import apply_plan
-from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove, Replace, Reroute, Rewrite
 from prunerecover.plan.groups import Setting, Slice
 from prunerecover.plan.plan import SCHEMA, Plan
 from prunerecover.plan.records import MadeBy, Result, Source
+from prunerecover.planning.plan_depth import plan_depth
 
 text = st.text(st.characters(blacklist_categories=("Cs",)), max_size=12)
 primitives = (

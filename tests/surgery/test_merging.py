@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn.utils import parametrize, prune, spectral_norm, weight_norm
 
 from prunerecover import apply_plan, find_units, merge
-from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.families.describe import describe
 from prunerecover.model.linears import matrix_and_bias
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Remove, Replace
+from prunerecover.planning.plan_depth import plan_depth
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import block_removals
 
