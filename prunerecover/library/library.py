@@ -154,11 +154,11 @@ class Library:
         return {own: found[own] for own in self.sites if own in found}
 
     def fit_of(self, site: str, station: Station | None, variant: Variant, moments: StationMoments | None) -> Fit:
-        """Fit a variant; an empty fit for a site without a station."""
-        if variant.name == DENSE:
+        """Fit a variant; an empty fit for a site without a station, and for a removal without a replacement."""
+        if variant.leaves in self.stand_ins.get(site, {}):
+            return Fit(stand_in=self.stand_ins[site][variant.leaves])
+        if station is None or moments is None or variant.leaves == "zero" or variant.name == DENSE:
             return Fit()
-        if station is None or moments is None:
-            return Fit(stand_in=self.stand_ins.get(site, {}).get(variant.leaves))
         if variant.leaves:
             return Fit(replacement=moments.replacement(variant.leaves))
         return self._narrowed(self.sites[site].groups, variant, station, moments)

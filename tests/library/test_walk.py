@@ -14,6 +14,7 @@ from torch import nn
 
 from prunerecover.library.edits import Fit
 from prunerecover.library.library import features_left
+from prunerecover.library.tuning import tuned
 from prunerecover.library.variants import DENSE
 from prunerecover.planning.arguments import PruningConfig
 from prunerecover.planning.planner import Planner
@@ -76,14 +77,33 @@ def test_features_that_stay_are_those_of_units_that_stay() -> None:
     assert features_left(planner.session.model, site.groups, variant).tolist() == list(range(8 * kept, 8 * kept + 8))
 
 
-def test_stages_of_other_lengths_have_weights_of_their_own() -> None:
+def swin_planner(*kinds: str, samples: int = 8) -> Planner:
     from timm.models.swin_transformer import SwinTransformer
 
     shape: dict[str, Any] = {"img_size": 32, "patch_size": 4, "window_size": 4, "num_classes": 4}
     torch.manual_seed(0)
     model = SwinTransformer(**shape, embed_dim=8, depths=(1, 1), num_heads=(1, 2)).eval()
-    batches = [(torch.randn(8, 3, 32, 32), torch.arange(8) % 4) for _ in range(2)]
-    planner = Planner(Session(model, batches), "macs", PruningConfig(kinds=("mlp", "neuron")))
+    batches = [(torch.randn(samples, 3, 32, 32), torch.arange(samples) % 4) for _ in range(2)]
+    return Planner(Session(model, batches), "macs", PruningConfig(kinds=kinds))
+
+
+def test_branches_known_from_the_graph_leave_fits_from_the_graph_beside_tuned_linears() -> None:
+    planner = swin_planner("attention", "mlp", "neuron", samples=32)
+    with planner.session.evaluating():
+        library = planner.library
+        leaves = {name: one.fit for name, one in library.scored["layers.0.blocks.0.attn"].items() if one.variant.leaves}
+        names = {"layers.0.blocks.0.attn": "zero", "layers.1.blocks.0.mlp": "constant"}
+        narrowed = library.sites["layers.0.blocks.0.mlp"].variants[1].name
+        chosen, _ = library.walks.walk(library.chosen({**names, "layers.0.blocks.0.mlp": narrowed}))
+        found, after = tuned(planner.session.model, library.maker, chosen, planner.session.samples.fit, library.scorer)
+    assert all((fit.stand_in is None) == (name == "zero") for name, fit in leaves.items())
+    assert not any(fit.replacement for fit in leaves.values())
+    assert after <= library.scorer.divergence(chosen)
+    assert found["layers.1.blocks.0.mlp"][1].stand_in is not None
+
+
+def test_stages_of_other_lengths_have_weights_of_their_own() -> None:
+    planner = swin_planner("mlp", "neuron")
     with planner.session.evaluating():
         rows = [weights.of(0, 0).shape for weights in planner.library.walks.weights]
     assert rows == [(6, 64), (6, 16)]
