@@ -78,11 +78,11 @@ def plan_depth(
             output divergence with calibrated replacements, that is the integer program over the library of variants, as
             in `plan_pruning`: blocks, attentions and MLPs are fitted and scored alone, solved for, and the choice is
             refined. Activations and layers by `kinds`, mixtures of experts and norms behind branches are not in that
-            library. "joint", the default elsewhere, removes one unit at a time by divergence per saved cost, ranks the
-            others again on the pruned network, and then exchanges chosen units for better ones: units interact.
-            "greedy" does so without exchanges, and "exact" judges every unit at each step, instead of promising units
-            alone. For a share of a cost in a supported family, all three also search without blocks, without MLPs and
-            without activations, and keep the best set. They minimise the output divergence, or, with
+            library; there "greedy" is the default, and "joint" in other networks. "joint" removes one unit at a time by
+            divergence per saved cost, ranks the others again on the pruned network, and then exchanges chosen units for
+            better ones: units interact. "greedy" does so without exchanges, and "exact" judges every unit at each step,
+            instead of promising units alone. For a share of a cost in a supported family, all three also search without
+            blocks, without MLPs and without activations, and keep the best set. They minimise the output divergence, or, with
             importance="cross_entropy", the `loss`: the likelihood of text (`language.likelihood.next_token_loss`), of
             answers (`answer_loss`), or your own. "run" takes one contiguous run of blocks of a supported family: among
             the runs that turn the residual stream least, the run of least output divergence, or, with
@@ -146,7 +146,7 @@ def _in_shares(session: Session, budget: Budget, config: DepthConfig) -> Plan:
     if _is_usual(session, budget, config):
         planner = _library_planner(session, budget, config)
         with session.evaluating():
-            serves = planner.has_library and planner.unscored.fits_branches
+            serves = session.output.comparable and planner.unscored.fits_branches
         if serves:
             try:
                 return _out_of_library(planner, budget, config)
