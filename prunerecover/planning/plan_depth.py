@@ -82,8 +82,8 @@ def plan_depth(
             divergence per saved cost, ranks the others again on the pruned network, and then exchanges chosen units for
             better ones: units interact. "greedy" does so without exchanges, and "exact" judges every unit at each step,
             instead of promising units alone. For a share of a cost in a supported family, all three also search without
-            blocks, without MLPs and without activations, and keep the best set. They minimise the output divergence, or, with
-            importance="cross_entropy", the `loss`: the likelihood of text (`language.likelihood.next_token_loss`), of
+            blocks, without MLPs and without activations, and keep the best set. They minimise the output divergence, or,
+            with importance="cross_entropy", the `loss`: the likelihood of text (`language.likelihood.next_token_loss`), of
             answers (`answer_loss`), or your own. "run" takes one contiguous run of blocks of a supported family: among
             the runs that turn the residual stream least, the run of least output divergence, or, with
             importance="angular_distance", of least angle at the last token (Gromov et al., arXiv 2403.17887), or, with
