@@ -110,12 +110,6 @@ class Library:
         self.scorer = Scorer(session.model, traced.graph, self.maker, session.samples.held_out)
         self.scored: dict[str, dict[str, Scored]] = {}
 
-    @property
-    def fits_branches(self) -> bool:
-        """Whether replacements of all attentions and MLPs are fitted: each ends in a linear before an addition."""
-        at = {station.site for station in self.stations}
-        return all(site.name in at for site in self.sites.values() if site.kind in BRANCHES)
-
     def fitted_at(self, number: int, chosen: Chosen, moments: Moments) -> Chosen:
         """Return the part of a choice fitted at a station: the site's variant, or else a removed block behind.
 
@@ -150,6 +144,8 @@ class Library:
         gone, before = self.maker.gone_blocks(found), self.maker.gone_blocks(chosen)
         for number, station in enumerate(self.stations):
             if station.site == site or self.blocks.aim(number, gone) != self.blocks.aim(number, before):
+                if block := self.blocks.behind(number, gone):
+                    found[block] = found[block][0], Fit()  # fitted with the station's site now, or anew
                 found |= self.fitted_at(number, found, moments)
         return {own: found[own] for own in self.sites if own in found}
 

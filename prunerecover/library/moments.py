@@ -80,5 +80,5 @@ def _unscaled(target: Tensor, scale: Tensor | None) -> Tensor:
     """Return wanted outputs before a LayerScale; outputs that the scale blocks are wanted to be zero."""
     if scale is None:
         return target
-    blocked = scale.abs() < LEAST_SCALE * scale.abs().max()
+    blocked = scale.abs() <= LEAST_SCALE * scale.abs().max()
     return torch.where(blocked, 0.0, target / scale.float().masked_fill(blocked, 1.0))

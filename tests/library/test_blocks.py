@@ -177,3 +177,15 @@ def test_replacements_stand_where_no_layer_scale_is_left_and_before_numbers_of_t
     with own.session.evaluating():
         best, *worse = [library.scorer.divergence({site.name: (variant, one)}) for one in (fit, *wrong)]
     assert best < min(worse)
+
+
+@pytest.mark.slow
+def test_a_narrowed_site_before_a_removed_block_is_scored_with_one_fit_of_its_linear() -> None:
+    plans = planner(kinds=("block", "mlp", "neuron"))
+    library, site = plans.library, "blocks.0.mlp"
+    narrowed = next(variant.name for variant in library.sites[site].variants if variant.removed)
+    with plans.session.evaluating():
+        start, moments = library.walks.walk(library.chosen({"blocks.1": "zero"}))
+        changed = library.changed(start, site, narrowed, moments)
+        assert not changed["blocks.1"][1].modules
+        assert library.scorer.divergence(changed) < float("inf")
