@@ -127,7 +127,7 @@ CASES: dict[str, tuple[Callable[[], Any], str, str]] = {
     "inference mode": (lambda: wide(made_in_inference_mode()), "torch.inference_mode", "outside of it"),
     "TorchScript": (lambda: find_groups(scripted(), X), "TorchScript", "script what is left"),
     "lazy": (lambda: wide(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))), "lazy", "Call the model"),
-    "no parameters": (lambda: wide(nn.ReLU()), "has none", "Pass the network"),
+    "no parameters": (lambda: wide(nn.ReLU()), "has none", "Pass the inner network"),
 }
 
 
