@@ -1,7 +1,7 @@
-"""FastestDet (github.com/dog-qiuqiu/FastestDet): a detector of 0.24 M parameters, its images and its score on COCO.
+"""FastestDet (github.com/dog-qiuqiu/FastestDet): a detector of 0.24 M parameters, with images and score on COCO.
 
-A ShuffleNetV2 (arXiv 1807.11164) reads images of 352 x 352 pixels; a neck joins its three stages, and one head says for
-each of 22 x 22 cells how likely an object is, where its box lies, and of which class it is. Names are those of the
+A ShuffleNetV2 (arXiv 1807.11164) reads images of 352 x 352 pixels; a neck joins three stages, and a head gives for
+each of 22 x 22 cells the likelihood of an object, the box and the class. Names are those of the
 published weights.
 """
 
@@ -29,7 +29,7 @@ SCORE, OVERLAP, BOXES = 0.001, 0.45, 100  # of what is kept: the least score, ov
 
 
 def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
-    """Return a 1 x 1 convolution or a depthwise one, and its BatchNorm."""
+    """Return a 1 x 1 or depthwise convolution with BatchNorm."""
     groups = inputs if size > 1 else 1
     return [
         nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False),
@@ -38,7 +38,7 @@ def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Modu
 
 
 class ShuffleUnit(nn.Module):
-    """Passes even channels on and computes on odd ones; with a stride, both branches read all channels."""
+    """Unit passing even channels on and computing on odd channels; with a stride, both branches read all channels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Conv1x1(nn.Module):
 
 
 class Pyramid(nn.Module):
-    """One, two and three depthwise 5 x 5 convolutions side by side, joined and added to their input."""
+    """One, two and three depthwise 5 x 5 convolutions side by side, joined and added to the input."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Pyramid(nn.Module):
 
 
 class Head(nn.Module):
-    """A depthwise 5 x 5 convolution and a 1 x 1 one."""
+    """Depthwise 5 x 5 convolution and 1 x 1 convolution."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Head(nn.Module):
 
 
 class DetectHead(nn.Module):
-    """The three heads of a cell, on what they share."""
+    """Three heads of a cell on shared features."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class DetectHead(nn.Module):
         self.cls_layers = Head(channels, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `(N, 1 + 4 + 80, H, W)`: how likely an object is, its box, its classes."""
+        """Return `(N, 1 + 4 + 80, H, W)`: likelihood of an object, box, classes."""
         x = self.conv1x1(x)
         return torch.cat([self.obj_layers(x).sigmoid(), self.reg_layers(x), self.cls_layers(x).softmax(1)], 1)
 
@@ -147,13 +147,13 @@ class FastestDet(nn.Module):
         self.detect_head = DetectHead(96)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the heads say of each cell."""
+        """Return the outputs of the heads for each cell."""
         second, third, fourth = self.backbone(x)
         return self.detect_head(self.SPP(torch.cat([self.avg_pool(second), third, self.upsample(fourth)], 1)))
 
 
 def fastestdet() -> nn.Module:
-    """Return the network with its published weights."""
+    """Return the network with the published weights."""
     network = FastestDet()
     network.load_state_dict(load_file(data_root() / "models" / "fastestdet_coco" / "model.safetensors"))
     return network.eval()
@@ -161,11 +161,11 @@ def fastestdet() -> nn.Module:
 
 @dataclass(frozen=True)
 class Scenes:
-    """Images and what is on them.
+    """Images and their objects.
 
     Attributes:
         images: `(N, 3, 352, 352)`.
-        objects: By image: boxes `(K, 4)` as shares of the image, x1 y1 x2 y2, and labels `(K,)`.
+        objects: Objects of each image: boxes `(K, 4)` as shares of the image, x1 y1 x2 y2, and labels `(K,)`.
         sizes: Widths and heights of the images, in pixels, `(N, 2)`.
     """
 
@@ -197,7 +197,7 @@ def _image(path: Path) -> Tensor:
 
 
 def boxes_of(output: Tensor, size: Tensor) -> dict[str, Tensor]:
-    """Return the boxes that the network finds on one image.
+    """Return the boxes found on one image.
 
     Args:
         output: `(85, H, W)`.

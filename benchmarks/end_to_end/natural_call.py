@@ -77,8 +77,8 @@ class Watch(pl.Callback):
     Two of these stand around the callback that prunes: the one before starts, the one behind ends.
 
     Args:
-        subject: What is pruned.
-        before: The one that stands before; None: this is it.
+        subject: Network to prune.
+        before: Watch in front of the callback; None: this watch stands in front.
     """
 
     def __init__(self, subject: Subject, before: Watch | None = None) -> None:

@@ -1,9 +1,9 @@
-"""What a detector is worth once a quarter of one group's channels went, as planned and after the default steps.
+"""Score of a detector without a quarter of one group's channels, as planned and after the default steps.
 
     PRUNERECOVER_DATA=... python -m benchmarks.recovery.detector
 
-FastestDet was trained elsewhere, with strong augmentation: its BatchNorm statistics are not those of plain images, and
-nothing here has labels that say how good it is. Each group of `find_groups` loses a quarter of its channels, those of
+FastestDet was trained elsewhere, with strong augmentation: the BatchNorm statistics differ from plain images, and
+no labels tell the quality. Each group of `find_groups` loses a quarter of its channels, those of
 least norm, in turn. Before that, on training images alone: which divergence foretells what mAP50 is lost, as
 planned from a few images and with BatchNorm statistics estimated anew. Ten minutes on a core.
 """
@@ -53,7 +53,7 @@ def groups() -> list[str]:
 
 
 def narrowed(group: str, images: list[Tensor]) -> tuple[nn.Module, Plan]:
-    """Return the network without a quarter of one group, and the plan."""
+    """Return the network without a quarter of a group, and the plan."""
     ignored = [other for other in groups() if other != group]
     how: dict[str, Any] = {"importance": "l2_norm", "ignore": ignored, "seed": SEED}
     plan = plan_width(dense(), Budget(ratio={"channel": SHARE}), batches=images, **how)
@@ -63,7 +63,7 @@ def narrowed(group: str, images: list[Tensor]) -> tuple[nn.Module, Plan]:
 
 
 def measure(group: int) -> dict[str, Any]:
-    """Prune one group and measure what it is worth, as planned and after the default steps."""
+    """Prune one group and measure the score, as planned and after the default steps."""
     seen = scenes("val2017")
     if group == DENSE:
         return {"name": "dense", "planned": Figure(map50(dense(), seen), n=len(seen.images))}
