@@ -184,7 +184,7 @@ def test_a_model_that_only_its_owner_can_build(tmp_path: Path) -> None:
 
 def test_what_a_file_says_of_its_model_is_told_in_short() -> None:
     source = Source(class_="x" * 20_000, not_constructed="y" * 20_000)
-    with pytest.raises(ValueError, match=r"does not \(xx.*: yy.*load_pruned") as raised:
+    with pytest.raises(ValueError, match=r"has none \(xx.*: yy.*load_pruned") as raised:
         dense_of(Plan(source=source), Path("pruned"))
     assert len(str(raised.value)) < 1000
 
