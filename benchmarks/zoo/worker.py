@@ -49,9 +49,8 @@ class Worker:
             self.stop()
             raise Late(f"took more than {timeout:.0f} s") from None
         except BrokenProcessPool:
-            self._process.join()
+            self.stop()  # first: the pool collects the exit code, and a second that waits for it could take it away
             code = self._process.exitcode
-            self.stop()
             raise Lost(f"the process crashed with exit code {code}") from None
         except Exception as error:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
