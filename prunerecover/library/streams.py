@@ -21,13 +21,9 @@ class DenseStreams:
         model: Dense network, in evaluation mode.
         stations: Stations in order of execution.
         batches: Calibration samples on the model's device.
-
-    Attributes:
-        sweeps: Number of passes over the samples so far.
     """
 
     def __init__(self, model: nn.Module, stations: Sequence[Station], batches: Sequence[ModelInputs]) -> None:
-        self.sweeps = 0
         self._model, self._stations, self._batches = model, stations, batches
         self._kept: dict[int, list[Tensor | None]] = {}
         self._passing: dict[int, list[Tensor | None]] = {}
@@ -53,7 +49,6 @@ class DenseStreams:
     def _compute(self, station: int) -> None:
         if self._passes is None:
             self._passes = FrontToBack(self._model, self._batches)
-            self.sweeps += 1
         seen = [seen_at(self._passes, self._stations[station], inputs) for inputs in self._batches]
         totals = [None if one is None else one.total for one in seen]
         size = sum(total.nbytes for total in totals if total is not None)

@@ -36,9 +36,6 @@ class Walks:
         batches: Calibration samples on the model's device.
         fitted_at: Function that returns the part of a choice fitted at a station, given the moments there.
         weights: Weights of rows at each station; empty: equal weights.
-
-    Attributes:
-        passes: Approximate number of passes over the samples so far.
     """
 
     def __init__(
@@ -54,12 +51,6 @@ class Walks:
         self.model, self.maker, self.stations, self.blocks = model, maker, stations, blocks
         self.batches, self.fitted_at, self.weights = batches, fitted_at, weights
         self.streams = DenseStreams(model, stations, batches)
-        self._walks = 0
-
-    @property
-    def passes(self) -> float:
-        """Number of passes over the samples so far."""
-        return float(self._walks + self.streams.sweeps)
 
     @torch.no_grad()
     def walk(self, chosen: Chosen) -> tuple[dict[str, tuple[Variant, Fit]], dict[tuple[int, int], StationMoments]]:
@@ -90,7 +81,6 @@ class Walks:
                     passes.renew()
                 self.streams.leave(number)
                 advance()
-        self._walks += 1
         return {site: found[site] for site in chosen}, moments
 
     def _moments(self, number: int, gone: Sequence[str], passes: FrontToBack) -> dict[tuple[int, int], StationMoments]:
