@@ -14,9 +14,8 @@ from cases.models.habits import Plain, dataset, tiny_vit
 from cases.paths import ROOT
 from cases.trainers import fit, prune
 from lightning.pytorch.callbacks import TQDMProgressBar
-from rich.progress import Progress
 
-from prunerecover import Budget, plan_depth, plan_width
+from prunerecover import Budget, plan_depth
 from prunerecover.callbacks import WidthPrune
 from prunerecover.callbacks.planning_progress import planning_progress
 from prunerecover.display import stages
@@ -58,13 +57,6 @@ def test_planning_in_depth_names_its_stages(terminal):
     plan_depth(tiny_vit(), Budget(params=0.2), batches=[dataset().tensors[0]])
     stages = ["planning depth", "running the dense network", "one unit after", "ranking units"]
     assert in_order([*stages, "fitting what units leave"], terminal.getvalue())
-
-
-@pytest.mark.slow
-def test_planning_in_width_names_its_stages(terminal):
-    plan_width(tiny_vit(), Budget(latency=0.1), batches=[dataset().tensors], allocation="global")
-    stages = ["planning width", "tracing the network", "measuring what units cost", "scoring units"]
-    assert in_order([*stages, "measuring latency", "measuring what weights read"], terminal.getvalue())
 
 
 def callbacks():
@@ -200,12 +192,6 @@ def test_other_ranks_are_silent(terminal, monkeypatch, name):
     monkeypatch.setenv(name, "1")
     plan("one_shot")
     assert not terminal.getvalue()
-
-
-def test_works_beside_another_display(terminal):
-    with Progress(console=rich.get_console()) as other, progress("ranking units", 1) as advance:
-        advance()
-        assert other.live.is_started
 
 
 def test_the_next_bar_is_shown_after_an_error(terminal):

@@ -14,7 +14,6 @@ from cases.models.tiny import (
     BUILD,
     TRANSFORMERS,
     tiny_gpt2,
-    tiny_images,
     tiny_inputs,
     tiny_llama,
     tiny_mixture,
@@ -78,16 +77,6 @@ def test_timm_classes(changes: dict[str, Any]) -> None:
     assert torch.equal(model(images), rebuilt(model)(images))
 
 
-@pytest.mark.parametrize("changes", [{}, {"drop_path_rate": 0.3, "proj_drop_rate": 0.2}, {"distilled": True}], ids=str)
-def test_timm_in_training_mode(changes: dict[str, Any]) -> None:
-    model = tiny_timm(**changes).train()
-    outputs = []
-    for net in (model, rebuilt(model)):
-        torch.manual_seed(3)
-        outputs.append(net(tiny_images()))
-    assert torch.equal(*outputs)
-
-
 @pytest.mark.parametrize(
     ("name", "kwargs", "expected"),
     [
@@ -119,14 +108,6 @@ def test_arguments_are_read_off_the_model_where_timm_keeps_no_call(make_vit: Cal
     assert torch.equal(model(torch.ones(1, 1, 8, 8)), rebuilt(model)(torch.ones(1, 1, 8, 8)))
 
 
-def test_a_changed_head_is_seen(make_vit: Callable[..., nn.Module]) -> None:
-    model = make_vit()
-    model.reset_classifier(9, "avg")
-    constructor = constructor_of(model)
-    assert constructor is not None
-    assert (constructor["kwargs"]["num_classes"], constructor["kwargs"]["global_pool"]) == (9, "avg")
-
-
 def test_a_model_from_a_local_folder(tmp_path: Path, make_vit: Callable[..., nn.Module]) -> None:
     """The folder may be gone when the model is built again."""
     import timm
@@ -142,14 +123,6 @@ def test_a_model_from_a_local_folder(tmp_path: Path, make_vit: Callable[..., nn.
     images = torch.ones(1, 1, 8, 8)
     assert str(tmp_path) not in json.dumps(constructor_of(local))
     assert torch.equal(rebuilt(local)(images), model(images))
-
-
-@pytest.mark.data
-def test_real_deit_from_its_folder(data_root: Path) -> None:
-    import timm
-
-    model = timm.create_model(f"local-dir:{data_root}/models/deit_tiny_patch16_224", pretrained=True)
-    assert constructor_of(model) == {"timm": "deit_tiny_patch16_224", "kwargs": {}}
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
 
 from prunerecover import Budget, apply_plan, find_units, plan_depth
-from prunerecover.callbacks.ledger.target import find_target
 from prunerecover.families import describe as registry
-from prunerecover.families.describe import describe, is_supported, register_family
+from prunerecover.families.describe import describe, register_family
 from prunerecover.families.layout import Block, Branch, Layout
 from prunerecover.model.replacements import Replacement
 
@@ -86,21 +84,6 @@ def test_without_its_units_it_computes_what_is_left(network: MixerNetwork, kind:
     assert len(find_units(network, kinds=("mlp",))) == DEPTH - 2
 
 
-@pytest.mark.slow
-def test_what_is_fitted_in_its_place_is_better_than_nothing(network: MixerNetwork) -> None:
-    batches = [torch.randn(64, DIM) for _ in range(8)]
-    x = torch.randn(256, DIM)
-    expected = network(x)
-
-    def error(replace: str) -> float:
-        pruned = MixerNetwork().eval()
-        pruned.load_state_dict(network.state_dict())
-        apply_plan(pruned, plan_depth(pruned, remove={"mlp": 2}, batches=batches, replace=replace))
-        return float((pruned(x) - expected).square().mean())
-
-    assert error("calibrated") < 0.5 * error("zero")
-
-
 class ConvBlock(MixerBlock):
     """Channels first, as in CNNs."""
 
@@ -123,10 +106,3 @@ def test_with_channels_first_nothing_is_fitted(network: MixerNetwork) -> None:
     plan = plan_depth(network, remove={"mlp": 1}, batches=batches, replace="zero")
     apply_plan(network, plan)
     assert network(batches[0]).shape == (4, 3)
-
-
-def test_callbacks_find_it_in_a_module(network: MixerNetwork) -> None:
-    module = pl.LightningModule()
-    module.other, module.network = nn.Linear(2, 2), network
-    assert is_supported(network)
-    assert find_target(module, None) == "network"

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases.models.tiny import BUILD, tiny_inputs, tiny_llama
+from cases.models.tiny import BUILD, tiny_llama
 from cases.tiny_plans import logits, pruned, tiny_plan
 from torch import nn
 
-from prunerecover import apply_plan, load_pruned, merge, plan_width, save_pruned
-from prunerecover.plan.budget import Budget
+from prunerecover import apply_plan, load_pruned, merge, save_pruned
 from prunerecover.recovery.lora import LoraSettings, inject_adapters, merge_adapters, plan_adapters
 from prunerecover.surgery.apply_edits import apply_edits, undo
 
@@ -47,20 +46,6 @@ def test_what_surgery_left_in_a_place_is_not_saved_in_silence(case: str, tmp_pat
     with pytest.warns(UserWarning, match=SURGERY):
         model.save_pretrained(tmp_path)  # type: ignore[operator]
     assert (tmp_path / "config.json").exists()
-
-
-def test_merged_linears_are_not_saved_in_silence(tmp_path: Path) -> None:
-    model, _ = pruned("gpt2 activation", merged=True)
-    with pytest.warns(UserWarning, match=SURGERY):
-        model.save_pretrained(tmp_path)  # type: ignore[operator]
-
-
-@pytest.mark.slow
-def test_layers_of_different_widths_are_not_saved_in_silence(tmp_path: Path) -> None:
-    model = tiny_llama()
-    apply_plan(model, plan_width(model, Budget(params=0.2), batches=[tiny_inputs("llama", 8)], importance="magnitude"))
-    with pytest.warns(UserWarning, match=r"such as layers of different sizes.*save_pruned"):
-        model.save_pretrained(tmp_path)  # type: ignore[operator]
 
 
 def test_a_model_inside_the_network_warns_too(tmp_path: Path) -> None:
@@ -111,15 +96,6 @@ def test_adapters_are_not_saved_in_silence_and_reopen_once_merged(tmp_path: Path
     assert_reopens(model, "llama", tmp_path / "merged")
 
 
-def test_adapters_on_pruned_blocks_reopen_once_merged(tmp_path: Path) -> None:
-    model, _ = pruned("llama blocks")
-    adapters = adapted(model)
-    with pytest.warns(UserWarning, match=ADAPTERS):
-        model.save_pretrained(tmp_path / "live")  # type: ignore[operator]
-    merge_adapters(model, adapters)
-    assert_reopens(model, "llama", tmp_path / "merged")
-
-
 def test_undo_leaves_nothing_behind() -> None:
     model = tiny_llama()
     applied = apply_edits(model, tiny_plan(model, (1, "attention", "zero")).edits)
@@ -152,15 +128,6 @@ def test_a_copy_warns_for_itself(copied, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=SURGERY):
         other.save_pretrained(tmp_path)
     assert not BUILD["llama"]().from_pretrained(tmp_path).lm_head.weight.any()  # type: ignore[operator]
-
-
-def test_the_state_dict_is_what_it_was() -> None:
-    model, _ = pruned("llama blocks")
-    assert set(model.state_dict()) == set(load_again(model).state_dict())
-
-
-def load_again(model: nn.Module) -> nn.Module:
-    return type(model)(model.config)  # type: ignore[arg-type]
 
 
 class OwnLlama(type(tiny_llama())):  # type: ignore[misc]

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 import torch
 from cases.depth.two_stacks import TWO_STACKS, batch_of, generated, output, two_stacks
-from cases.models.cached import assert_cache_is_exact, cached, handing_on, numbers, uncached
-from cases.models.cached import generated as generated_by_decoder
+from cases.models.cached import cached, handing_on, numbers, uncached
 from cases.models.decoders import DECODERS, WINDOWS
 from cases.models.tiny import tiny_inputs
-from cases.sampling import first, one_in
+from cases.sampling import one_in
 from torch import nn
 
 from prunerecover import Plan, apply_plan, load_pruned, plan_depth, save_pruned
 from prunerecover.families.constructors import constructor_of
-from prunerecover.families.describe import describe, describe_blocks, describe_stacks
+from prunerecover.families.describe import describe_blocks
 from prunerecover.plan.edits import Bypass, Config, Remove
 from prunerecover.surgery.apply_edits import apply_edits, undo
 from prunerecover.surgery.merging import block_removals, removals_of
@@ -58,17 +57,6 @@ def test_blocks_of_both_sides_leave_a_standard_model(name: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_first_units_say_the_depths_that_they_leave() -> None:
-    plan = planned("whisper", SECOND, block=2)
-    for count in (1, 2):
-        model = two_stacks("whisper")
-        apply_plan(model, plan.first(count))
-        left = [len(stack.blocks) for stack in describe_stacks(model)]
-        assert left == [model.config.encoder_layers, model.config.decoder_layers]
-        assert sum(left) == 6 - count
-
-
-@pytest.mark.slow
 def test_cached_generation_without_an_attention_of_the_decoder() -> None:
     """The attentions after it move up to the first slots of the cache, as in plain decoders."""
     model = two_stacks("bart")
@@ -93,12 +81,6 @@ def test_config_of_each_part_of_t5_says_its_own_depth() -> None:
     apply_edits(model, removals_of(model, ["decoder.block.2", "decoder.block.1"]))
     assert (model.config.num_layers, model.config.num_decoder_layers) == (2, 1)
     assert (model.encoder.config.num_layers, model.decoder.config.num_layers) == (2, 1)
-
-
-def test_convolutions_are_no_blocks_though_as_many() -> None:
-    model = two_stacks("speech_to_text", encoder=2)
-    assert len(model.model.encoder.conv.conv_layers) == 2
-    assert [stack.container for stack in describe_stacks(model)] == ["model.encoder.layers", "model.decoder.layers"]
 
 
 def test_what_does_not_fit_two_lists_is_refused() -> None:
@@ -177,18 +159,6 @@ def assert_steps_are_exact(model: nn.Module) -> None:
     torch.testing.assert_close(cached(model, IDS), uncached(model, IDS), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", first(2, dict.fromkeys((*QUICK, *tuple(DECODERS)[::2]))))
-def test_calibrated_branches_reopen_and_generate(name: str, tmp_path: Path) -> None:
-    model = DECODERS[name].build()
-    plan = planned_for(model, attention=1, mlp=1)
-    apply_plan(model, plan)
-    again = load_pruned(save_pruned(model, plan, tmp_path / "pruned"))
-    torch.testing.assert_close(uncached(again, IDS), uncached(model, IDS), atol=1e-5, rtol=0)
-    assert torch.equal(generated_by_decoder(again), generated_by_decoder(model))
-    assert_cache_is_exact(again)
-
-
 @pytest.mark.parametrize(
     "name", one_in(3, ["olmo2", "gemma2", "stablelm_parallel", "gpt_oss", "gpt_neox", "qwen2_moe"])
 )
@@ -227,14 +197,6 @@ def test_step_between_mixtures_becomes_indices() -> None:
 def test_entries_after_the_last_layer_are_dropped() -> None:
     model = DECODERS["smollm3"].build(no_rope_layers=[1, 0, 1, 1, 0, 1], layer_types=["full_attention"] * 4)
     assert config_edits(model, (1, 3))["no_rope_layers"] == [0, 1]
-
-
-def test_plan_for_another_depth_is_refused() -> None:
-    model = DECODERS["gemma2"].build(num_hidden_layers=5)
-    plan = planned_for(DECODERS["gemma2"].build(), block=1)
-    with pytest.raises(ValueError, match="this model has 5 blocks. Make a plan for it with plan_depth"):
-        apply_plan(model, plan)
-    assert len(describe(model).blocks) == 5
 
 
 def test_checkpoint_of_another_depth_is_refused(tmp_path: Path) -> None:

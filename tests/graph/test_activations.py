@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 from torch import nn
 
@@ -72,18 +71,6 @@ def test_a_share_of_the_parameters_takes_them_beside_other_kinds(tmp_path: Path)
     apply_plan(model, plan)
     save_pruned(model, plan, tmp_path / "pruned")
     assert torch.equal(load_pruned(tmp_path / "pruned", network())(X), model(X))
-
-
-@pytest.mark.slow
-def test_swin_has_one_in_each_block() -> None:
-    sizes = {"img_size": 64, "window_size": 2, "embed_dim": 16, "num_heads": (1, 2, 2, 2), "depths": (1, 1, 2, 2)}
-    model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=4, **sizes).eval()
-    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    assert len(find_units(model, images, "activation")) == 6
-    plan = plan_depth(model, remove={"activation": 3}, batches=[images], importance="random")
-    apply_plan(model, plan)
-    model(images).sum().backward()
-    assert len(plan.removed["activation"]) == 3
 
 
 class Shared(Feedforward):

@@ -51,12 +51,6 @@ def test_branches_and_blocks_are_found_by_structure(name: str) -> None:
     assert (kinds["block"], kinds["attention"], kinds["mlp"]) == FOUND[name]
 
 
-@pytest.mark.parametrize("name", one_in(3, ["phi", "bloom", "mixtral", "swin", "poolformer", "whisper", "t5"]))
-def test_no_two_units_share_a_name(name: str) -> None:
-    names = Counter(unit.name for unit in removals_of(*ARCHITECTURES[name]()).units)
-    assert max(names.values()) == 1
-
-
 def refused(model: nn.Module, batch: Tensor, kinds: Sequence[str] = ("block", "attention", "mlp")) -> dict[str, str]:
     return removals_of(model, batch, kinds).refused
 
@@ -149,11 +143,6 @@ class Parallel(nn.Module):
 def test_parallel_branches_are_found_one_by_one() -> None:
     removals = removals_of(Parallel(), torch.rand(2, 4), ("mlp",))
     assert [unit.targets for unit in removals.units] == [("a",), ("b",)]
-
-
-def test_branch_without_a_module_of_its_own_is_named_by_its_first_and_last_layer() -> None:
-    units = removals_of(*ARCHITECTURES["whisper"](), ("mlp",)).units
-    assert units[0].name == "model.encoder.layers.0.fc1+fc2"
 
 
 def test_layer_by_whose_name_an_mlp_goes_is_refused_beside_it() -> None:

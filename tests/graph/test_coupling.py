@@ -81,17 +81,6 @@ def count(units: Any, kind: str) -> int:
     return sum(unit.kind == kind for unit in units)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("include_strided", "layers"), [(False, 46), (True, 53)])
-def test_resnet50_has_as_many_layers_as_convolutions(include_strided: bool, layers: int) -> None:
-    import torchvision
-
-    model = torchvision.models.resnet50()
-    found = find_units(model, torch.rand(1, 3, 32, 32), ("layer",), include_strided=include_strided)
-    assert len(found) == layers
-    assert not any(unit.name == "fc" for unit in found)
-
-
 def test_llama_2_needs_no_example_and_is_listed_from_one_pass_without_weights() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cases.depth.architectures import ARCHITECTURES
-from cases.depth.hand_made import Detector, UNet
+from cases.depth.hand_made import Detector
 from cases.depth.removal import removals_of
 from cases.detection.networks import tiny_detr, tiny_rtdetr
 from torch import Tensor, nn
@@ -27,10 +27,6 @@ def test_attentions_of_a_decoder_are_its_modules() -> None:
 
 def test_attentions_of_an_encoder_are_its_modules() -> None:
     assert attentions("bert") == [f"bert.encoder.layer.{i}.attention.self" for i in range(2)]
-
-
-def test_attentions_in_windows_are_found() -> None:
-    assert attentions("swin") == [f"layers.{i}.blocks.{j}.attn" for i in range(2) for j in range(2)]
 
 
 def test_experts_are_no_attention() -> None:
@@ -88,10 +84,6 @@ def head_of(model: nn.Module, batch: Tensor) -> list[str]:
 def test_head_of_a_classifier_is_its_last_layer() -> None:
     model, batch = ARCHITECTURES["resnet18"]()
     assert head_of(model, batch) == ["fc"]
-
-
-def test_head_of_a_segmenter_is_its_last_convolution() -> None:
-    assert head_of(UNet(), torch.rand(1, 3, 16, 16)) == ["head"]
 
 
 def test_head_of_a_detector_is_the_module_that_makes_all_its_outputs() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
-import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -22,8 +21,6 @@ from prunerecover import Budget, apply_plan, plan_width, save_pruned
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.batches import as_inputs
 
-SECONDS = 60
-
 
 @pytest.fixture(scope="module")
 def new_process() -> Iterator[ProcessPoolExecutor]:
@@ -40,9 +37,7 @@ def test_a_family_gives_up_30_percent_and_is_reloaded(
     model, inputs = family(name)
     example = as_inputs(inputs).select(torch.tensor([0]))
     dense = count_macs(model, example)
-    start = time.process_time()
     plan = plan_width(model, Budget(macs=0.3), batches=[inputs], loss=squares)
-    assert time.process_time() - start < SECONDS
     apply_plan(model, plan)
     assert plan.result.macs == count_macs(model, example)
     assert 0.3 <= 1 - plan.result.macs / dense < 0.31

@@ -128,36 +128,12 @@ def test_what_names_share_is_said_once() -> None:
     assert axes.get_xlabel() == "blocks"
 
 
-@pytest.mark.slow
-def test_many_groups_are_all_named_and_counted_in_several_lines() -> None:
-    groups = [KeptGroup(f"layer{i}.conv", "channel", 1 + i % 8, 8) for i in range(130)]
-    figure = plot_kept(groups, title="many")
-    found = [bar for axes in figure.axes for bar in bars(axes).items()]
-    assert found == [(group.name, (group.share, TRAITS["channel"].color)) for group in groups]
-    said = [text for axes in figure.axes for text in texts(axes.texts)]
-    assert said == [f"{group.kept} of 8" for group in groups]
-    assert figure.get_suptitle() == "many"
-    assert figure.get_figwidth() <= 16
-    assert is_whole(figure)
-
-
 def test_no_group_is_an_error() -> None:
     with pytest.raises(ValueError, match="Expected at least one group to draw, but got none. Does the plan narrow"):
         plot_kept([])
 
 
 # Plans.
-
-
-@pytest.mark.slow
-def test_a_plan_in_width_is_drawn_as_bars(tmp_path: Path) -> None:
-    plan = plan_width(vit(), Budget(macs=0.3), batches=batches())
-    figure = plan.plot(tmp_path / "plan.png")
-    (axes,) = figure.axes
-    prefix = axes.get_xlabel()
-    drawn = {f"{prefix}.{name}".removeprefix("."): bar for name, bar in bars(axes).items()}
-    assert drawn == {group.name: (group.share, TRAITS[group.kind].color) for group in plan.kept_groups}
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -213,17 +189,6 @@ def test_rankings_show_every_unit_and_what_goes() -> None:
     assert figure.get_supxlabel() == "Rank by U: lowest first"
     assert figure.get_supylabel() == "Rank by R: highest on top"
     assert is_whole(figure)
-
-
-def test_rankings_of_many_groups_are_spread_over_the_depth() -> None:
-    low = {f"layer{i}": scores(8, i) for i in range(33)}
-    plan = Plan(edits=tuple(by_removal(name, 8, 2, values) for name, values in low.items()))
-    figure = plot_rankings(plan, low, low)
-    drawn = [axes.get_title(loc="left").partition("\n")[0] for axes in figure.axes]
-    assert drawn == [f"layer{i}" for i in range(0, 33, 4)]
-    one = plot_rankings(plan, low, low, groups=["layer7"])
-    assert len(one.axes) == 1
-    assert is_whole(one)
 
 
 def test_rankings_of_other_groups_are_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
 from functools import partial
 from pathlib import Path
@@ -19,13 +18,9 @@ from cases.width.narrow_fits import CNN, VIT, Cnn, NarrowAt
 from cases.width.narrow_models import SmallCnn
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
 
-from prunerecover import Plan, load_pruned
-from prunerecover.callbacks import DepthPrune, PruneReport
-from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover import load_pruned
 from prunerecover.callbacks.surgery.apply_in_trainer import apply_in_trainer
-from prunerecover.callbacks.surgery.artifacts import save_merged
 from prunerecover.checkpoint.ledger_record import KEY
-from prunerecover.model.replacements import Replacement
 from prunerecover.surgery.provenance import plan_for
 
 Vit = partial(Plain, depth=3, num_heads=4)
@@ -37,24 +32,6 @@ def fit(folder, make=Cnn, edits=CNN, callbacks=(), resume=None, epochs=4, **trai
     settings = {"val": loader(shuffle=False), "resume": resume, "epochs": epochs, **trainer}
     module = make()
     return module, trainers.fit(folder, module, *callbacks, **settings)
-
-
-@pytest.mark.slow
-def test_merged_copy_is_narrowed_and_pruned_in_depth(tmp_path):
-    units = {"remove": {"attention": 1, "activation": 1}, "ignore": "blocks.1.attn"}
-    fit(tmp_path, make=Vit, edits=VIT, callbacks=[DepthPrune(**units, schedule={"start": 3}, calibration=16)])
-    merged = load_pruned(tmp_path / "pruned")
-    assert merged.blocks[1].attn.num_heads == 3
-    assert isinstance(merged.blocks[0].attn, Replacement) or isinstance(merged.blocks[2].attn, Replacement)
-
-
-@pytest.mark.slow
-def test_report_of_a_narrowed_network(tmp_path):
-    module, _ = fit(tmp_path, make=Vit, edits=VIT, callbacks=[PruneReport(tmp_path / "report", pairs=1)])
-    text = (tmp_path / "report" / "report.md").read_text()
-    assert "- head: 1 of 4 (25%): `blocks.1.attn` 1 of 4" in text
-    assert Plan.load(tmp_path / "report" / "plan.json").edits == Ledger.of(module).plans["net"].edits
-    assert (tmp_path / "report" / "layers.png").is_file()
 
 
 def test_moments_are_cut_and_steps_go_on(tmp_path):
@@ -142,12 +119,6 @@ def test_ledger_survives_pickles_and_copies(tmp_path):
         assert module.net.conv1.out_channels == 4
 
 
-def test_mixed_precision_needs_nothing(tmp_path):
-    module, _ = fit(tmp_path, precision="bf16-mixed")
-    assert module.net.conv1.weight.dtype == torch.float32
-    assert module.net.conv1.out_channels == 4
-
-
 def test_checkpoints_open_without_the_run(tmp_path):
     module, runner = fit(tmp_path)
     images, expected = dataset().tensors[0], module.net.eval()(dataset().tensors[0])
@@ -165,24 +136,6 @@ def test_vit_checkpoint_is_rebuilt_from_its_constructor(tmp_path):
     assert torch.equal(load_pruned(tmp_path / "epoch=3.ckpt")(images), module.net.eval()(images))
 
 
-def test_merged_copy_of_a_network_with_nothing_to_merge(tmp_path):
-    module, _ = fit(tmp_path)
-    save_merged(module, tmp_path)
-    images = dataset().tensors[0]
-    again = load_pruned(tmp_path / "pruned", SmallCnn(in_channels=1, classes=4))
-    assert torch.equal(again(images), module.net.eval()(images))
-
-
-def test_console_says_what_went(tmp_path, caplog):
-    with caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
-        module, _ = fit(tmp_path)
-    assert "epoch 1, removed conv1[1, 4, 5]; " in caplog.text
-    assert [len(event.units) for event in Ledger.of(module).events] == [3, 3]
-    params = sum(p.numel() for p in module.net.parameters())
-    assert Ledger.of(module).events[-1].params == params
-    assert f"{params:,} parameters left" in caplog.text
-
-
 def test_plan_for_another_network_changes_nothing(tmp_path):
     class Wrong(NarrowAt):
         def on_train_epoch_start(self, trainer, pl_module):
@@ -194,17 +147,3 @@ def test_plan_for_another_network_changes_nothing(tmp_path):
     runner = trainers.fit(tmp_path, module, Wrong({}), epochs=1)
     assert module.net.conv1.out_channels == 8
     assert set(runner.optimizers[0].state) == set(module.parameters())
-
-
-@pytest.mark.slow
-def test_a_new_process_opens_the_checkpoint(tmp_path, in_a_new_process):
-    module, _ = fit(tmp_path)
-    in_a_new_process(f"""
-from prunerecover import load_pruned
-from cases.models.habits import dataset
-from cases.width.narrow_fits import Cnn
-module = load_pruned("{tmp_path}/epoch=3.ckpt", Cnn)
-torch.save(module.eval().net(dataset().tensors[0]), "{tmp_path}/out.pt")
-""")
-    found = torch.load(tmp_path / "out.pt", weights_only=True)
-    assert torch.equal(found, module.net.eval()(dataset().tensors[0]))

@@ -197,7 +197,7 @@ def test_per_cost_where_the_library_does_not_serve(make: Any, how: dict[str, Any
 IDS = torch.randint(3, 61, (8, 9), generator=torch.Generator().manual_seed(0))
 TEXT = [{"input_ids": IDS, "labels": IDS}]
 QUICK: dict[str, Any] = {"importance": "magnitude", "replace": "zero"}
-BUDGETS = [Budget(**{cost: share}) for cost in ("macs", "params") for share in (0.11, 0.23, 0.37)]
+BUDGETS = [Budget(macs=0.23), Budget(params=0.11)]
 
 
 def llama() -> Any:
@@ -212,7 +212,7 @@ def numbers_kept(plan: Plan) -> dict[Any, set[int]]:
     return dict(found)
 
 
-@pytest.mark.parametrize("budget", one_in(5, BUDGETS), ids=str)
+@pytest.mark.parametrize("budget", BUDGETS, ids=str)
 def test_uniform_makes_a_standard_model_at_every_budget(budget: Budget, tmp_path: Path) -> None:
     model = llama()
     plan = plan_width(model, budget, batches=TEXT, allocation="uniform", **QUICK)
@@ -235,12 +235,6 @@ def test_any_allocation_can_keep_equal_layers(allocation: str) -> None:
     assert all(len(numbers) == 1 for numbers in numbers_kept(plan).values())
     assert 0.3 <= removed_share(model, plan, "macs") < 0.36
     assert plan.made_by.arguments["equal_layers"]
-
-
-def test_equal_layers_with_a_tolerance() -> None:
-    settings: Any = {"allocation": "tolerance", "tolerance": 0.2, "equal_layers": True}
-    plan = plan_width(cnn(), batches=labelled_batches(), **settings)
-    assert all(len(numbers) == 1 for numbers in numbers_kept(plan).values())
 
 
 @pytest.mark.slow

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from cases.files.lightning_files import Classifier, prune, rewrite, save, stirred
-from cases.models.own_networks import OwnNetwork
 from cases.models.tiny import tiny_images, tiny_llama, tiny_timm
 from cases.serving.uneven import byte_tokenizer
 from cases.tiny_plans import VIT, tiny_plan
 from torch import Tensor, nn
 
-from prunerecover import Budget, apply_plan, load_pruned, merge, plan_depth, plan_width, save_pruned
+from prunerecover import apply_plan, load_pruned, merge, plan_depth, save_pruned
 from prunerecover.recipes.cli.export import image_shape, open_for_export
 from prunerecover.recipes.cli.main import main
 from prunerecover.recipes.tasks.segmenter import ImageSegmenter
@@ -47,16 +46,6 @@ def test_a_segmenter_is_exported_with_its_head(segmenter: tuple[Path, ImageSegme
     given = images()
     with torch.no_grad():
         torch.testing.assert_close(exported.network(given), module(given), rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_the_onnx_file_of_a_segmenter_scores_pixels(segmenter: tuple[Path, ImageSegmenter], tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    path, module = segmenter
-    assert main(["export", str(path), "--output", str(tmp_path / "model.onnx")]) == 0
-    (found,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(None, {"images": (given := images()).numpy()})
-    with torch.no_grad():
-        torch.testing.assert_close(torch.from_numpy(found), module(given), rtol=1e-3, atol=1e-4)
 
 
 def test_sizes_are_fixed_if_asked(segmenter: tuple[Path, ImageSegmenter], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,16 +146,6 @@ def test_a_wrong_class_path_is_one_line(
     assert re.search(message, line)
 
 
-def test_a_folder_of_an_own_network(tmp_path: Path) -> None:
-    network = OwnNetwork().eval()
-    plan = plan_width(network, Budget(params=0.3), batches=[images()], importance="magnitude")
-    apply_plan(network, plan)
-    save_pruned(network, plan, tmp_path / "pruned")
-    exported = open_for_export(tmp_path / "pruned", model=f"{HERE}OwnNetwork")
-    given = images()
-    assert torch.equal(exported.network(given), network(given))
-
-
 def test_onnx_of_a_model_of_unknown_input_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"knows its input size, but Linear does not. Pass --input-size, such as"):
         image_shape(torch.nn.Linear(2, 2))
@@ -215,20 +194,6 @@ def test_onnx(model: nn.Module, tmp_path: Path) -> None:
     images = tiny_images(seed=2)
     (logits,) = session.run(None, {"images": images.numpy()})
     assert (torch.from_numpy(logits) - model(images)).abs().max() <= 1e-3
-
-
-@pytest.mark.slow
-def test_torch_compile(model: nn.Module) -> None:
-    compiled = torch.compile(model, fullgraph=True)
-    torch.testing.assert_close(compiled(tiny_images(seed=2)), model(tiny_images(seed=2)), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_training_a_compiled_model(model: nn.Module) -> None:
-    """Gradients reach every remaining parameter, also of replacements."""
-    model.compile(fullgraph=True)
-    model(tiny_images()).square().sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 @pytest.mark.slow

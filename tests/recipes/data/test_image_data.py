@@ -75,14 +75,6 @@ def test_splits_are_found_and_ordered(parquet_folder: Path) -> None:
     assert all_labels(data.predict_dataloader()) == all_labels(data.test_dataloader())
 
 
-def test_one_file_equals_the_folders_split(parquet_folder: Path) -> None:
-    one = opened(parquet_folder / "valid.parquet", "test", test_split="train")
-    folder = opened(parquet_folder, "test")
-    assert all(
-        torch.equal(a, b) for (a, _), (b, _) in zip(one.test_dataloader(), folder.test_dataloader(), strict=True)
-    )
-
-
 @pytest.mark.usefixtures("own_cache")
 def test_class_folders_equal_parquet(tmp_path: Path, make_png: Callable[[int], bytes]) -> None:
     for index in range(4):

@@ -98,15 +98,6 @@ def test_the_page_says_when_the_pick_was_not_enough(folder: Path) -> None:
     assert "nearest split" not in (folder / "plan.md").read_text()
 
 
-def test_the_plan_applies_to_the_recipes_network(folder: Path) -> None:
-    plan = Plan.load(folder / "plan.json")
-    assert sum(split_of(plan)) == 3
-    seed_everything(1, verbose=False)
-    module = DigitsClassifier(depth=3, embed_dim=16, num_heads=2)
-    apply_plan(module.model, plan)
-    assert plan.result.params == sum(p.numel() for p in module.model.parameters())
-
-
 @pytest.mark.slow
 def test_the_same_search_again_runs_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And finds the same."""
@@ -119,19 +110,6 @@ def test_the_same_search_again_runs_nothing(folder: Path, capsys: pytest.Capture
     assert again.evidence["trials"] == plan.evidence["trials"]
     assert again.evidence["predicted"] == plan.evidence["predicted"]
     assert f"Wrote {folder / 'plan.json'}: removes " in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_another_design_finds_the_same_for_the_same_trials(folder: Path, tmp_path: Path) -> None:
-    """The files are also named by the whole name of the output."""
-    output = tmp_path / "deep" / "plan_0.3"
-    assert main([*arguments(output), "--method.design=spread", "--method.runs=4"]) == 0
-    beside = {file.name for file in output.parent.iterdir()}
-    assert beside >= {f"plan_0.3{ending}" for ending in ("", ".md", ".map.png", ".trials.jsonl")}
-    known, new = accuracies(lines_of(folder)), accuracies(lines_of(output.parent, "plan_0.3.trials.jsonl"))
-    assert len(new) == 4
-    assert len(new.keys() & known.keys()) >= 3  # the first three of a line are spread as well
-    assert all(known[key] == new[key] for key in new.keys() & known.keys())
 
 
 @pytest.mark.slow

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 
-import pytest
 import torch
 from cases.models.tiny import stir
-from cases.sampling import one_in
-from lightning.pytorch import seed_everything
 from torch import nn
 
-from prunerecover import Plan, apply_plan
+from prunerecover import Plan
 from prunerecover.model.paths import get_module
-from prunerecover.recipes.cli.main import main
 from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask
 from prunerecover.recipes.plan_methods.run import plan_with
 from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
@@ -55,24 +50,3 @@ def test_trained_weights_are_planned_for_without_a_word(tmp_path: Path) -> None:
     network, warned = seen(module, tmp_path, tmp_path / "dense.ckpt")
     assert not warned
     assert all(torch.equal(p, q) for p, q in zip(network.parameters(), trained.model.parameters(), strict=True))
-
-
-SMALL = ["--model.depth=3", "--model.embed_dim=16", "--model.num_heads=2"]
-QUIET = ["--trainer.logger=false", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
-COMMAND = ["plan", "--config", "digits_vit_depth", *SMALL, *QUIET, "--method=depth", "--calibration=32"]
-
-
-def test_the_plan_applies(in_tmp: Path) -> None:
-    budget = ["--method.remove", '{"activation": 1, "attention": 1}']
-    assert main([*COMMAND, *budget, "--output", "plans/plan.json"]) == 0
-    plan = Plan.load(in_tmp / "plans" / "plan.json")
-    assert {kind: len(units) for kind, units in plan.removed.items()} == {"activation": 1, "attention": 1}
-    assert plan.made_by.method == "depth/output_divergence"
-    seed_everything(1, verbose=False)
-    assert apply_plan(DigitsClassifier(depth=3, embed_dim=16, num_heads=2).model, plan)
-
-
-@pytest.mark.parametrize("importance", one_in(3, ["gate_gradient", "taylor", "magnitude"]))
-def test_another_importance(in_tmp: Path, importance: str) -> None:
-    assert main([*COMMAND, '--method.remove={"attention": 1}', f"--method.importance={importance}"]) == 0
-    assert json.loads((in_tmp / "plan.json").read_text())["made_by"]["method"] == f"depth/{importance}"

@@ -9,7 +9,6 @@ from cases.width.command_line import IMAGE, command, dense, run
 from matplotlib.image import imread
 
 from prunerecover import apply_plan, find_sites, find_units
-from prunerecover.importance.saved_scores import SavedScores
 
 
 @pytest.mark.slow
@@ -28,16 +27,6 @@ def test_the_scores_serve_plans_in_depth_and_width(
     monkeypatch.setattr("prunerecover.width.planner.compute_importances", None)
     assert run(tmp_path, "--method=per_cost", "--method.macs=0.3", scores).edits == width.edits
     assert run(tmp_path, "--method=depth", "--method.remove={block: 1}", scores).edits == depth.edits
-
-
-@pytest.mark.slow
-def test_scores_beside_a_plan_serve_another_budget(tmp_path: Path) -> None:
-    run(tmp_path, "--method=per_cost", "--method.macs=0.3")
-    found = SavedScores.load(tmp_path / "plan.scores.safetensors")
-    assert found.scores.keys() == {"gate_taylor"}
-    scores = f"--method.scores={tmp_path / 'plan.scores.safetensors'}"
-    plan = run(tmp_path, "--method=per_cost", "--method.macs=0.5", scores, output="more.json")
-    assert plan.removed
 
 
 @pytest.mark.slow
@@ -74,10 +63,3 @@ def test_plan_applies_and_its_picture_lies_beside(tmp_path: Path, capsys: pytest
     apply_plan(network, plan)
     assert network(IMAGE).shape == (1, 10)
     assert plan.result.params == sum(p.numel() for p in network.parameters())
-
-
-@pytest.mark.slow
-def test_ignored_layers_stay(tmp_path: Path) -> None:
-    plan = run(tmp_path, *OPTIONS, "--method.ignore=['*conv1', 'layer[12].*']")
-    assert len(plan.removed["layer"]) == 3
-    assert all(name.startswith("layer3.") and name.endswith("conv2") for name in plan.removed["layer"])

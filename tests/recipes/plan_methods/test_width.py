@@ -10,7 +10,6 @@ import pytest
 import yaml
 from cases.sampling import one_in
 from cases.width.command_line import FAIR, IMAGE, RECIPE, command, dense, run
-from safetensors.torch import load_file
 
 from prunerecover import Budget, Plan, apply_plan
 from prunerecover.callbacks import WidthPrune
@@ -57,28 +56,6 @@ def test_what_may_be_left_is_said_by_an_option_or_by_a_recipe(tmp_path: Path, by
 
 
 @pytest.mark.slow
-def test_fair_meets_a_budget(tmp_path: Path) -> None:
-    options = ["--method.macs=0.5", "--method.importance=[gate_taylor, r_score]", "--method.replace=zero"]
-    plan = run(tmp_path, "--method=fair", *options)
-    assert not plan.tensors
-    assert 0.47 < plan.result.macs / count_macs(dense().model, IMAGE) <= 0.5
-    page = (tmp_path / "plan.md").read_text()
-    assert f"Tolerance of Difference: {plan.evidence['tolerance']:.4g}" in page
-    found = {name.partition("/")[0] for name in load_file(tmp_path / "plan.scores.safetensors")}
-    assert found == {"gate_taylor", "r_score"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["width", "per_cost", "fair"])
-def test_equal_layers(method: str, tmp_path: Path) -> None:
-    options = [f"--method={method}", "--method.params=0.3", "--method.equal_layers=true"]
-    plan = run(tmp_path, *options, recipe=VIT)
-    kept = [(group.kind, group.kept) for group in plan.kept_groups]
-    assert len(set(kept)) == len({kind for kind, _ in kept}) < len(kept)
-    assert plan.made_by.arguments["equal_layers"] is True
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The plan removes")  # steps are large
 @pytest.mark.parametrize(
     ("method", "given", "number"),
@@ -91,20 +68,6 @@ def test_widths_are_rounded(method: str, given: str, number: Any, tmp_path: Path
     kept = [group.kept for group in plan.kept_groups]
     assert kept
     assert all(number_kept % (4 if isinstance(number, dict) else number) == 0 for number_kept in kept)
-
-
-@pytest.mark.slow
-def test_heads_and_neurons(tmp_path: Path) -> None:
-    plan = run(tmp_path, "--method=per_cost", "--method.params=0.3", "--method.ignore=['blocks.0.*']", recipe=VIT)
-    assert set(plan.removed) <= {"head", "neuron"}
-    rate, damping = plan.evidence["rates"]["head"], plan.evidence["damping"]
-    told = f"Beside the importance of neurons counts that of heads {rate:g} times, with damping {damping:g}"
-    assert told in (tmp_path / "plan.md").read_text()
-    only = run(tmp_path, "--method=per_cost", "--method.params=0.2", "--method.kinds=[neuron]", recipe=VIT)
-    assert set(only.removed) == {"neuron"}
-    assert {group.name for group in only.kept_groups} == {"blocks.0.mlp.fc1", "blocks.1.mlp.fc1"}
-    counted = run(tmp_path, "--method=fair", '--method.remove={"head": 3}', recipe=VIT)
-    assert {kind: len(units) for kind, units in counted.removed.items()} == {"head": 3}
 
 
 @pytest.mark.slow

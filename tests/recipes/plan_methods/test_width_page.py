@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -102,10 +101,3 @@ def test_rankings_of_strata_are_those_in_which_their_experts_go(
     ((_, order, _),) = drawn
     for edit in plan.edits:
         assert order[edit.unit].argsort()[: len(edit.gone)].sort().values.tolist() == list(edit.gone)
-
-
-def test_scores_are_not_in_the_plan(fair: Path) -> None:
-    """A plan stays small, because checkpoints hold it."""
-    evidence = json.loads((fair / "plan.json").read_text())["evidence"]
-    assert not {"scores", "u_score", "r_score"} & evidence.keys()
-    assert all(v.dtype == torch.float64 for v in load_file(fair / "plan.scores.safetensors").values())

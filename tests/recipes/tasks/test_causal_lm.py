@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -60,34 +58,11 @@ def uneven_batches() -> list[dict[str, Tensor]]:
     return batches
 
 
-def loss_by_hand(network: nn.Module, batches: list[dict[str, Tensor]]) -> float:
-    """Return the mean negative log-likelihood of every scored token, computed in turn."""
-    losses = []
-    for batch in batches:
-        with torch.no_grad():
-            scores = network.eval()(batch["input_ids"], attention_mask=batch["attention_mask"]).logits.log_softmax(-1)
-        for row, labels in enumerate(batch["labels"].tolist()):
-            losses += [-scores[row, t - 1, label].item() for t, label in enumerate(labels) if t and label != -100]
-    return sum(losses) / len(losses)
-
-
 def test_training_loss_is_the_cross_entropy_of_the_next_token(llama: str) -> None:
     module, batch = CausalLM(llama), uneven_batches()[0]
     scores = module(batch["input_ids"], batch["attention_mask"])[:, :-1]
     expected = F.cross_entropy(scores.flatten(0, 1), batch["labels"][:, 1:].flatten())
     torch.testing.assert_close(module.training_step(batch, 0), expected)
-
-
-@pytest.mark.parametrize("loop", ["validate", "test"])
-def test_perplexity_is_over_tokens_not_over_batches(llama: str, tmp_path: Path, loop: str) -> None:
-    module, batches = CausalLM(llama), uneven_batches()
-    expected = loss_by_hand(copy.deepcopy(module.model), batches)
-    loader = DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
-    (found,) = getattr(trainer_of(tmp_path), loop)(module, loader, verbose=False)
-    prefix = {"validate": "val", "test": "test"}[loop]
-    assert found.keys() == {f"{prefix}_loss", f"{prefix}_perplexity"}
-    assert found[f"{prefix}_loss"] == pytest.approx(expected, rel=1e-5)
-    assert found[f"{prefix}_perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
 
 
 def test_a_fit_after_a_validation_scores_alike(llama: str, tmp_path: Path) -> None:
@@ -159,17 +134,6 @@ def test_what_is_no_language_model_is_an_error(name: str, tmp_path: Path, monkey
 def test_prediction_is_the_likeliest_next_token(llama: str) -> None:
     module = CausalLM(llama)
     assert torch.equal(module.predict_step({"input_ids": PROMPT}, 0), logits(module.model).argmax(-1))
-
-
-def test_training_lowers_the_perplexity(llama: str, tmp_path: Path, data: TextData) -> None:
-    module = CausalLM(llama, learning_rate=3e-3)
-    data.setup("fit")
-    loader = data.train_dataloader()
-    runner = trainer_of(tmp_path, epochs=6)
-    (before,) = runner.validate(module, loader, verbose=False)
-    runner.fit(module, loader)
-    (after,) = runner.validate(module, loader, verbose=False)
-    assert after["val_perplexity"] < 0.7 * before["val_perplexity"]
 
 
 @pytest.mark.slow

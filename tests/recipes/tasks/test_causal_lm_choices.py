@@ -54,17 +54,6 @@ def test_metrics_are_those_of_the_functions(
 
 
 @pytest.mark.slow
-def test_training_learns_the_answers(llama: str, tmp_path: Path, data: ChoiceData) -> None:
-    data = ChoiceData(data.path, model=llama, batch_size=4, val_split="train")
-    module, runner = CausalLM(llama, learning_rate=3e-3), trainer_of(tmp_path, epochs=12)
-    (before,) = runner.validate(module, data, verbose=False)
-    runner.fit(module, data)
-    (after,) = runner.validate(module, data, verbose=False)
-    assert after["val_loss"] < 0.5 * before["val_loss"]
-    assert after["val_acc"] > before["val_acc"]
-
-
-@pytest.mark.slow
 def test_pruned_and_recovered_on_questions(llama: str, tmp_path: Path, data: ChoiceData) -> None:
     prune = DepthPrune(remove={"block": 1}, schedule={"start": 0}, calibration=8)
     runner = trainer_of(tmp_path, prune, LoRARecover(rank=2), PruneReport())

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from cases.detection.networks import CATEGORIES, TINY, scenes, tiny_ssd, tiny_yolo, tiny_yolos, write_coco
+from cases.detection.networks import CATEGORIES, scenes, tiny_ssd, tiny_yolo, write_coco
 from cases.detection.remembered import Remembered, guessed
 
 from prunerecover import Budget, load_pruned
@@ -177,31 +177,12 @@ def test_a_fit_ends_in_a_report_and_a_folder(coco: Path, tmp_path: Path) -> None
     assert scores[0]["val_loss"] == pytest.approx(float(trainer.callback_metrics["val_loss"]), rel=1e-5)
 
 
-SLOW = ("faster_rcnn", "fcos", "rt_detr", "retinanet", "detr")
-DETECTORS = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in TINY]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", DETECTORS)
-def test_depth_leaves_the_head(name: str, coco: Path, tmp_path: Path) -> None:
-    prune = DepthPrune(remove={"layer": 1}, search="one_shot", schedule=1, calibration=8)
-    module, _ = fitted(coco, tmp_path, TINY[name](), prune)
-    (removed,) = removed_from(module)
-    assert not any(part in removed for part in ("head", "predictor", "classifier", "class_embed", "score", "bbox"))
-
-
 @pytest.mark.slow
 def test_the_neck_stays_if_it_is_ignored(coco: Path, tmp_path: Path) -> None:
     prune = DepthPrune(remove={"layer": 2}, search="one_shot", ignore=["*.neck.*"], calibration=8)
     module, _ = fitted(coco, tmp_path, tiny_ssd(), prune)
     assert len(removed_from(module)) == 2
     assert all("body" in name or "deep" in name for name in removed_from(module))
-
-
-@pytest.mark.slow
-def test_blocks_go_from_a_transformer(coco: Path, tmp_path: Path) -> None:
-    module, _ = fitted(coco, tmp_path, tiny_yolos(), DepthPrune(remove={"block": 1}, schedule=1, calibration=8))
-    assert len(removed_from(module)) == 1
 
 
 @pytest.mark.slow

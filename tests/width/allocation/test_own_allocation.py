@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cases.models.tiny import tiny_mixture
-from cases.sampling import one_in
 from cases.width.own import least_of_each
 from cases.width.plan_width import cnn, labelled_batches, vit
 from cases.width.width_prune import fit, prune
@@ -21,7 +19,7 @@ from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.plan.groups import Group
 from prunerecover.recipes.plan_methods.width import PerCostPlan
 from prunerecover.session.session import Session
-from prunerecover.width.allocation.by_importance import global_ranking, lowest, per_cost, uniform
+from prunerecover.width.allocation.by_importance import lowest, uniform
 from prunerecover.width.allocation.cost_model import Cost, CostModel
 from prunerecover.width.allocation.registry import ALLOCATIONS, RegisteredAllocation, register_allocation
 from prunerecover.width.arguments import WidthRule
@@ -43,18 +41,6 @@ def test_a_callable_decides_what_goes() -> None:
     assert plan.made_by.method == "width/least_of_each"
 
 
-RULES = {"uniform": uniform, "global": global_ranking, "per_cost": per_cost}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "rule", "name"), one_in(2, ((make, rule, name) for make in (cnn, vit) for name, rule in RULES.items()))
-)
-def test_our_own_rules_as_callables_plan_as_their_names_do(rule: Any, name: str, make: Callable[[], Any]) -> None:
-    """Also with weighed kinds, a part of `per_cost` by name and as a function."""
-    assert planned(make(), allocation=rule).edits == planned(make(), allocation=name).edits
-
-
 def test_it_is_given_groups_scores_costs_and_budget() -> None:
     given: list[Any] = []
 
@@ -67,19 +53,6 @@ def test_it_is_given_groups_scores_costs_and_budget() -> None:
     assert all(scores[group.name].shape == (group.size,) for group in groups)
     assert costs.saving(groups[0].name, {}).macs > 0
     assert budget == Budget(macs=0.3)
-
-
-@pytest.mark.slow
-def test_latency_budgets_are_asked_for_in_macs() -> None:
-    asked: list[Budget] = []
-
-    def look(groups: Sequence[Group], scores: Scores, costs: CostModel, budget: Budget) -> dict[str, Tensor]:
-        asked.append(budget)
-        return uniform(groups, scores, costs, budget)
-
-    small = [(images[:1], labels[:1]) for images, labels in labelled_batches()]
-    planned(allocation=look, budget=Budget(latency=0.01), batches=small)
-    assert all(budget.macs is not None for budget in asked)
 
 
 @pytest.mark.slow
@@ -167,18 +140,6 @@ def test_rules_of_the_group_are_kept() -> None:
         allocated({"a": [0, 1, 2, 3]}, even)
     assert allocated({"a": [0, 2, 4, 6]}, even).tolist() == [0, 2, 4, 6]
     assert allocated(lowest([even], {"a": torch.arange(8.0)}, {"a": 4}), even).tolist() == [0, 2, 4, 6]
-
-
-def test_experts_of_strata_that_go_unevenly() -> None:
-    ids = torch.randint(3, 61, (4, 9), generator=torch.Generator().manual_seed(0))
-    batches = [{"input_ids": ids, "labels": ids}]
-    arguments = {"budget": Budget(params=0.1), "batches": batches, "kinds": ("expert",)}
-
-    def first_two(groups: Sequence[Group], scores: Scores, costs: CostModel, budget: Budget) -> dict[str, Tensor]:
-        return {group.name: torch.arange(2) for group in groups}
-
-    with pytest.raises(ValueError, match="strata"):
-        planned(tiny_mixture("deepseek_v3"), allocation=first_two, **arguments)
 
 
 def test_what_is_no_allocation() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 from cases.width.allocations import SHARES, agreeing, gone, resnet20, share_gone
@@ -49,72 +47,6 @@ def test_removable_is_the_largest_depth_within_the_tolerance(scores: tuple[Tenso
     assert removable(*scores, tolerance) == max(allowed, default=0)
 
 
-@given(signals(), st.floats(0, 1), st.floats(0, 1))
-def test_depth_is_monotone_in_the_tolerance(scores: tuple[Tensor, Tensor], one: float, other: float) -> None:
-    low, high = sorted((one, other))
-    assert removable(*scores, low) <= removable(*scores, high)
-
-
-@given(signals(), st.floats(0, 1))
-def test_overlap_bounds_the_depth(scores: tuple[Tensor, Tensor], tolerance: float) -> None:
-    """Two sets of m out of n share at least 2m - n, so m <= n / (2 - tolerance)."""
-    n = len(scores[0])
-    for m, value in enumerate(tolerance_of_difference(*scores).tolist(), start=1):
-        assert round(value * m) >= 2 * m - n
-    assert removable(*scores, tolerance) <= n / (2 - tolerance) + 1e-9
-
-
-@given(signals())
-def test_tolerance_zero_removes_everything_before_the_first_collision(scores: tuple[Tensor, Tensor]) -> None:
-    curve = by_sets(*scores)
-    first = next(m for m, value in enumerate(curve, start=1) if value > 0)
-    assert removable(*scores, 0.0) == min(first - 1, 99 * len(curve) // 100)
-
-
-def test_difference_is_not_monotone() -> None:
-    """The first unit collides at once, the next three do not: 1, 1/2, 1/3, 1/4, and up again."""
-    removal = torch.tensor([0.0, 1, 2, 3, 4, 5, 6])
-    protection = torch.tensor([9.0, 0, 1, 2, 8, 7, 6])
-    curve = tolerance_of_difference(removal, protection)
-    assert curve.tolist() == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 3 / 5, 5 / 6, 1])
-    assert removable(removal, protection, 0.3) == 4
-
-
-def test_opposite_signals_collide_at_once_and_equal_ones_in_the_middle() -> None:
-    scores = torch.arange(10.0)
-    assert removable(scores, -scores, 0.9) == 0
-    assert removable(scores, scores, 0.0) == 5
-
-
-def test_expected_difference_of_independent_signals_is_m_over_n() -> None:
-    generator = torch.Generator().manual_seed(0)
-    n, draws = 30, 3000
-    total = torch.zeros(n, dtype=torch.float64)
-    for _ in range(draws):
-        total += tolerance_of_difference(torch.rand(n, generator=generator), torch.rand(n, generator=generator))
-    expected = torch.arange(1, n + 1) / n
-    assert (total / draws - expected).abs().max() < 0.015  # the standard error at m = 1 is 0.003
-
-
-def test_ties_go_to_the_lower_index() -> None:
-    assert tolerance_of_difference(torch.zeros(3), torch.zeros(3)).tolist() == [1, 1, 1]
-    assert tolerance_of_difference(torch.zeros(3), torch.tensor([0.0, 0, 1])).tolist() == pytest.approx([0, 1 / 2, 1])
-
-
-def test_whole_model_is_solved_again_in_milliseconds() -> None:
-    generator = torch.Generator().manual_seed(0)
-    sizes = {f"g{i}": 64 * 2 ** (i % 6) for i in range(60)}
-    draw = [{name: torch.rand(n, generator=generator) for name, n in sizes.items()} for _ in range(2)]
-    found = curves(*draw)
-    times = []
-    for tolerance in (0.1, 0.2, 0.3, 0.4, 0.5) * 4:
-        start = time.process_time()
-        solved = depths(found, tolerance)
-        times.append(time.process_time() - start)
-    assert min(times) < 0.010
-    assert solved["g3"] == removable(draw[0]["g3"], draw[1]["g3"], 0.5)
-
-
 def test_depths_are_by_group() -> None:
     scores = {"a": torch.arange(10.0), "b": torch.arange(20.0)}
     protection = {"a": torch.arange(10.0), "b": -torch.arange(20.0)}
@@ -137,15 +69,6 @@ def test_protected_mass_bound_is_reached_in_the_worst_case() -> None:
     """Two of three removed units are the most protected ones."""
     mass = protected_mass(torch.tensor([0.0, 1, 2, 3, 4]), torch.tensor([9.0, 8, 3, 5, 1]), 3)
     assert (mass.overlap, mass.entered, mass.bound) == (2, 17, 17)
-
-
-def test_exchange_weighs_what_is_taken_against_what_is_spared() -> None:
-    removal = {"a": torch.tensor([3.0, 1, 2]), "b": torch.tensor([1.0, 2, 3])}
-    protection = {"a": torch.tensor([5.0, 1, 2]), "b": torch.tensor([1.0, 4, 9])}
-    better = exchange(removal, protection, {"a": 2, "b": 1}, {"a": 1, "b": 2})
-    assert (better.taken, better.spared, better.pays) == (2, 4, True)
-    worse = exchange(removal, protection, {"a": 1, "b": 2}, {"a": 2, "b": 1})
-    assert (worse.taken, worse.spared, worse.pays) == (4, 2, False)
 
 
 @given(signals(), signals(), st.data())

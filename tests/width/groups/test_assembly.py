@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from prunerecover import Budget, apply_plan, plan_width
 from prunerecover.graph.trace import trace
 from prunerecover.model.batches import ModelInputs
-from prunerecover.plan.groups import Group, Setting, Slice, Tap
+from prunerecover.plan.groups import Group, Slice, Tap
 from prunerecover.width.groups.assembly import named_apart
 from prunerecover.width.groups.discovery import find_groups
 from prunerecover.width.rewrites.padded_shortcuts import PaddedShortcut, find_padded_shortcuts
@@ -61,85 +61,6 @@ def test_a_unit_of_grouped_query_attention_is_a_key_value_head_with_its_queries(
     }
     assert group.taps == (Tap(f"{path}.o_proj", "input", -1, 0, 16),)
     assert group.settings == ()
-
-
-def test_fused_queries_keys_and_values_have_three_offsets() -> None:
-    group = group_named("blocks.0.attn.qkv", "deit")
-    assert parts(group) == {
-        "blocks.0.attn.qkv.weight": (0, (0, 48, 96), 16, True),
-        "blocks.0.attn.qkv.bias": (0, (0, 48, 96), 16, True),
-        "blocks.0.attn.proj.weight": (1, (0,), 16, False),
-    }
-    assert group.settings == (
-        Setting(module="blocks.0.attn", attribute="num_heads"),
-        Setting(module="blocks.0.attn", attribute="attn_dim", per_unit=16),
-    )
-
-
-def test_position_biases_of_windows_go_with_their_heads() -> None:
-    group = group_named("layers.1.blocks.1.attn.qkv", "timm_swin")
-    assert parts(group)["layers.1.blocks.1.attn.relative_position_bias_table"] == (1, (0,), 1, True)
-    assert Setting(module="layers.1.blocks.1.attn", attribute="num_heads") in group.settings
-
-
-def test_bert_settings_follow_its_heads() -> None:
-    group = group_named("bert.encoder.layer.0.attention.self.query", "bert")
-    path = "bert.encoder.layer.0.attention.self"
-    assert set(group.settings) == {
-        Setting(module=path, attribute="num_attention_heads"),
-        Setting(module=path, attribute="all_head_size", per_unit=8),
-    }
-
-
-def test_gate_up_and_down_are_one_group_seen_before_down() -> None:
-    group = group_named("model.layers.0.mlp.gate_proj", "qwen3")
-    assert {s.tensor.split(".")[-2]: (s.dim, s.makes) for s in group.slices} == {
-        "gate_proj": (0, True),
-        "up_proj": (0, True),
-        "down_proj": (1, False),
-    }
-    assert group.taps == (Tap("model.layers.0.mlp.down_proj", "input", -1),)
-
-
-@pytest.mark.slow
-def test_neurons_with_two_readers_are_seen_where_they_are_made() -> None:
-    group = group_named("roi_heads.box_head.fc7", "faster_rcnn")
-    assert group.taps == (Tap("roi_heads.box_head.fc7", "output", -1),)
-
-
-def test_shared_experts_are_neurons_and_routed_ones_are_not() -> None:
-    names = [g.name for g in found_in("qwen2_moe").groups if g.kind == "neuron"]
-    assert names == ["model.layers.0.mlp.shared_expert.gate_proj", "model.layers.1.mlp.gate_proj"]
-
-
-@pytest.mark.slow
-def test_a_flattened_map_has_a_span_of_its_positions() -> None:
-    group = next(g for g in found_in("vgg").groups if "classifier.0.weight" in parts(g) and g.kind == "channel")
-    assert parts(group)["classifier.0.weight"] == (1, (0,), 4, False)
-
-
-def test_concatenated_channels_have_offsets() -> None:
-    group = group_named("features.denseblock1.denselayer2.conv2", "densenet")
-    assert parts(group)["features.transition1.conv.weight"] == (1, (8 + 6,), 1, False)
-    assert group.taps == (Tap("features.denseblock1.denselayer2.conv2"),)
-
-
-def test_residual_channels_are_seen_at_the_norm_of_every_addend() -> None:
-    group = group_named("layer2.0.conv3", "bottlenecks")
-    assert [tap.module for tap in group.taps] == ["layer2.0.bn3", "layer2.0.downsample.1", "layer2.1.bn3"]
-
-
-def test_depthwise_channels_are_seen_last_and_gates_not_at_all() -> None:
-    group = group_named("features.2.0.block.0.0", "efficientnet")
-    assert "features.2.0.block.2.fc2.weight" in parts(group)
-    assert [tap.module for tap in group.taps] == ["features.2.0.block.1.1"]
-
-
-def test_a_unit_of_a_grouped_convolution_is_a_group() -> None:
-    group = group_named("layer2.0.conv1", "resnext")
-    assert group.size == 4
-    assert parts(group)["layer2.0.conv2.weight"] == (0, (0,), 16, True)
-    assert group.settings == (Setting(module="layer2.0.conv2", attribute="groups"),)
 
 
 class Chain(nn.Module):

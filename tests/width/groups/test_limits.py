@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.models.width import LARGE, images, stirred
+from cases.models.width import images, stirred
 from cases.width.groups import assert_equal, built, found_in, outputs
 from cases.width.oracle import masked, narrowed, rewritten, thirty_percent
 from torch import Tensor, nn
@@ -174,18 +174,6 @@ def test_every_form_of_batch_is_taken() -> None:
     model, inputs = built("vgg")
     for batch in ((inputs, torch.zeros(2)), {"x": inputs}, ModelInputs((inputs,))):
         assert find_groups(model, batch) == found_in("vgg")
-
-
-@pytest.mark.slow
-def test_a_list_of_images_is_taken_by_detectors() -> None:
-    model, inputs = LARGE["faster_rcnn"]()
-    assert find_groups(model, ModelInputs(([*inputs],))).groups[0].name == "backbone.body.conv1"
-
-
-def test_kinds_select() -> None:
-    model, inputs = built("bert")
-    assert {g.kind for g in find_groups(model, inputs, kinds="head").groups} == {"head"}
-    assert {g.kind for g in find_groups(model, inputs, kinds=("neuron",)).groups} == {"neuron"}
 
 
 def test_ignored_groups_stay() -> None:

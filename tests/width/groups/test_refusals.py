@@ -53,11 +53,6 @@ def test_operation_that_pins_is_named(name: str) -> None:
         find_groups(Between(function), IMAGES, "channel")
 
 
-def test_plan_names_it_too() -> None:
-    with pytest.raises(ValueError, match=r"What keeps them: 'first' by _fft_c2c"):
-        plan_width(Between(Spectrum()), Budget(macs=0.3), batches=[IMAGES], loss=lambda m, b: m(b).sum())
-
-
 def test_budget_that_cannot_be_met_names_what_keeps_other_units_and_a_way_out() -> None:
     net = nn.Sequential(Between(Spectrum()), nn.Conv2d(4, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 1))
     kept = r"at most \d+\.\d% can go\. What keeps other units: '0.first' by _fft_c2c \(`return torch.fft"

@@ -11,16 +11,12 @@ import pytest
 import torch
 from cases.models.tiny import tiny_llama
 from cases.sampling import one_in
-from cases.width.plan_width import IMAGE, cnn, labelled_batches, removed_share, vit
+from cases.width.plan_width import cnn, labelled_batches, removed_share, vit
 from torch import nn
 
 from prunerecover import Budget, Plan, apply_plan, plan_width
-from prunerecover.cost.macs import count_macs
-from prunerecover.model.copies import share_copy
 from prunerecover.plan.groups import Group
 from prunerecover.session.session import Session
-from prunerecover.surgery.apply_edits import apply_edits
-from prunerecover.surgery.saved_cost import DenseCost
 from prunerecover.width.arguments import WidthRule
 from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.planner import WidthPlanner
@@ -72,23 +68,6 @@ def test_no_step_goes_that_the_budget_does_not_need(allocation: str) -> None:
             assert saved(planner, plan, "macs", {group.name: min(16, group.size - group.kept)}) < 0.4
 
 
-@pytest.mark.slow
-def test_the_default_asks_for_no_multiples() -> None:
-    one, other = (
-        plan_width(cnn(), Budget(macs=0.3), batches=labelled_batches(), **how) for how in ({}, {"round_to": None})
-    )
-    assert one == other
-    assert "round_to" not in one.made_by.arguments
-
-
-@pytest.mark.slow
-def test_multiples_of_one_are_no_multiples() -> None:
-    one, other = (
-        plan_width(cnn(), Budget(macs=0.3), batches=labelled_batches(), **how) for how in ({}, {"round_to": 1})
-    )
-    assert one.edits == other.edits
-
-
 @pytest.mark.filterwarnings("ignore:The plan removes")  # all groups lose their last step together
 def test_units_are_chosen_by_steps_and_not_rounded_afterwards() -> None:
     """Rounding the planned widths down to multiples would exceed the budget."""
@@ -118,12 +97,6 @@ def test_one_number_is_for_channels_and_neurons() -> None:
     assert all(number % 8 == 0 for kind, number in kept if kind == "neuron")
 
 
-def test_what_kinds_count_is_tried_with_rounded_widths() -> None:
-    plan = plan_width(vit(), Budget(macs=0.3), batches=labelled_batches(), round_to=16, allocation="per_cost")
-    assert "rates" in plan.evidence
-    assert all(group.kept % 16 == 0 for group in plan.kept_groups if group.kind == "neuron")
-
-
 @pytest.mark.slow
 def test_groups_of_other_widths_stay_whole_or_become_multiples() -> None:
     """48 neurons in steps of 32 are 48 or 32; in steps of 64 they cannot be narrowed."""
@@ -134,15 +107,6 @@ def test_groups_of_other_widths_stay_whole_or_become_multiples() -> None:
         plan_width(model, Budget(remove={"neuron": 33}), batches=TEXT, round_to=64, **QUICK)
 
 
-@pytest.mark.filterwarnings("ignore:The plan removes")  # steps are large
-def test_equal_layers_are_multiples_too() -> None:
-    how: dict[str, Any] = {"equal_layers": True, "round_to": 8, "kinds": "neuron", **QUICK}
-    plan = plan_width(tiny_llama(), Budget(params=0.1), batches=TEXT, **how)
-    (kept,) = {group.kept for group in plan.kept_groups}
-    assert kept % 8 == 0
-    assert kept < 48
-
-
 def test_a_tolerance_is_kept_by_multiples() -> None:
     how: dict[str, Any] = {"tolerance": 0.3, **settings("tolerance")}
     free, steps = (plan_width(cnn(), batches=labelled_batches(), round_to=n, **how) for n in (None, 4))
@@ -150,31 +114,6 @@ def test_a_tolerance_is_kept_by_multiples() -> None:
     for group in steps.kept_groups:
         assert group.kept % 4 == 0
         assert 0 <= group.kept - before[group.name] < 4
-
-
-def test_what_is_kept_is_a_multiple_of_eight() -> None:
-    model = wide()
-    plan = plan_width(model, Budget(macs=0.4), batches=labelled_batches(), round_to=8, **QUICK)
-    assert all(group.kept % 8 == 0 for group in plan.kept_groups)
-    assert plan.made_by.arguments["round_to"] == 8
-    apply_plan(model, plan)
-    assert 0.4 <= removed_share(wide(), plan, "macs") < 0.42
-
-
-def test_a_latency_budget_is_met_by_multiples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that ticks once per MAC."""
-    model = wide()
-    dense = count_macs(model, IMAGE)
-
-    def clock(whole: DenseCost, edits: Any, wanted: float) -> float:
-        copied = share_copy(whole.model)
-        apply_edits(copied, edits)
-        return 1 - count_macs(copied, IMAGE) / dense
-
-    monkeypatch.setattr(DenseCost, "removed_share", clock)
-    plan = plan_width(model, Budget(latency=0.3), batches=labelled_batches(), round_to=8, **QUICK)
-    assert all(group.kept % 8 == 0 for group in plan.kept_groups)
-    assert 0.3 <= removed_share(model, plan, "macs") < 0.34
 
 
 def test_stretches_that_must_stay_equal_do() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from cases.engine import unchanged
 from cases.layers.attentions import seeded
-from cases.models.tiny import BUILD, tiny_bert, tiny_gpt2, tiny_hf_vit, tiny_images, tiny_inputs, tiny_timm
+from cases.models.tiny import tiny_bert, tiny_hf_vit, tiny_images, tiny_inputs, tiny_timm
 from torch import Tensor, nn
 
 from prunerecover import (
@@ -130,28 +130,6 @@ def test_undone_and_saved_it_is_what_it_was(case: Case, tmp_path: Path) -> None:
     assert torch.equal(output(opened, case.inputs), output(model, case.inputs))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["timm", "bert", "encoder"])
-def test_heads_and_their_dimensions_go_in_either_order(name: str) -> None:
-    case, models = CASES[name], []
-    for order in (1, -1):
-        model = case.build()
-        groups = find_groups(model, case.inputs, KINDS)
-        ordered = sorted(groups, key=lambda one: order * KINDS.index(one.kind))
-        gone = {one.name: torch.tensor([1]) if one.kind == "head" else torch.arange(KEPT, 8) for one in groups}
-        apply_edits(model, [*groups.edits, *narrow_edits(ordered, gone)])
-        models.append(model)
-    first, second = models
-    state = second.state_dict()
-    assert all(torch.equal(value, state[key]) for key, value in first.state_dict().items())
-    assert torch.equal(output(first, case.inputs), output(second, case.inputs))
-    attention: Any = get_module(case.build(), case.attention)
-    queries = case.made(attention)[0][0][[0, 2, 3], :KEPT].flatten(0, 1)
-    narrow: Any = get_module(first, case.attention)
-    held = next(p for p in narrow.parameters() if p.ndim == 2)
-    assert torch.equal(held[: 3 * KEPT], queries)
-
-
 def test_a_module_of_timm_is_the_one_that_timm_makes() -> None:
     from timm.models.vision_transformer import Attention
 
@@ -200,15 +178,6 @@ def test_a_group_tells_queries_keys_values_and_what_it_costs() -> None:
     model, dense = tiny_timm(), sum(p.numel() for p in tiny_timm().parameters())
     apply_edits(model, narrow_edits(groups, {groups[0].name: torch.arange(4, 8)}))
     assert dense - sum(p.numel() for p in model.parameters()) == groups[0].params // 2
-
-
-@pytest.mark.slow
-def test_values_are_known_without_their_name() -> None:
-    """GPT-2's weights are transposed, OPT's keys come first."""
-    layout = HeadLayout.of(find_groups(tiny_gpt2(), tiny_inputs("gpt2"), "head_dim")[0])
-    assert [(part.dim, part.offsets[0]) for part in layout.weights] == [(1, 0), (1, 32), (1, 64)]
-    opt = HeadLayout.of(find_groups(BUILD["opt"](), tiny_inputs("opt"), "head_dim")[0])
-    assert [part.tensor.split(".")[-2] for part in opt.weights] == ["k_proj", "q_proj", "v_proj"]
 
 
 def test_an_attention_of_small_inputs_shows_its_scale() -> None:

@@ -8,19 +8,15 @@ from typing import Any
 import pytest
 import torch
 from cases.models.decoders import DECODERS
-from cases.models.families import squares
 from cases.models.tiny import BUILD, tiny_images, tiny_inputs, tiny_llama, tiny_timm
 from cases.sampling import first
-from torch import nn
 
 from prunerecover import (
     Budget,
     apply_plan,
     load_pruned,
-    plan_depth,
     plan_width,
     save_pruned,
-    update_optimizer,
 )
 from prunerecover.checkpoint.pruned_folder import standard_class
 from prunerecover.cost.macs import count_macs
@@ -147,46 +143,3 @@ def test_everything_is_taken_back() -> None:
     assert model.config is config
     assert model.model.layers[0].mlp.hidden_size == 32
     assert torch.equal(model(**tiny_inputs("llama")).logits, before)
-
-
-def test_moments_of_an_optimizer_are_cut_with_their_weights() -> None:
-    model = tiny_timm()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    squares(model, IMAGES).backward()
-    optimizer.step()
-    before = optimizer.state[model.get_parameter("blocks.1.mlp.fc1.weight")]["exp_avg"].clone()
-    plan = plan_width(model, Budget(remove={"hidden": 8}), batches=BATCHES, kinds=HIDDEN, replace="zero")
-    update_optimizer(optimizer, apply_plan(model, plan))
-    (edit,) = plan.edits
-    after = optimizer.state[model.get_parameter("blocks.1.mlp.fc1.weight")]["exp_avg"]
-    assert torch.equal(after, before[:, list(edit.keep)])  # type: ignore[union-attr]
-    optimizer.zero_grad()
-    squares(model, IMAGES).backward()
-    optimizer.step()
-    assert all(p.grad is not None for p in model.parameters())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_depth_goes_after_hidden_features(name: str) -> None:
-    """Also where the config goes on saying the dense hidden size."""
-    model, _ = halved(name, replace="zero")
-    plan = plan_depth(model, remove={"attention": 1}, batches=[tiny_inputs(name, 8)], replace="calibrated")
-    apply_plan(model, plan)
-    assert model(**tiny_inputs(name)).logits.isfinite().all()
-
-
-def test_width_is_rounded() -> None:
-    plan = plan_width(tiny_timm(), Budget(remove={"hidden": 9}), batches=BATCHES, kinds=HIDDEN, round_to=8)
-    (edit,) = plan.edits
-    assert len(edit.keep) == 16  # type: ignore[union-attr]
-
-
-def test_a_network_with_nothing_else_to_narrow() -> None:
-    with pytest.raises(ValueError, match="to have groups of kind hidden, but it has 1 of kind neuron"):
-        plan_width(
-            nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)),
-            Budget(macs=0.2),
-            batches=[(torch.randn(8, 4), torch.arange(8) % 2)],
-            kinds=HIDDEN,
-        )

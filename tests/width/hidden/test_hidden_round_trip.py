@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,10 +16,8 @@ from cases.models.width import BUILD, images
 from cases.sampling import one_in
 from cases.width.round_trip import RoundTripChecks
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from prunerecover import find_groups
-from prunerecover.model.batches import as_inputs, call
 
 ALL = ("head", "neuron", "hidden")
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
@@ -74,87 +71,7 @@ class TestRoundTrip(RoundTripChecks):
     pass
 
 
-@pytest.mark.parametrize("name", one_in(4, NETWORKS))
-def test_every_stream_is_one_group(name: str) -> None:
-    """Each stage of a Swin has a separate stream."""
-    sizes = {"Swin of timm": [12, 24], "Swin of torchvision": [12, 24]}
-    width = 16 if "encoder" in name or name == "ViT of torchvision" else 32
-    found = [group.size for group in NETWORKS[name].found.groups if group.kind == "hidden"]
-    assert found == sizes.get(name, [width])
-
-
 # Written out by hand
-
-
-def kept_in(network: HiddenRoundTrip) -> Tensor:
-    return torch.tensor(next(edit.keep for edit in network.plan.edits if edit.op == "narrow"))
-
-
-def test_a_vit_written_out() -> None:
-    """All weights are the dense network's; norms read the kept features, and nothing reads others."""
-    network = NETWORKS["timm"]
-    w, kept = dict(network.build().named_parameters()), kept_in(network)
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        own = x[..., kept]
-        centred = own - own.mean(-1, keepdim=True)
-        out = torch.zeros_like(x)
-        scaled = centred / (own.var(-1, unbiased=False, keepdim=True) + 1e-6).sqrt()
-        out[..., kept] = scaled * w[f"{name}.weight"][kept] + w[f"{name}.bias"][kept]
-        return out
-
-    def linear(x: Tensor, name: str) -> Tensor:
-        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
-
-    patches = F.conv2d(IMAGES, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], stride=4)
-    x = torch.cat([w["cls_token"].expand(2, -1, -1), patches.flatten(2).transpose(1, 2)], 1) + w["pos_embed"]
-    for i in range(4):
-        qkv = linear(norm(x, f"blocks.{i}.norm1"), f"blocks.{i}.attn.qkv")
-        q, k, v = qkv.view(2, 17, 3, 4, 8).permute(2, 0, 3, 1, 4)
-        attended = (q @ k.transpose(-2, -1) / math.sqrt(8)).softmax(-1) @ v
-        x = x + linear(attended.transpose(1, 2).flatten(2), f"blocks.{i}.attn.proj")
-        inner = F.gelu(linear(norm(x, f"blocks.{i}.norm2"), f"blocks.{i}.mlp.fc1"))
-        x = x + linear(inner, f"blocks.{i}.mlp.fc2")
-    torch.testing.assert_close(network.pruned()(IMAGES), linear(norm(x, "norm")[:, 0], "head"), atol=1e-3, rtol=1e-4)
-
-
-def rotated(x: Tensor) -> Tensor:
-    """Rotary position embeddings of base 10,000; `(B, H, T, D)`."""
-    half = x.shape[-1] // 2
-    angles = torch.arange(x.shape[-2])[:, None] / 10000 ** (torch.arange(half) / half)
-    first, second = x[..., :half], x[..., half:]
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
-def test_a_llama_written_out() -> None:
-    """Four query heads, two of keys and values, of eight entries each, whatever the hidden size."""
-    network = NETWORKS["llama"]
-    w, kept = dict(network.build().named_parameters()), kept_in(network)
-    ids = tiny.tiny_inputs("llama")["input_ids"]
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        own = x[..., kept]
-        out = torch.zeros_like(x)
-        out[..., kept] = own / (own.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w[f"{name}.weight"][kept]
-        return out
-
-    x = w["model.embed_tokens.weight"][ids]
-    future = torch.ones(9, 9, dtype=torch.bool).triu(1)
-    for i in range(4):
-        own = f"model.layers.{i}"
-        read = norm(x, f"{own}.input_layernorm")
-        q, k, v = (
-            (read @ w[f"{own}.self_attn.{name}_proj.weight"].T).view(2, 9, -1, 8).transpose(1, 2) for name in "qkv"
-        )
-        q, k, v = rotated(q), rotated(k).repeat_interleave(2, 1), v.repeat_interleave(2, 1)
-        scores = (q @ k.transpose(-2, -1) / math.sqrt(8)).masked_fill(future, -torch.inf)
-        x = x + (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ w[f"{own}.self_attn.o_proj.weight"].T
-        read = norm(x, f"{own}.post_attention_layernorm")
-        gate, up = (read @ w[f"{own}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-        x = x + (F.silu(gate) * up) @ w[f"{own}.mlp.down_proj.weight"].T
-    logits = call(network.pruned(), as_inputs(network.inputs)).logits
-    torch.testing.assert_close(logits, norm(x, "model.norm") @ w["lm_head.weight"].T, atol=1e-3, rtol=1e-4)
 
 
 Function = Callable[[Tensor], Tensor]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ import pytest
 import torch
 from cases.models.language import llama_folder, tokenizer_of, word_tokenizer
 from cases.models.questions import write_rows
-from cases.trainers import trainer_of
 
 from prunerecover.language.responses import chat_row, instruction_messages, instruction_row
 from prunerecover.recipes.data.language.instruction_data import InstructionData
-from prunerecover.recipes.tasks.causal_lm import CausalLM
 
 TEMPLATE = "{% for m in messages %}{{ 'w40 ' if m['role'] == 'user' else 'w41 ' }}{{ m['content'] }} {% endfor %}"
 ROWS = [{"instruction": f"w{3 + i}", "input": "w9" * (i % 2), "output": "w12 " * (1 + i)} for i in range(8)]
@@ -103,12 +100,6 @@ def test_a_warning_counts_what_is_cut(tmp_path: Path, plain: str) -> None:
     assert [len(ids) for ids, _ in rows_of(data)] == [min(length, 10) for length in lengths[:-1]]
 
 
-def test_nothing_is_said_where_nothing_is_cut(tmp_path: Path, plain: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        opened(write_rows(tmp_path / "a.jsonl", ROWS), plain)
-
-
 def test_no_response_is_left(tmp_path: Path, plain: str) -> None:
     with pytest.raises(ValueError, match="Expected train samples of which a response is left within 4 tokens .* of 8"):
         opened(write_rows(tmp_path / "a.jsonl", ROWS), plain, length=4)
@@ -133,15 +124,3 @@ def test_a_length_beyond_the_context(tmp_path: Path) -> None:
     path, model = write_rows(tmp_path / "a.jsonl", ROWS), llama_folder(tmp_path / "llama")
     with pytest.raises(ValueError, match="Expected a length of at most 64 tokens, the context of .*, but got 65"):
         InstructionData(str(path), model=str(model), length=65).setup("fit")
-
-
-def test_training_learns_the_responses(tmp_path: Path) -> None:
-    model = str(llama_folder(tmp_path / "llama"))
-    path = str(write_rows(tmp_path / "a.jsonl", ROWS))
-    data = InstructionData(path, model=model, length=64, batch_size=4, val_split="train")
-    runner = trainer_of(tmp_path, epochs=10)
-    module = CausalLM(model, learning_rate=3e-3)
-    (before,) = runner.validate(module, data, verbose=False)
-    runner.fit(module, data)
-    (after,) = runner.validate(module, data, verbose=False)
-    assert after["val_loss"] < 0.5 * before["val_loss"]
