@@ -23,23 +23,13 @@ from prunerecover.surgery.apply_edits import apply_edits
 
 # Blocks, attentions and MLPs of each.
 FOUND = {
-    "gemma2": (2, 2, 2),
-    "phi": (2, 2, 2),
-    "neox": (2, 2, 2),
-    "gptj": (2, 2, 2),
-    "falcon": (2, 2, 2),
     "mixtral": (2, 2, 2),
     "whisper": (4, 6, 4),
-    "dinov2": (2, 2, 2),
-    "segformer": (2, 5, 5),
     "xcit": (4, 4, 6),
     "swin": (4, 4, 4),
-    "mixer": (8, 0, 16),
     "poolformer": (12, 0, 12),
     "convnext": (12, 0, 0),
-    "convnext_hf": (8, 0, 0),
     "resnet18": (5, 0, 0),
-    "resnet50": (12, 0, 0),
     "two inputs": (0, 0, 0),
 }
 

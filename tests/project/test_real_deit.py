@@ -64,45 +64,6 @@ def test_calibrated_replacement_keeps_what_identity_loses(deit, images, plan):
     assert top1(identity, images[1]) < 5
 
 
-def test_merged_equals_unmerged(deit, images, plan):
-    model = deit()
-    apply_plan(model, plan)
-    zero = plan_depth(model, remove={"attention": 1}, batches=[images[0]], importance="magnitude", replace="zero")
-    apply_plan(model, zero)
-    with torch.inference_mode():
-        before = model(images[1][0][:32])
-        merge(model)
-        assert (model(images[1][0][:32]) - before).abs().max() <= 1e-4
-
-
-def test_plan_from_disk_gives_identical_logits_in_a_new_process(
-    deit, images, plan, tmp_path, data_root, in_a_new_process
-):
-    model, inputs = deit(), images[1][0][:16]
-    apply_plan(model, plan)
-    with torch.inference_mode():
-        expected = model(inputs)
-    plan.save(tmp_path / "plan.json")
-    torch.save(inputs, tmp_path / "inputs.pt")
-    in_a_new_process(f"""
-import timm
-from prunerecover import Plan, apply_plan
-model = timm.create_model("local-dir:{data_root}/models/deit_tiny_patch16_224", pretrained=True).eval()
-apply_plan(model, Plan.load("{tmp_path}/plan.json"))
-with torch.inference_mode():
-    torch.save(model(torch.load("{tmp_path}/inputs.pt")), "{tmp_path}/logits.pt")
-""")
-    assert torch.equal(torch.load(tmp_path / "logits.pt"), expected)
-
-
-def test_saved_folder_opens_to_identical_logits(deit, images, plan, tmp_path):
-    model, inputs = deit(), images[1][0][:16]
-    apply_plan(model, plan)
-    save_pruned(model, plan, tmp_path / "pruned")
-    with torch.inference_mode():
-        assert torch.equal(load_pruned(tmp_path / "pruned")(inputs), model(inputs))
-
-
 @pytest.fixture(scope="module")
 def smaller(deit, images, tmp_path_factory) -> Path:
     """The folder of real DeiT-Tiny without two attentions and three activations, merged."""
@@ -111,18 +72,6 @@ def smaller(deit, images, tmp_path_factory) -> Path:
     plan = plan_depth(model, remove=remove, batches=images[0].split(24), search="one_shot", ignore=LAST_THREE)
     apply_plan(model, plan)
     return save_pruned(model, plan + merge(model), tmp_path_factory.mktemp("smaller") / "pruned")
-
-
-def test_pruned_model_runs_alike_in_a_new_process(smaller, images, tmp_path, in_a_new_process):
-    inputs = images[1][0][:8]
-    torch.save(inputs, tmp_path / "inputs.pt")
-    in_a_new_process(f"""
-from prunerecover import load_pruned
-with torch.inference_mode():
-    torch.save(load_pruned("{smaller}")(torch.load("{tmp_path}/inputs.pt")), "{tmp_path}/logits.pt")
-""")
-    with torch.inference_mode():
-        assert torch.equal(torch.load(tmp_path / "logits.pt"), load_pruned(smaller)(inputs))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -136,12 +85,3 @@ def test_pruned_model_runs_alike_in_onnxruntime(smaller, images, tmp_path):
         for image in inputs.split(1):
             (logits,) = session.run(None, {"images": image.numpy()})
             assert (torch.from_numpy(logits) - model(image)).abs().max() <= 1e-3
-
-
-def test_pruned_model_exports_and_compiles(smaller, images):
-    model, inputs = load_pruned(smaller).eval(), images[1][0][:4]
-    with torch.inference_mode():
-        expected = model(inputs)
-        exported = torch.export.export(model, (inputs,)).module()
-        assert (exported(inputs) - expected).abs().max() <= 1e-4
-        assert (torch.compile(model, fullgraph=True)(inputs) - expected).abs().max() <= 1e-3

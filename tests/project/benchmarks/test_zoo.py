@@ -105,15 +105,6 @@ def test_a_suite_without_its_package_is_named(
     assert "ultralytics cannot be imported" in capsys.readouterr().out
 
 
-def test_rows_of_networks_that_the_zoo_no_longer_has_are_dropped(
-    run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run("--suite", "plain", "--only", *QUICK)
-    plain = suites.networks_of("plain")
-    monkeypatch.delitem(plain, QUICK[0])
-    assert [row["name"] for row in run("--suite", "plain", "--only", *QUICK)["rows"]] == [QUICK[1]]
-
-
 def test_a_process_that_is_lost_is_told_and_replaced() -> None:
     worker = Worker()
     assert worker.call(abs, -3, timeout=60) == 3

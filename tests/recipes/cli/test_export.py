@@ -176,12 +176,6 @@ def test_torch_export(model: nn.Module) -> None:
     torch.testing.assert_close(exported(tiny_images(seed=2)), model(tiny_images(seed=2)))
 
 
-def test_another_batch_size(model: nn.Module) -> None:
-    batch = torch.export.Dim("batch", min=2)
-    exported = torch.export.export(model, (tiny_images(4),), dynamic_shapes=({0: batch},)).module()
-    torch.testing.assert_close(exported(tiny_images(7)), model(tiny_images(7)))
-
-
 @pytest.mark.slow
 def test_onnx(model: nn.Module, tmp_path: Path) -> None:
     import onnxruntime

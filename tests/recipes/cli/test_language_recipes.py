@@ -62,17 +62,6 @@ def test_a_small_fit_of_the_recipe(name: str, small: dict[str, dict[str, Any]], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", one_in(2, NAMES))
-def test_the_plan_command_of_the_header(
-    name: str, small: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    budget = ["--method", "depth", "--method.params", "0.2", "--method.kinds", "[block]", "--calibration", "8"]
-    assert main(["plan", "--config", written(name, small, tmp_path), *budget]) == 0
-    assert set(Plan.load(tmp_path / "plan.json").removed) == {"block"}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", one_in(2, ROUTED))
 def test_sets_are_searched_and_recovered_together(
     name: str, small: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -49,27 +49,6 @@ def test_callbacks_and_data_of_every_recipe_are_made(name: str) -> None:
             )
 
 
-def built_without_weights() -> list[str]:
-    """Return recipes with networks of timm or torchvision by name, which are built without weights."""
-    models = {name: yaml.safe_load(Path(recipe_path(name)).read_text())["model"] for name in recipe_names()}
-    local = ("timm/", "retinanet", "ssdlite", "vgg", "densenet", "cifar_")
-    return [n for n, own in models.items() if str(own.get("init_args", {}).get("model")).startswith(local)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", built_without_weights())
-def test_modules_of_recipes_are_made(name: str) -> None:
-    recipe = yaml.safe_load(Path(recipe_path(name)).read_text())["model"]
-    model = recipe["init_args"]["model"].removeprefix("timm/")  # timm's own name, in place of the hub's
-    recipe["init_args"] |= {"model": model, "pretrained": False}
-    recipe["init_args"].get("model_kwargs", {}).pop("checkpoint_path", None)
-    recipe["init_args"].pop("label_map", None)  # a file of the data
-    maker = ArgumentParser(exit_on_error=False)
-    maker.add_subclass_arguments(pl.LightningModule, "model")
-    made = maker.instantiate_classes(maker.parse_object({"model": recipe})).model
-    assert sum(parameter.numel() for parameter in made.parameters()) > 10_000
-
-
 BUDGETS: dict[str, dict[str, Any]] = {
     "resnet56_depth_cifar10": {"remove": {"layer": 2}},
     "convnext_tiny_depth_imagenet": {"budget": {"macs": 0.03}},

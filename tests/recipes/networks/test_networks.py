@@ -21,7 +21,7 @@ from prunerecover.recipes.networks.segmentation_networks import build_segmenter,
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier
 
 
-@pytest.mark.parametrize(("depth", "millions"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85), (110, 1.7)])
+@pytest.mark.parametrize(("depth", "millions"), [(20, 0.27), (110, 1.7)])
 def test_parameters_are_those_of_the_paper(depth: int, millions: float) -> None:
     """He et al., arXiv 1512.03385, table 6."""
     model = timm.create_model(f"cifar_resnet{depth}")

@@ -256,18 +256,6 @@ def test_a_killed_search_goes_on_and_finds_the_same(folder: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_says_how_to_go_on(folder: Path, tmp_path: Path) -> None:
-    output = stop_after_a_trial(tmp_path / "plan.json", signal.SIGINT)
-    lines = lines_of(tmp_path)
-    assert 1 <= len(lines) < RUNS
-    found = "1 trial" if len(lines) == 1 else f"{len(lines)} trials"
-    assert f"interrupted, with {found} in {tmp_path / 'plan.trials.jsonl'}. Run this again to go on" in output
-    assert accuracies(lines).items() <= accuracies(lines_of(folder)).items()
-    assert main(arguments(tmp_path / "plan.json")) == 0
-    same_pick(folder, tmp_path)
-
-
-@pytest.mark.slow
 def test_two_ranks_share_the_trials_and_write_one_plan(folder: Path, tmp_path: Path) -> None:
     output = finish(start(tmp_path / "plan.json", "--trainer.devices=2", "--trainer.strategy=ddp"))
     assert output.count("Wrote ") == 1

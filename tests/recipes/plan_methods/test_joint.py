@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import yaml
 from cases.depth.interrupted import Interrupts
 from cases.width.command_line import QUIET, command, run
 
@@ -16,7 +15,6 @@ from prunerecover.callbacks import Prune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.trials.runner import TrialRunner
 from prunerecover.plan.evidence import SplitEvidence
-from prunerecover.recipes.cli.main import main
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.plan_methods.joint import JointPlan
 from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
@@ -114,20 +112,3 @@ def test_splits_are_recovered_and_an_interrupted_search_goes_on(
     monkeypatch.setattr(TrialRunner, "_accuracy_after", refuse)
     assert run(tmp_path, *options, recipe=RECIPE).edits == plan.edits
     assert (tmp_path / "plan.trials.jsonl").read_text() == trials
-
-
-@pytest.mark.slow
-def test_callback_is_known_by_its_name(tmp_path: Path) -> None:
-    callback = {
-        "class_path": "Prune",
-        "init_args": {
-            "budget": {"class_path": "prunerecover.Budget", "init_args": {"macs": 0.3}},
-            "calibration": 48,
-            "kinds": ["attention", "neuron"],
-        },
-    }
-    report = {"class_path": "PruneReport", "init_args": {"pairs": 0}}
-    trainer = {**RECIPE["trainer"], "callbacks": [callback, report], "default_root_dir": str(tmp_path)}
-    (tmp_path / "fit.yaml").write_text(yaml.safe_dump({**RECIPE, "trainer": trainer}))
-    assert main(["fit", "--config", str(tmp_path / "fit.yaml")]) == 0
-    assert "Planned by `joint`" in (tmp_path / "report" / "report.md").read_text()

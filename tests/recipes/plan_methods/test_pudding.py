@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases.depth.interrupted import Interrupts
 from cases.models.language import llama_folder
 from cases.models.questions import question_rows, write_rows
 
@@ -16,7 +15,6 @@ from prunerecover import Plan, load_routed
 from prunerecover.recipes.cli.main import main
 from prunerecover.recipes.plan_methods.pudding_questions import ask
 from prunerecover.recipes.tasks.causal_lm import CausalLM
-from prunerecover.store.search_store import results_in
 
 GREEDY = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
 
@@ -74,18 +72,6 @@ def test_one_set_for_all_tasks_of_trained_weights(
     assert "| no router |" in page
     routed = load_routed(tmp_path / "plan.routed")
     assert torch.equal(routed.model.get_output_embeddings().weight, module.model.lm_head.weight)
-
-
-@pytest.mark.slow
-def test_an_interrupted_search_says_how_to_go_on(
-    recipe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    interrupts = Interrupts(monkeypatch)
-    interrupts.begin(3)
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        main([*recipe, "--method.blocks", "2", "--method.calibration_questions", "8"])
-    assert f"interrupted, with 3 results in {tmp_path / 'plan.search'}. Run this again to go on" in caplog.text
-    assert results_in(tmp_path / "plan.search") == 3
 
 
 def test_no_question_is_in_two_parts_however_it_is_written(tmp_path: Path, own_cache: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import yaml
 from cases.sampling import one_in
 from cases.width.command_line import FAIR, IMAGE, RECIPE, command, dense, run
 
@@ -87,25 +86,6 @@ def test_width_prune_decides_alike(tmp_path: Path, options: list[str], arguments
     assert decided.edits == plan.edits
     assert decided.tensors.keys() == plan.tensors.keys()
     assert plan.tensors
-
-
-@pytest.mark.slow
-def test_the_plan_is_fitted_with(tmp_path: Path) -> None:
-    plan = run(tmp_path, "--method=per_cost", "--method.macs=0.3")
-    callback = {"class_path": "WidthPrune", "init_args": {"plan": str(tmp_path / "plan.json"), "calibration": 48}}
-    report = {"class_path": "PruneReport", "init_args": {"pairs": 0}}
-    trainer = {**RECIPE["trainer"], "callbacks": [callback, report], "default_root_dir": str(tmp_path)}
-    (tmp_path / "fit.yaml").write_text(yaml.safe_dump({**RECIPE, "trainer": trainer}))
-    assert main(["fit", "--config", str(tmp_path / "fit.yaml")]) == 0
-    text = (tmp_path / "report" / "report.md").read_text()
-    groups = plan.kept_groups
-    gone, size = len(plan.removed["channel"]), sum(group.size for group in groups)
-    first = next(group for group in groups if group.kept < group.size)
-    start = f"- channel: {gone} of {size} ({gone / size:.0%}): `{first.name}` {first.size - first.kept} of {first.size}"
-    assert start in text
-    assert "In brackets" not in text
-    assert "![layers.png](layers.png)" in text
-    assert (tmp_path / "report" / "layers.png").is_file()
 
 
 @pytest.mark.parametrize(("name", "option"), [("per_cost", "--method.params"), ("fair", "--method.tolerance")])

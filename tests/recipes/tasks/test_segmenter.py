@@ -104,15 +104,6 @@ def test_pruned_segmenter_scores_the_same_from_its_checkpoint(scenes: Path, tmp_
     assert sum(p.numel() for p in module.network.parameters()) < sum(p.numel() for p in tiny(5).network.parameters())
 
 
-def test_position_embeddings_have_no_weight_decay(scenes: Path) -> None:
-    module = tiny(5)
-    trainer = pl.Trainer(max_steps=1, enable_checkpointing=False, **QUIET)
-    trainer.fit(module, opened(scenes))
-    position = module.network.backbone.pos_embed
-    groups = trainer.optimizers[0].param_groups
-    assert [g["weight_decay"] for g in groups if any(p is position for p in g["params"])] == [0.0]
-
-
 @pytest.mark.data
 def test_real_street_scenes(data_root: Path) -> None:
     """DeiT-Tiny learns CamVid's classes well above chance within a minute, and goes on after surgery."""

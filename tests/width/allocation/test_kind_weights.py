@@ -132,16 +132,6 @@ def test_a_smaller_last_batch_counts_for_as_much_as_it_holds() -> None:
     assert found[0] > 0
 
 
-def test_single_samples_leave_statistics_as_they_are() -> None:
-    """BatchNorm1d has no variance over a single sample."""
-    network = nn.Sequential(vit(), nn.BatchNorm1d(4)).eval()
-    images, labels = labelled_batches()[0]
-    single = [(x[None], y[None]) for x, y in zip(images, labels, strict=True)]
-    assert plan_width(network, Budget(macs=0.3), batches=single).made_by.method == "width/program"
-    plan = plan_width(network, Budget(macs=0.3), batches=single, allocation="per_cost")
-    assert set(plan.evidence["rates"]) == set(KINDS)
-
-
 def test_channels_and_neurons_compare_as_they_are() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(8)).eval()

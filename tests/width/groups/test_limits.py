@@ -108,22 +108,6 @@ def test_extremes_over_positions_leave_the_channels_free(statistic: str) -> None
         assert_equal(outputs(narrowed(net, found, keep), x), outputs(masked(net, found, keep), x))
 
 
-def test_unequal_halves_are_left_out() -> None:
-    """ShuffleNet splits its channels into halves, and both must stay equal."""
-
-    class Halves(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.left, self.right = nn.Conv2d(3, 8, 1), nn.Conv2d(4, 6, 1), nn.Conv2d(4, 6, 1)
-            self.last = nn.Conv2d(6, 2, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            left, right = self.first(x).chunk(2, 1)
-            return self.last(self.left(left).relu() + self.right(right))
-
-    assert [g.name for g in find_groups(Halves(), images(4).float()).groups] == ["left"]
-
-
 @pytest.mark.parametrize("name", ["bottlenecks", "vgg", "densenet", "mobilenet_v2", "option_a_resnet20"])
 def test_groups_are_those_of_depgraph_where_it_works(name: str) -> None:
     """An independent program (arXiv 2301.12900) couples the same ends of the same layers."""

@@ -8,7 +8,6 @@ import pytest
 import torch
 from cases.models import tiny
 from cases.models.decoders import DECODERS
-from cases.sampling import one_in
 from cases.width.round_trip import RoundTrip
 from torch import Tensor, nn
 
@@ -149,7 +148,7 @@ def all_but(*left_out: int) -> list[int]:
     return [i for i in range(LAYERS) if i not in left_out]
 
 
-@pytest.mark.parametrize("fixed", one_in(2, [{7}, {0, 19}, {2, 3, 12}, {*range(0, 20, 2)}, {*range(19)}]), ids=len)
+@pytest.mark.parametrize("fixed", [{7}, {*range(19)}], ids=len)
 def test_layers_with_their_width_written_out_are_left_out_and_no_others(fixed: set[int]) -> None:
     assert found_in(Chain(dict.fromkeys(fixed, written_out))) == all_but(*fixed)
 
@@ -194,11 +193,11 @@ def test_units_of_states_that_a_next_call_goes_on_from_are_left_out() -> None:
     assert [group.name for group in find_groups(Recurrence(keeps=False), x).groups] == ["enter", "up"]
 
 
-@pytest.mark.parametrize("apart", one_in(3, [1, 2, 3, 4]))
+@pytest.mark.parametrize("apart", [1, 4])
 def test_a_layer_that_fits_only_beside_one_that_loses_as_many_is_left_out(apart: int) -> None:
     assert found_in(Chain({2: written_out, 17: as_wide_as(apart)})) == all_but(2, 17 - apart)
 
 
-@pytest.mark.parametrize("layer", one_in(3, [10, 11, 12]))
+@pytest.mark.parametrize("layer", [10])
 def test_a_layer_that_fits_only_by_the_number_that_it_loses_is_left_out(layer: int) -> None:
     assert found_in(Chain({2: written_out, layer: fours})) == all_but(2, layer)

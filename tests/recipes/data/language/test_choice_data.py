@@ -63,34 +63,11 @@ def test_evaluation_batches_hold_every_answer(tmp_path: Path, tokenizer: str) ->
     assert characters == [len(choice) for row in ROWS for choice in row["choices"]]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_hub_forms_in_local_files(tmp_path: Path, tokenizer: str, kind: str) -> None:
-    """Nested columns return from parquet and jsonl as written."""
-    import datasets
-
-    form = {"question": "w5", "choices": {"text": ["w6", "w7 w8"], "label": ["A", "B"]}, "answerKey": "B"}
-    path = tmp_path / f"a.{kind}"
-    if kind == "parquet":
-        datasets.Dataset.from_list([form]).to_parquet(path)
-    else:
-        write_rows(path, [form])
-    data = opened(path, tokenizer)
-    (batch,) = data.train_dataloader()
-    assert answers_in(batch)[0][1] == [7, 8]
-
-
 def test_columns_are_named(tmp_path: Path, tokenizer: str) -> None:
     row = {"a": "w5", "b": ["w6", "w7"], "c": 1, "d": "w9"}
     names = {"question_column": "a", "choices_column": "b", "answer_column": "c", "passage_column": "d"}
     (batch,) = opened(write_rows(tmp_path / "a.jsonl", [row]), tokenizer, **names).train_dataloader()
     assert answers_in(batch)[0] == ([9, 0, 5, 0, 7], [7])  # 0: the words of the prompt's form, which it does not know
-
-
-def test_a_fraction_is_of_questions(tmp_path: Path, tokenizer: str) -> None:
-    data = opened(write_rows(tmp_path / "a.jsonl", ROWS), tokenizer, val_fraction=0.3)
-    train, val = (data.datasets[role].rows for role in ("train", "val"))
-    assert (len(train), len(val)) == (7, 3)
-    assert not {str(question.rows) for question in train} & {str(question.rows) for question in val}
 
 
 def test_a_chat_template_is_honoured(tmp_path: Path) -> None:
@@ -100,15 +77,6 @@ def test_a_chat_template_is_honoured(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", [{"question": "w5", "choices": ["w6", "w7"], "answer": 0}])
     (batch,) = opened(path, str(tmp_path / "tokenizer"), chat=True).train_dataloader()
     assert answers_in(batch)[0] == ([40, 0, 5, 0, 41, 6], [6])
-
-
-def test_no_special_tokens_are_needed(tmp_path: Path, tokenizer: str) -> None:
-    loaded = word_tokenizer()
-    assert loaded.pad_token is None
-    assert loaded.eos_token is None
-    write_rows(tmp_path / "q" / "test.jsonl", ROWS)
-    (batch,) = opened(tmp_path / "q", tokenizer, "test", batch_size=10).test_dataloader()
-    assert (batch["attention_mask"] == 0).any()
 
 
 def test_a_template_that_is_not_there(tmp_path: Path, tokenizer: str) -> None:
