@@ -41,18 +41,14 @@ def constructor(model: nn.Module) -> dict[str, Any]:
     [
         ("resnet18", {"num_classes": 3}),
         ("wide_resnet50_2", {"num_classes": 1000}),  # the names of the tensors of resnet50
-        ("mobilenet_v3_small", {"num_classes": 2}),
         ("vit_b_32", {"num_classes": 5, "image_size": 64}),
         ("googlenet", {"num_classes": 7, "aux_logits": False, "init_weights": False, "transform_input": True}),
         ("fcn_resnet50", {"num_classes": 4, "aux_loss": True, "weights_backbone": None}),
-        ("lraspp_mobilenet_v3_large", {"num_classes": 4, "weights_backbone": None}),
         ("fasterrcnn_mobilenet_v3_large_fpn", {"num_classes": 3, "weights_backbone": None}),
         ("fasterrcnn_mobilenet_v3_large_320_fpn", {"num_classes": 3, "weights_backbone": None, "min_size": 96}),
         pytest.param("ssdlite320_mobilenet_v3_large", {"num_classes": 6, "weights_backbone": None}, marks=SLOW),
         pytest.param("keypointrcnn_resnet50_fpn", {"num_keypoints": 4, "weights_backbone": None}, marks=SLOW),
-        pytest.param("retinanet_resnet50_fpn_v2", {"num_classes": 6, "weights_backbone": None}, marks=SLOW),
         pytest.param("swin_t", {"num_classes": 6}, marks=SLOW),
-        pytest.param("r3d_18", {"num_classes": 6}, marks=SLOW),
         pytest.param("raft_small", {}, marks=SLOW),
     ],
 )

@@ -15,10 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from prunerecover import apply_plan, plan_depth, trace_graph
 from prunerecover.display.style import BLUE
 from prunerecover.graph.computation_graph import drawn_layers
-from prunerecover.graph.figure import DrawnLayer, plot_layers
 from prunerecover.plan.plan import Plan
-
-SIZES = [("in", 8), ("out", 4), ("a.name.that.is.longer.than.what.there.is.room.for", 1)]
 
 
 def outputs_by_layer(model: nn.Module) -> dict[str, int]:
@@ -81,16 +78,6 @@ def test_bars_stand_in_order_with_names_and_widths() -> None:
     for x, height in blue.items():
         assert height == pytest.approx(drawn[x].width ** 0.5 / whole * drawn[x].left / drawn[x].width)
     assert not axes.axison
-
-
-@pytest.mark.parametrize("layers", [3, 200])
-def test_heading_counts_and_long_names_keep_their_end(layers: int) -> None:
-    drawn = [DrawnLayer(*SIZES[i % 3], SIZES[i % 3][1], "identity" if i == 1 else "kept") for i in range(layers)]
-    figure = plot_layers(drawn)
-    assert figure.get_suptitle().startswith(f"1 of {layers} layers went\n")
-    names = [text.get_text() for text in figure.axes[0].texts]
-    assert len(names) == layers
-    assert names[2] == f"…{SIZES[2][0][-31:]}"
 
 
 def test_network_without_layers_is_not_drawn() -> None:

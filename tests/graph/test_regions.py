@@ -25,10 +25,6 @@ def test_attentions_of_a_decoder_are_its_modules() -> None:
     assert attentions("llama") == [f"model.layers.{i}.self_attn" for i in range(3)]
 
 
-def test_attentions_of_an_encoder_are_its_modules() -> None:
-    assert attentions("bert") == [f"bert.encoder.layer.{i}.attention.self" for i in range(2)]
-
-
 def test_experts_are_no_attention() -> None:
     assert attentions("mixtral") == [f"model.layers.{i}.self_attn" for i in range(2)]
 
@@ -90,11 +86,6 @@ def test_head_of_a_detector_is_the_module_that_makes_all_its_outputs() -> None:
     heads = head_of(Detector(), torch.rand(1, 3, 32, 32))
     assert len(heads) == 8
     assert all(path.startswith("detect.") for path in heads)
-
-
-def test_head_of_a_backbone_is_the_layer_that_makes_its_features() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
-    assert head_of(model, torch.rand(1, 3, 4, 4)) == ["4"]
 
 
 def test_head_of_boxes_is_all_of_its_layers() -> None:

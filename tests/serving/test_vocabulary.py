@@ -8,7 +8,6 @@ import pytest
 from cases.models.language import word_tokenizer
 from cases.serving.uneven import byte_tokenizer, character_tokenizer, split_by
 from tokenizers import pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from prunerecover.refusal import Refusal
 from prunerecover.serving.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, vocabulary_of
@@ -70,10 +69,3 @@ def with_pattern(pattern: str) -> Any:
 def test_tokenizers_that_llama_cpp_has_not_are_refused(tokenizer: Any, size: int, told: str) -> None:
     with pytest.raises(Refusal, match=told):
         vocabulary_of(tokenizer(), size)
-
-
-def test_a_tokenizer_is_not_changed() -> None:
-    tokenizer: PreTrainedTokenizerFast = character_tokenizer()
-    before = tokenizer.backend_tokenizer.to_str()
-    vocabulary_of(tokenizer, 512)
-    assert tokenizer.backend_tokenizer.to_str() == before

@@ -244,19 +244,6 @@ def test_one_network_in_four_layouts_has_one_plan(length: int) -> None:
         torch.testing.assert_close(other(batches[0][0]), pruned(batches[0][0]))
 
 
-def test_a_network_of_one_batch_size_keeps_samples_first() -> None:
-    class Fixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.a(x).view(N, -1).relu())  # type: ignore[no-any-return]
-
-    (group,) = find_groups(Fixed(), torch.randn(N, 4)).groups
-    assert [(tap.samples, tap.apart) for tap in group.taps] == [(0, False)]
-
-
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize(("samples", "dim"), [(0, -1), (1, -1), (0, 1), (2, 0), (1, 0)])
 def test_units_of_any_layout_are_those_of_samples_first(samples: int, dim: int, apart: bool) -> None:

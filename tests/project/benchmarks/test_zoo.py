@@ -8,13 +8,12 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from cases.paths import ROOT
 
-from benchmarks.zoo import sequences, zoo
+from benchmarks.zoo import zoo
 from benchmarks.zoo.depth_trial import drawn
 from benchmarks.zoo.networks import suites
 from benchmarks.zoo.trial import FIXED, REFUSED
@@ -61,33 +60,6 @@ def test_what_failed_is_measured_again_if_asked(
     assert not calls
     assert "Not ok" not in run("--suite", "plain", "--only", QUICK[0], "--again-failed")["page"]
     assert calls
-
-
-def test_rows_that_lack_a_figure_are_measured_anew(run: Run, calls: list[tuple[str, str]], tmp_path: Path) -> None:
-    found = run("--suite", "plain", "--only", *QUICK)
-    name = found["rows"][1]["name"]
-    del found["rows"][1]["planning_seconds"]
-    (tmp_path / "zoo.json").write_text(json.dumps(found))
-    calls.clear()
-    again = run("--suite", "plain", "--only", *QUICK)
-    assert {called for _, called in calls} == {name}
-    assert again["rows"][0] == found["rows"][0]
-    assert again["rows"][1]["planning_seconds"] > 0
-
-
-def test_planning_of_a_network_that_was_lost_has_no_figure(
-    run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run("--suite", "plain", "--only", QUICK[0])
-
-    def lost(*_: object, timeout: float) -> None:
-        raise Lost("took more than 1 s")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(zoo.Worker, "call", lost)
-        found = run("--suite", "plain", "--only", *QUICK)
-    assert found["rows"][1]["planning_seconds"] is None
-    assert "Planning takes less than 20 s of processor time on 1 of 2 networks" in found["page"]
 
 
 def test_a_suite_without_its_package_is_named(
@@ -146,21 +118,6 @@ def test_units_that_are_drawn_are_not_inside_one_another_and_leave_a_block() -> 
     assert drawn(blocks, most_blocks=2) == ["block", "block"]
     assert drawn(blocks + inside, most_blocks=0) == ["mlp"] * 3
     assert len(drawn(blocks + inside, most_blocks=2)) == 3
-
-
-@pytest.mark.slow
-def test_random_sequences_go_on_where_they_were(
-    run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zoo.Worker, "call", lambda _, function, *args, timeout: function(*args))
-    monkeypatch.setattr(sequences, "AT_ONCE", 2)
-    run("--suite", "plain", "--only", DEEP, kind="depth")
-    assert [row["n"] for row in run("--sequences", "2", "--only", "shared", kind="depth")["sequences"]] == [2]
-    found = run("--sequences", "5", "--only", "shared", "by value", kind="depth")
-    assert [(row["name"], row["n"], row["ok"]) for row in found["sequences"]] == [("shared", 5, 5), ("by value", 5, 5)]
-    assert [row["name"] for row in found["rows"]] == [DEEP]
-    assert "10 of 10: 100.0% (72.2 to 100.0) sequences end well, on 2 architectures" in found["page"]
-    assert run("--suite", "plain", "--only", DEEP, kind="depth")["sequences"] == found["sequences"]
 
 
 def test_the_first_sequence_that_fails_is_told(

@@ -106,15 +106,6 @@ def test_streams_that_several_layers_read_have_no_order() -> None:
 
 
 @pytest.mark.slow
-def test_as_many_channels_go_as_by_gate_taylor_and_others() -> None:
-    by_default, named = (
-        plan_width(resnet(), Budget(macs=0.4), batches=images(4), importance=one) for one in (None, "gate_taylor")
-    )
-    assert kept(by_default) == kept(named)
-    assert by_default.edits != named.edits
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("norm", "replace"), [(nn.GroupNorm, "calibrated"), (nn.BatchNorm2d, "zero")])
 def test_gate_taylor_says_what_goes_where_nothing_is_made_good(norm: type[nn.Module], replace: Any) -> None:
     by_default, named = (

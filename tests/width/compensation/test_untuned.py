@@ -138,13 +138,6 @@ def test_outputs_of_whole_numbers_are_planned_for(output: str) -> None:
     apply_plan(model, plan)
 
 
-def test_nothing_runs_where_nothing_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PrunedOutput, "__init__", None)
-    batches = [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]
-    plan = plan_width(Joined().eval(), Budget(params=0.3), batches=batches, replace="zero")
-    assert not plan.tensors
-
-
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(32) % 3
 SMALL, LARGE = 1e-20, 1e15

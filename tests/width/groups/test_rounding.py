@@ -68,16 +68,6 @@ def test_no_step_goes_that_the_budget_does_not_need(allocation: str) -> None:
             assert saved(planner, plan, "macs", {group.name: min(16, group.size - group.kept)}) < 0.4
 
 
-@pytest.mark.filterwarnings("ignore:The plan removes")  # all groups lose their last step together
-def test_units_are_chosen_by_steps_and_not_rounded_afterwards() -> None:
-    """Rounding the planned widths down to multiples would exceed the budget."""
-    planner = WidthPlanner(Session(wide(), labelled_batches()))
-    how: dict[str, Any] = {"allocation": "uniform", **QUICK}
-    free, steps = (planner.plan(Budget(macs=0.3), WidthRule(round_to=n, **how)) for n in (None, 8))
-    cut = {group.name: -(group.kept % 8) for group in free.kept_groups}
-    assert saved(planner, free, "macs", cut) > saved(planner, steps, "macs") >= 0.3
-
-
 @pytest.mark.filterwarnings("ignore:The plan removes")  # steps are large
 def test_a_number_per_kind() -> None:
     model = vit()
