@@ -120,17 +120,13 @@ def test_editable_install_from_a_tree_with_text_links(tmp_path: Path) -> None:
     assert "digits_vit_depth" in result.stdout
 
 
-@pytest.mark.parametrize("name", [n for n in prunerecover.__all__ if n != "__version__"])
-def test_public_name_is_what_its_module_defines(name: str) -> None:
-    home = importlib.import_module(prunerecover._HOME[name])
-    assert getattr(prunerecover, name) is getattr(home, name)
-    assert name in dir(prunerecover)
-
-
-@pytest.mark.parametrize("name", [n for n in prunerecover.__all__ if n != "__version__"])
-def test_no_module_is_named_like_a_public_name(name: str) -> None:
+def test_public_names_are_what_their_modules_define_and_no_module_is_named_like_one() -> None:
     """Importing such a module would bind its name on the package, in the place of the public name."""
-    assert importlib.util.find_spec(f"prunerecover.{name}") is None
+    for name in {*prunerecover.__all__} - {"__version__"}:
+        home = importlib.import_module(prunerecover._HOME[name])
+        assert getattr(prunerecover, name) is getattr(home, name)
+        assert name in dir(prunerecover)
+        assert importlib.util.find_spec(f"prunerecover.{name}") is None
 
 
 def test_unknown_name_is_an_attribute_error_that_lists_the_names() -> None:

@@ -52,11 +52,6 @@ def no_last_mlp(layers: Layers) -> None:
     layers[-1].mlp = Nothing()
 
 
-def no_attention(layers: Layers) -> None:
-    for layer in layers:
-        layer.self_attn = Nothing(2)
-
-
 def nothing(layers: Layers) -> None:
     for layer in layers:
         layer.self_attn, layer.mlp = Nothing(2), Nothing()
@@ -81,9 +76,7 @@ def unchanged(_: Layers) -> None:
 UNEVEN: dict[str, tuple[Callable[..., Any], Callable[[Layers], None], dict[str, Any]]] = {
     "dense": (tiny_llama, unchanged, {}),
     "widths": (tiny_llama, widths, {}),
-    "no first attention": (tiny_llama, no_first_attention, {}),
     "no last mlp": (tiny_llama, no_last_mlp, {}),
-    "no attention": (tiny_llama, no_attention, {}),
     "nothing": (tiny_llama, nothing, {}),
     "constants": (tiny_llama, constants, {}),
     "maps": (tiny_llama, maps, {}),

@@ -16,7 +16,7 @@ from prunerecover.width.allocation.cost_model import CostModel, cost_model
 from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
 
 RULES = {"per_cost": per_cost, "global_ranking": global_ranking, "uniform": uniform}
-SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+SHARES = (0.05, 0.3, 0.8)
 Network = tuple[tuple[Group, ...], CostModel]
 
 

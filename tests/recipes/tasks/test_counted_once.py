@@ -32,8 +32,8 @@ def dealt(samples: int, ranks: int, sampler: Any = DistributedSampler, **kwargs:
     return [counts(DataLoader(data, BATCH, sampler=dealing)) for dealing in samplers]
 
 
-@pytest.mark.parametrize("samples", [1, 2, 11, 12, 13])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("samples", [1, 11, 12])
+@pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_each_sample_counts_on_one_rank(samples: int, ranks: int) -> None:
     assert sorted(x for found in dealt(samples, ranks) for x in found) == list(range(samples))
 
