@@ -65,6 +65,11 @@ NETWORKS = {
 }
 
 
+@pytest.fixture(params=NETWORKS)
+def network(request: pytest.FixtureRequest) -> RoundTrip:
+    return NETWORKS[request.param]
+
+
 class TestRoundTrip(ExportedRoundTripChecks):
     pass
 
