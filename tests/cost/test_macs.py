@@ -9,6 +9,7 @@ import timm
 import torch
 import transformers
 from torch import nn
+from torch.utils import flop_counter
 
 from prunerecover.cost.macs import count_macs, macs_by_module
 from prunerecover.model.batches import ModelInputs
@@ -69,6 +70,12 @@ def test_attention_counts_the_same_fused_and_unfused(fused: bool, training: bool
     for block in model.blocks:
         block.attn.fused_attn = fused
     assert count_macs(model, torch.zeros(2, 3, 32, 32)) == 2 * vit_macs(depth=3, d=24, n=17, patch=8, classes=5)
+
+
+def test_attention_on_cpu_is_counted_where_pytorch_has_no_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    monkeypatch.delitem(flop_counter.flop_registry, kernel, raising=False)
+    assert count_macs(vit(), torch.zeros(1, 3, 32, 32)) == vit_macs(depth=3, d=24, n=17, patch=8, classes=5)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -139,6 +146,11 @@ def test_shared_module_counts_each_call_under_its_first_name() -> None:
             return self.second(self.first(x))
 
     assert macs_by_module(Twice(), torch.zeros(1, 3)) == {"": 18, "first": 18}
+
+
+def test_wrapper_is_stripped_from_paths() -> None:
+    model = nn.Sequential(nn.Linear(3, 5))
+    assert macs_by_module(nn.DataParallel(model), torch.zeros(2, 3)) == {"": 30, "0": 30}
 
 
 @pytest.mark.parametrize(

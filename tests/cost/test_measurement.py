@@ -72,6 +72,13 @@ def test_peak_is_the_largest_pair_of_neighbours_in_a_chain() -> None:
     assert (peak, source) == (4 * 4 * (128 + 64), "tensor sizes")
 
 
+def test_peak_is_the_same_without_weights() -> None:
+    expected, _ = peak_activations(mlp(), ModelInputs((X,)), CPU)
+    with torch.device("meta"):
+        model = mlp()
+    assert peak_activations(model, ModelInputs((X.to("meta"),)), torch.device("meta"))[0] == expected
+
+
 def test_views_and_existing_tensors_take_no_memory() -> None:
     kept = torch.ones(100)
     with LiveStorages([kept]) as live:
@@ -124,6 +131,13 @@ def test_no_more_pairs_are_timed_than_it_takes_to_agree(spread: float, pairs: in
     assert 0.5 in found.ratio
 
 
+def test_outliers_do_not_move_the_ratio() -> None:
+    times = iter([1.0, 0.5, 0.5, 1.0, 1.0, 50.0, 0.5, 1.0, 1.0, 0.5])
+    found = latency_ratio(mlp(), mlp(), X, pairs=5, warmup=0, stopwatch=lambda run: next(times))
+    assert found.ratio.value == 0.5
+    assert (found.dense_ms, found.pruned_ms) == (1000, 500)
+
+
 def test_settings_of_the_process_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
@@ -173,6 +187,16 @@ def test_a_single_thread_is_timed_by_what_it_computes(
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(f"prunerecover.cost.latency.time.{clock}", lambda: next(moments))
     assert stopwatch_for(CPU)(lambda: None) == 2.5
+
+
+def test_threads_that_are_held_decide_how_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The given number of threads decides, even if the process has another."""
+    asked: list[int] = []
+    monkeypatch.setattr("prunerecover.cost.latency._thread_seconds", lambda run: asked.append(1) or 1.0)
+    monkeypatch.setattr("prunerecover.cost.latency._wall_seconds", lambda run: asked.append(2) or 1.0)
+    for threads in (1, 2):
+        latency_ratio(mlp(), mlp(), X, pairs=1, warmup=0, threads=threads)
+    assert asked == [1, 1, 2, 2]
 
 
 @pytest.mark.gpu

@@ -16,9 +16,7 @@ from cases.trainers import fit, prune
 from lightning.pytorch.callbacks import RichProgressBar
 from rich.progress import Progress
 
-from prunerecover.display.bar import Bar
 from prunerecover.display.progress import beside_other_displays, progress
-from prunerecover.display.stages import Stages
 
 
 def test_a_display_that_throws_the_bar_out_does_no_harm(terminal):
@@ -35,12 +33,6 @@ def test_a_display_that_throws_the_bar_out_does_no_harm(terminal):
     with progress("the next one"):
         pass
     assert "the next one" in terminal.getvalue()
-
-
-def test_a_bar_whose_search_is_over_shows_nothing(terminal):
-    console = rich.get_console()
-    console.print(Bar(Stages())._line())
-    assert not terminal.getvalue().strip()
 
 
 def test_lines_take_the_place_of_a_bar_that_makes_room(terminal, said):

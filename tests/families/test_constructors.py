@@ -13,8 +13,11 @@ import torch
 from cases.models.tiny import (
     BUILD,
     TRANSFORMERS,
+    tiny_gpt2,
+    tiny_images,
     tiny_inputs,
     tiny_llama,
+    tiny_mixture,
     tiny_timm,
 )
 from torch import nn
@@ -68,6 +71,16 @@ def test_timm_classes(changes: dict[str, Any]) -> None:
     assert torch.equal(model(images), rebuilt(model)(images))
 
 
+@pytest.mark.parametrize("changes", [{"drop_path_rate": 0.3, "proj_drop_rate": 0.2}], ids=str)
+def test_timm_in_training_mode(changes: dict[str, Any]) -> None:
+    model = tiny_timm(**changes).train()
+    outputs = []
+    for net in (model, rebuilt(model)):
+        torch.manual_seed(3)
+        outputs.append(net(tiny_images()))
+    assert torch.equal(*outputs)
+
+
 @pytest.mark.parametrize(
     ("name", "kwargs", "expected"),
     [
@@ -94,6 +107,14 @@ def test_arguments_are_read_off_the_model_where_timm_keeps_no_call(make_vit: Cal
     model = make_vit("deit_tiny_patch16_224", drop_path_rate=0.2, init_values=1e-3)
     vars(model).pop("_model_args", None)
     assert torch.equal(model(torch.ones(1, 1, 8, 8)), rebuilt(model)(torch.ones(1, 1, 8, 8)))
+
+
+def test_a_changed_head_is_seen(make_vit: Callable[..., nn.Module]) -> None:
+    model = make_vit()
+    model.reset_classifier(9, "avg")
+    constructor = constructor_of(model)
+    assert constructor is not None
+    assert (constructor["kwargs"]["num_classes"], constructor["kwargs"]["global_pool"]) == (9, "avg")
 
 
 def test_a_model_from_a_local_folder(tmp_path: Path, make_vit: Callable[..., nn.Module]) -> None:
@@ -160,6 +181,19 @@ def test_each_part_keeps_its_attention(part: str) -> None:
     again: Any = rebuilt(model)
     assert getattr(again, part).config._attn_implementation == "eager"
     assert getattr(again, other).config._attn_implementation == expected
+
+
+def test_experts_are_computed_as_they_were() -> None:
+    model: Any = tiny_mixture("mixtral")
+    model.set_experts_implementation("batched_mm")
+    assert rebuilt(model).config._experts_implementation == "batched_mm"
+
+
+def test_tied_parameters_are_one() -> None:
+    constructor = constructor_of(tiny_gpt2())
+    assert constructor is not None
+    model = build(constructor)
+    assert model.lm_head.weight is model.transformer.wte.weight
 
 
 def test_a_token_that_pads_may_be_named_later() -> None:

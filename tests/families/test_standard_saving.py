@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases.models.tiny import BUILD, tiny_llama
+from cases.models.tiny import BUILD, tiny_inputs, tiny_llama
 from cases.tiny_plans import logits, pruned, tiny_plan
 from torch import nn
 
-from prunerecover import apply_plan, load_pruned, merge, save_pruned
+from prunerecover import apply_plan, load_pruned, merge, plan_width, save_pruned
+from prunerecover.plan.budget import Budget
 from prunerecover.recovery.lora import LoraSettings, inject_adapters, merge_adapters, plan_adapters
 from prunerecover.surgery.apply_edits import apply_edits, undo
 
@@ -46,6 +47,14 @@ def test_what_surgery_left_in_a_place_is_not_saved_in_silence(case: str, tmp_pat
     with pytest.warns(UserWarning, match=SURGERY):
         model.save_pretrained(tmp_path)  # type: ignore[operator]
     assert (tmp_path / "config.json").exists()
+
+
+@pytest.mark.slow
+def test_layers_of_different_widths_are_not_saved_in_silence(tmp_path: Path) -> None:
+    model = tiny_llama()
+    apply_plan(model, plan_width(model, Budget(params=0.2), batches=[tiny_inputs("llama", 8)], importance="magnitude"))
+    with pytest.warns(UserWarning, match=r"such as layers of different sizes.*save_pruned"):
+        model.save_pretrained(tmp_path)  # type: ignore[operator]
 
 
 def test_a_model_inside_the_network_warns_too(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from cases.sampling import one_in
 from torch import nn
 
 from prunerecover.families.describe import describe, supported_families
+from prunerecover.model.hooks import recording
 from prunerecover.model.paths import get_module
 from prunerecover.model.replacements import Nothing
 from prunerecover.plan.edits import Remove
@@ -55,6 +56,22 @@ def test_removed_branch_equals_one_multiplied_by_zero(name: str) -> None:
             handle.remove()
             undo(pruned, applied.journal)
     assert torch.equal(logits(pruned), dense)
+
+
+@pytest.mark.parametrize("name", one_in(5, DECODERS))
+def test_branches_add_up_to_the_block(name: str) -> None:
+    """Fits rely on the residual stream before and after each branch, through norms, factors and parallel branches."""
+    model = DECODERS[name].build()
+    for block in describe(model).blocks:
+        attention, mlp = block.attention, block.mlp
+        assert attention is not None
+        assert mlp is not None
+        paths = {block.path, *attention.before, attention.last, *mlp.before, mlp.last}
+        with recording({path: get_module(model, path) for path in paths}) as seen:
+            logits(model)
+        torch.testing.assert_close(attention.state_before(seen), seen[f"{block.path}.in"])
+        torch.testing.assert_close(mlp.state_before(seen), attention.state_after(seen))
+        torch.testing.assert_close(mlp.state_after(seen), seen[f"{block.path}.out"])
 
 
 @pytest.mark.parametrize("name", DECODERS)

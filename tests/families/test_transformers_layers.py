@@ -10,6 +10,7 @@ import torch
 from cases.models.tiny import (
     BUILD,
     GATED,
+    SPECIAL,
     TEXT,
     TRANSFORMERS,
     VARIANTS,
@@ -17,12 +18,13 @@ from cases.models.tiny import (
     tiny_bert,
     tiny_images,
     tiny_inputs,
+    tiny_llama,
     tiny_timm,
 )
 from cases.sampling import one_in
 from torch import Tensor, nn
 
-from prunerecover.families.describe import describe, is_supported
+from prunerecover.families.describe import describe, is_supported, supported_families
 from prunerecover.families.layout import Branch
 from prunerecover.model.paths import get_module, set_module
 from prunerecover.model.replacements import Affine, Nothing, SlopeBias
@@ -151,6 +153,27 @@ def test_layout_tells_the_present_structure(name: str) -> None:
     assert answers(model, name).isfinite().all()
 
 
+HEADS = (
+    ("LlamaConfig", "LlamaModel", "layers"),
+    ("LlamaConfig", "LlamaForSequenceClassification", "model.layers"),
+    ("GPT2Config", "GPT2Model", "h"),
+    ("OPTConfig", "OPTModel", "decoder.layers"),
+    ("BertConfig", "BertModel", "encoder.layer"),
+    ("ViTConfig", "ViTModel", "layers"),
+)
+
+
+@pytest.mark.parametrize(("config", "cls", "container"), HEADS)
+def test_head_does_not_matter(config: str, cls: str, container: str) -> None:
+    import transformers
+
+    settings = {key: value for key, value in TEXT.items() if key not in SPECIAL}
+    layout = describe(getattr(transformers, cls)(getattr(transformers, config)(**settings, pad_token_id=0)))
+    assert layout.container in (container, f"encoder.{container[:-1]}")  # ViT in transformers 5.0
+    assert len(layout.blocks) == 4
+    assert layout.family in supported_families()
+
+
 def test_supported_families_are_listed_for_an_unsupported_model() -> None:
     from transformers import DistilBertConfig, DistilBertModel
 
@@ -175,6 +198,10 @@ def _bert_decoder() -> nn.Module:
     from transformers import BertConfig, BertLMHeadModel
 
     return stir(BertLMHeadModel(BertConfig(**TEXT, is_decoder=True, add_cross_attention=True)))
+
+
+def test_module_around_a_model_is_not_the_model() -> None:
+    assert not is_supported(nn.ModuleDict({"net": tiny_llama()}))
 
 
 def test_activation_that_is_a_function_says_why_it_cannot_go() -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from prunerecover import Plan, apply_plan, load_pruned, plan_depth, save_pruned
 from prunerecover.families.constructors import constructor_of
-from prunerecover.families.describe import describe_blocks
+from prunerecover.families.describe import describe_blocks, describe_stacks
 from prunerecover.plan.edits import Bypass, Config, Remove
 from prunerecover.surgery.apply_edits import apply_edits, undo
 from prunerecover.surgery.merging import block_removals, removals_of
@@ -81,6 +81,12 @@ def test_config_of_each_part_of_t5_says_its_own_depth() -> None:
     apply_edits(model, removals_of(model, ["decoder.block.2", "decoder.block.1"]))
     assert (model.config.num_layers, model.config.num_decoder_layers) == (2, 1)
     assert (model.encoder.config.num_layers, model.decoder.config.num_layers) == (2, 1)
+
+
+def test_convolutions_are_no_blocks_though_as_many() -> None:
+    model = two_stacks("speech_to_text", encoder=2)
+    assert len(model.model.encoder.conv.conv_layers) == 2
+    assert [stack.container for stack in describe_stacks(model)] == ["model.encoder.layers", "model.decoder.layers"]
 
 
 def test_what_does_not_fit_two_lists_is_refused() -> None:

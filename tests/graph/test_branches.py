@@ -41,6 +41,12 @@ def test_branches_and_blocks_are_found_by_structure(name: str) -> None:
     assert (kinds["block"], kinds["attention"], kinds["mlp"]) == FOUND[name]
 
 
+@pytest.mark.parametrize("name", ["mixtral", "whisper"])
+def test_no_two_units_share_a_name(name: str) -> None:
+    names = Counter(unit.name for unit in removals_of(*ARCHITECTURES[name]()).units)
+    assert max(names.values()) == 1
+
+
 def refused(model: nn.Module, batch: Tensor, kinds: Sequence[str] = ("block", "attention", "mlp")) -> dict[str, str]:
     return removals_of(model, batch, kinds).refused
 

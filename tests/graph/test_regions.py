@@ -88,6 +88,11 @@ def test_head_of_a_detector_is_the_module_that_makes_all_its_outputs() -> None:
     assert all(path.startswith("detect.") for path in heads)
 
 
+def test_head_of_a_backbone_is_the_layer_that_makes_its_features() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
+    assert head_of(model, torch.rand(1, 3, 4, 4)) == ["4"]
+
+
 def test_head_of_boxes_is_all_of_its_layers() -> None:
     boxes = [f"model.bbox_predictor.layers.{i}" for i in range(3)]
     assert head_of(detector_of(tiny_detr()), torch.rand(1, 3, 64, 64)) == [*boxes, "model.class_labels_classifier"]

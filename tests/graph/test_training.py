@@ -176,6 +176,15 @@ def test_a_pass_in_training_mode_leaves_no_trace(network: type[nn.Module]) -> No
     assert vars(torch.autograd.Function).get("apply") is apply
 
 
+def test_copies_share_values_and_not_gradients() -> None:
+    model = Fused()
+    copied = apart_copy(model)
+    copied(X).sum().backward()
+    assert model.head.weight.grad is None
+    assert copied.head.weight.grad is not None
+    assert copied.head.weight.data_ptr() == model.head.weight.data_ptr()
+
+
 @pytest.mark.parametrize("name", ["unet", "detector", "t5", "llama"])
 def test_most_networks_do_the_same_in_training(name: str) -> None:
     model, batch = ARCHITECTURES[name]()

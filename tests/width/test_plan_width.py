@@ -99,6 +99,13 @@ def test_lists_of_images_plan_as_batched_ones(batches: Batches, allocation: Any)
     assert plan([[*x] for x, _ in batches]).edits == plan([x for x, _ in batches]).edits
 
 
+def test_budgets_in_units_leave_other_kinds_alone(batches: Batches) -> None:
+    plan = plan_width(vit(), Budget(remove={"neuron": 7}), batches=batches)
+    assert {edit.kind for edit in plan.edits} == {"neuron"}
+    planner = WidthPlanner(Session(vit(), batches))
+    assert {edit.kind for edit in planner.plan(Budget(remove={"head": 2})).edits} == {"head"}
+
+
 def check_against_masked(model: nn.Module, plan: Plan) -> None:
     """Apply a plan and compare with a model whose removed units add zero: BatchNorms and rows of padded shortcuts."""
     masked = copy.deepcopy(model)

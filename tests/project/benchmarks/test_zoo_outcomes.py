@@ -91,14 +91,6 @@ def test_exports_that_take_too_long_are_no_failure(
     assert f"- {QUICK} (plain, not in time): took more than 1 s" in found["page"]
 
 
-def test_exports_can_be_left_out(run: Run, calls: list[tuple[str, str]]) -> None:
-    found = run("--suite", "plain", "--only", QUICK, "--no-onnx")
-    assert run("--suite", "plain", "--only", QUICK)["rows"] == found["rows"]
-    assert calls == [("pruned", QUICK), ("reloaded", QUICK)]
-    assert [(row["outcome"], row["onnx"]) for row in found["rows"]] == [("ok", None)]
-    assert "ONNX is not tried yet of 1 networks" in found["page"]
-
-
 def test_half_of_what_can_go_is_asked_for_where_less_than_the_share_can(
     run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

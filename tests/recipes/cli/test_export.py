@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from cases.files.lightning_files import Classifier, prune, rewrite, save, stirred
+from cases.models.own_networks import OwnNetwork
 from cases.models.tiny import tiny_images, tiny_llama, tiny_timm
 from cases.serving.uneven import byte_tokenizer
 from cases.tiny_plans import VIT, tiny_plan
 from torch import Tensor, nn
 
-from prunerecover import apply_plan, load_pruned, merge, plan_depth, save_pruned
+from prunerecover import Budget, apply_plan, load_pruned, merge, plan_depth, plan_width, save_pruned
 from prunerecover.recipes.cli.export import image_shape, open_for_export
 from prunerecover.recipes.cli.main import main
 from prunerecover.recipes.tasks.segmenter import ImageSegmenter
@@ -146,6 +147,16 @@ def test_a_wrong_class_path_is_one_line(
     assert re.search(message, line)
 
 
+def test_a_folder_of_an_own_network(tmp_path: Path) -> None:
+    network = OwnNetwork().eval()
+    plan = plan_width(network, Budget(params=0.3), batches=[images()], importance="magnitude")
+    apply_plan(network, plan)
+    save_pruned(network, plan, tmp_path / "pruned")
+    exported = open_for_export(tmp_path / "pruned", model=f"{HERE}OwnNetwork")
+    given = images()
+    assert torch.equal(exported.network(given), network(given))
+
+
 def test_onnx_of_a_model_of_unknown_input_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"knows its input size, but Linear does not. Pass --input-size, such as"):
         image_shape(torch.nn.Linear(2, 2))
@@ -188,6 +199,12 @@ def test_onnx(model: nn.Module, tmp_path: Path) -> None:
     images = tiny_images(seed=2)
     (logits,) = session.run(None, {"images": images.numpy()})
     assert (torch.from_numpy(logits) - model(images)).abs().max() <= 1e-3
+
+
+@pytest.mark.slow
+def test_torch_compile(model: nn.Module) -> None:
+    compiled = torch.compile(model, fullgraph=True)
+    torch.testing.assert_close(compiled(tiny_images(seed=2)), model(tiny_images(seed=2)), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -86,6 +86,13 @@ def test_help_of_a_command_is_a_page_of_what_is_ours(command: str, capsys: pytes
     assert methods[: len(CLASSES)] == (list(CLASSES) if command == "plan" else [])
 
 
+@pytest.mark.slow
+def test_options_of_lightning_come_last_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "\n".join(help_of("plan", "--trainer.help", capsys))
+    places = [text.index(f"\n  {option}") for option in ("--method", "--model", "--trainer.devices", "--optimizer")]
+    assert places == sorted(places)
+
+
 def test_recipe_names_become_paths_wherever_config_is_given() -> None:
     name, path = "digits_vit_depth", str(CONFIGS / "digits_vit_depth.yaml")
     resolved = with_recipe_paths(["--config", name, f"-c={name}", "--model.depth", "3", "--config", path])
@@ -155,7 +162,7 @@ def test_fit_leaves_checkpoint_pruned_copy_and_report(fitted: Path) -> None:
         assert list(fitted.rglob(name)), name
 
 
-@pytest.mark.parametrize("command", ["validate", "predict"])
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_the_other_commands_open_the_checkpoint(fitted: Path, command: str) -> None:
     assert run_on(fitted, command, "--ckpt_path", last_checkpoint(fitted)) == 0
 

@@ -150,6 +150,11 @@ def test_a_file_cut_off_is_refused(coco: Path) -> None:
         opened(coco)
 
 
+def test_a_split_without_any_box_is_fine(coco: Path) -> None:
+    _, targets = next(iter(opened(broken(coco, annotations=[])).train_dataloader()))
+    assert all(target["boxes"].shape == (0, 4) for target in targets)
+
+
 def test_images_that_are_elsewhere_are_asked_for(coco: Path) -> None:
     (coco / "val2017").rename(coco / "validation")
     with pytest.raises(ValueError, match="Expected the images of .* in .*val2017 or .*images/val2017, but there is no"):

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import pytest
 from cases.sampling import one_in
 from cases.width.command_line import FAIR, IMAGE, RECIPE, command, dense, run
+from safetensors.torch import load_file
 
 from prunerecover import Budget, Plan, apply_plan
 from prunerecover.callbacks import WidthPrune
@@ -52,6 +53,18 @@ def test_what_may_be_left_is_said_by_an_option_or_by_a_recipe(tmp_path: Path, by
         plan = run(tmp_path, "--method=per_cost", "--method.macs=2M")
     assert 1.8e6 < plan.result.macs <= 2.02e6
     assert plan.made_by.arguments["budget"] == {"macs": "2M"}
+
+
+@pytest.mark.slow
+def test_fair_meets_a_budget(tmp_path: Path) -> None:
+    options = ["--method.macs=0.5", "--method.importance=[gate_taylor, r_score]", "--method.replace=zero"]
+    plan = run(tmp_path, "--method=fair", *options)
+    assert not plan.tensors
+    assert 0.47 < plan.result.macs / count_macs(dense().model, IMAGE) <= 0.5
+    page = (tmp_path / "plan.md").read_text()
+    assert f"Tolerance of Difference: {plan.evidence['tolerance']:.4g}" in page
+    found = {name.partition("/")[0] for name in load_file(tmp_path / "plan.scores.safetensors")}
+    assert found == {"gate_taylor", "r_score"}
 
 
 @pytest.mark.slow

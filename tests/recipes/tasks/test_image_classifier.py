@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from prunerecover.callbacks import DepthPrune
-from prunerecover.recipes.networks.model_names import expand, preprocessing
+from prunerecover.recipes.networks.model_names import expand, preprocessing, timm_name
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier, read_label_map
 
 TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 4}
@@ -37,6 +37,14 @@ def trainer(**kwargs: object) -> pl.Trainer:
 def rows(batches: Batches) -> DataLoader:
     pairs = [(x, int(y)) for images, labels in batches for x, y in zip(images, labels, strict=True)]
     return DataLoader(pairs, batch_size=8)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+def test_logits_are_the_timm_models(grey_batches: Batches, name: str) -> None:
+    """Of two heads timm's average."""
+    module = tiny(name).eval()
+    images = grey_batches[0][0]
+    assert torch.equal(module(images), module.model(images))
 
 
 def test_label_map_selects_columns_of_the_head(grey_batches: Batches) -> None:
@@ -191,6 +199,16 @@ def test_endless_training_is_refused(grey_batches: Batches) -> None:
         trainer(max_epochs=-1).fit(tiny(), rows(grey_batches))
 
 
+def test_checkpoint_alone_rebuilds_the_classifier(grey_batches: Batches, tmp_path: Path) -> None:
+    module, run = tiny(label_map=[2, 0, 1, 3]), trainer(max_steps=1)
+    run.fit(module, rows(grey_batches))
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    again = ImageClassifier.load_from_checkpoint(tmp_path / "a.ckpt")
+    images = grey_batches[0][0]
+    with torch.no_grad():
+        assert torch.equal(again.eval()(images), module.eval()(images))
+
+
 def test_local_folder_is_the_saved_model(
     make_vit: Callable[..., nn.Module], tmp_path: Path, grey_batches: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +223,11 @@ def test_local_folder_is_the_saved_model(
         assert torch.equal(loaded(grey_batches[0][0]), saved(grey_batches[0][0]))
     assert preprocessing("local-dir:$WEIGHTS")["interpolation"] == saved.pretrained_cfg["interpolation"]
     assert loaded.hparams["model"] == "local-dir:$WEIGHTS"
+
+
+def test_hub_ids_get_timms_prefix() -> None:
+    assert timm_name("timm/resnet18.a1_in1k") == timm_name("hf-hub:timm/resnet18.a1_in1k")
+    assert timm_name("resnet18") == "resnet18"
 
 
 @pytest.mark.parametrize(

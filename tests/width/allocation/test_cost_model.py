@@ -88,6 +88,14 @@ def test_heads_and_neurons_of_a_vit(make_vit: Callable[..., nn.Module], kept: di
     assert costs.total(kept) == counted(narrow_vit(copy.deepcopy(model), kept), inputs)
 
 
+def test_meta_device_gives_the_same_costs(make_vit: Callable[..., nn.Module]) -> None:
+    model = make_vit()
+    groups = vit_groups(model)
+    here = cost_model(model, groups, torch.zeros(1, 1, 8, 8))
+    there = cost_model(copy.deepcopy(model).to("meta"), groups, torch.zeros(1, 1, 8, 8, device="meta"))
+    assert here == there
+
+
 def test_a_fused_attention_module_keeps_its_products_apart() -> None:
     """`nn.MultiheadAttention` counts scores, values and both projections together."""
     tokens, width, heads = 5, 12, 3

@@ -50,6 +50,11 @@ def test_a_rate_is_found_in_both_directions_and_within_bounds(best: float, expec
     assert rate_of_heads(lambda rate: abs(math.log(rate / best))) == expected
 
 
+def test_plateaus_are_crossed() -> None:
+    """Rates with the same units tie; a better rate further away is still found."""
+    assert rate_of_heads(lambda rate: 1.0 if rate < 12 else 0.5) == 16.0
+
+
 def test_what_is_not_a_number_is_never_better() -> None:
     assert rate_of_heads(lambda rate: math.nan) == 1.0
     assert rate_of_heads(lambda rate: math.nan if rate == 1 else rate) == 0.125
@@ -130,6 +135,15 @@ def test_a_smaller_last_batch_counts_for_as_much_as_it_holds() -> None:
     found = [PrunedOutput(model, batches).divergence(plan.edits, plan.tensors) for batches in (whole, parts)]
     assert found[0] == pytest.approx(found[1], rel=1e-4)
     assert found[0] > 0
+
+
+def test_single_samples_leave_statistics_as_they_are() -> None:
+    """BatchNorm1d has no variance over a single sample."""
+    network = nn.Sequential(vit(), nn.BatchNorm1d(4)).eval()
+    images, labels = labelled_batches()[0]
+    single = [(x[None], y[None]) for x, y in zip(images, labels, strict=True)]
+    plan = plan_width(network, Budget(macs=0.3), batches=single, allocation="per_cost")
+    assert set(plan.evidence["rates"]) == set(KINDS)
 
 
 def test_channels_and_neurons_compare_as_they_are() -> None:

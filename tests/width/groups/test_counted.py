@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -70,6 +71,13 @@ def test_plan_warns_of_what_is_counted_and_narrows_the_rest() -> None:
     with pytest.warns(UserWarning, match=message):
         plan = plan_width(Hidden(COUNTED["size"][0]), Budget(params=0.2), batches=DATA)
     assert {edit.unit for edit in plan.edits} <= {"second", "third"}
+
+
+def test_ignored_units_are_not_warned_of() -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan_width(Hidden(COUNTED["mean of squares"][0]), Budget(params=0.1), batches=DATA, ignore=["first"])
 
 
 def test_network_of_counted_units_alone_is_refused_with_the_operation() -> None:

@@ -17,6 +17,8 @@ from cases.width.groups import assert_equal, built, found_in, outputs
 from cases.width.oracle import masked, narrowed, rewritten, silenced, thirty_percent
 
 from prunerecover import Budget, apply_plan, find_groups, plan_width
+from prunerecover.cost.macs import count_macs, macs_by_module
+from prunerecover.model.batches import as_inputs
 from prunerecover.width.groups.found import FoundGroups
 from prunerecover.width.groups.gates import with_a_gate
 
@@ -129,6 +131,21 @@ def test_names_are_unique_and_every_unit_is_made_and_read(name: str) -> None:
     for group in groups:
         assert {part.makes for part in group.slices} == {True, False}
         assert group.size > 1
+
+
+@pytest.mark.parametrize("name", ["timm_swin", "bert", "llama_gqa"])
+def test_products_and_layers_add_up_to_all_macs(name: str) -> None:
+    """The remainder is the attention of SegFormer's first stage, whose single head is no unit."""
+    (model, inputs), found = built(name), found_in(name)
+    by_module = macs_by_module(model, inputs)
+    layers = {path: n for path, n in by_module.items() if not any(True for _ in model.get_submodule(path).children())}
+    first = "segformer.stages.0.blocks.0.attention"
+    single = (
+        by_module[first] - sum(n for path, n in layers.items() if path.startswith(first)) if first in by_module else 0
+    )
+    products = as_inputs(inputs).n_samples * sum(group.products * group.size for group in found.groups)
+    assert products > 0
+    assert products + sum(layers.values()) + single == count_macs(model, inputs)
 
 
 @pytest.mark.parametrize("name", ["option_a_resnet20", "deit", "llama_gqa", "segformer"])

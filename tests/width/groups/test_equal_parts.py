@@ -113,6 +113,12 @@ def test_the_length_of_parts_that_an_exporter_reads_follows() -> None:
         assert torch.equal(split(x), small(x))
 
 
+def test_linked_groups_go_by_kind_and_name() -> None:
+    net, x = c2f_network(), images(4).float()
+    assert len(find_groups(net, x, ignore="1.cv1.*").linked) == 1
+    assert len(find_groups(net, x, "channel").linked) == 2
+
+
 def test_linked_groups_that_code_fixes_stay() -> None:
     class Fixed(C2f):
         def forward(self, x: Tensor) -> Tensor:

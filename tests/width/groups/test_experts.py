@@ -42,6 +42,12 @@ def test_layers_without_experts_are_passed_over() -> None:
     assert find_experts(tiny_llama()) == ()
 
 
+def test_experts_are_found_without_values_and_inside_wrappers() -> None:
+    model = tiny_mixture("mixtral")
+    assert find_experts(nn.DataParallel(model)) == find_experts(model)
+    assert find_experts(copy.deepcopy(model).to("meta")) == find_experts(model)
+
+
 def test_experts_are_found_beside_other_kinds_when_asked_for() -> None:
     model = tiny_mixture("qwen2_moe")
     kinds = [group.kind for group in find_groups(model, {"input_ids": tokens()}, ("head", "neuron", "expert")).groups]
@@ -116,6 +122,14 @@ def test_layers_alike_make_a_standard_checkpoint(name: str, how: str, tmp_path: 
     assert torch.equal(loaded(tokens()).logits, model(tokens()).logits)
     settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     assert torch.equal(loaded.generate(tokens(), **settings), model.generate(tokens(), **settings))
+
+
+@pytest.mark.parametrize("name", ["mixtral"])
+def test_balancing_loss_counts_the_experts_that_are_left(name: str) -> None:
+    model: Any = tiny_mixture(name)
+    apply_plan(model, without(model, TWO))
+    assert model.num_experts == 4
+    assert torch.isfinite(model(tokens(), labels=tokens(), output_router_logits=True).aux_loss)
 
 
 @pytest.mark.parametrize("name", UNGROUPED)

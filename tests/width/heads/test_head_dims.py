@@ -26,7 +26,7 @@ from prunerecover.model.batches import ModelInputs
 from prunerecover.model.hooks import recording
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Edit
-from prunerecover.plan.groups import Group
+from prunerecover.plan.groups import Group, Setting
 from prunerecover.recovery.reconstruction import fit_layers
 from prunerecover.surgery.apply_edits import apply_edits, undo
 from prunerecover.surgery.provenance import plan_for
@@ -178,6 +178,17 @@ def test_a_group_tells_queries_keys_values_and_what_it_costs() -> None:
     model, dense = tiny_timm(), sum(p.numel() for p in tiny_timm().parameters())
     apply_edits(model, narrow_edits(groups, {groups[0].name: torch.arange(4, 8)}))
     assert dense - sum(p.numel() for p in model.parameters()) == groups[0].params // 2
+
+
+def test_an_attention_of_small_inputs_shows_its_scale() -> None:
+    model = tiny_timm()
+    model.blocks[0].norm1.weight.data.mul_(1e-3)
+    model.blocks[0].norm1.bias.data.mul_(1e-3)
+    assert [group.scaled_by for group in find_groups(model, tiny_images(), "head_dim")] == [-0.5] * 4
+
+
+def test_a_setting_of_power_one_is_saved_as_before() -> None:
+    assert Setting(module="a", attribute="b").model_dump(exclude_defaults=True) == {"module": "a", "attribute": "b"}
 
 
 def test_reconstruction_leaves_weights_that_make_smaller_heads() -> None:

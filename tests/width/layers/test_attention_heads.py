@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,9 @@ def test_heads_whose_mean_weights_are_put_out_stay() -> None:
 
     with pytest.raises(ValueError, match="Operations that count units: mean in 'attention'"):
         find_groups(seeded(Seen()), both(), HEADS)
+
+
+def test_pruned_network_is_pickled() -> None:
+    pruned = NETWORKS["encoder"].pruned()
+    again = pickle.loads(pickle.dumps(pruned))
+    assert torch.equal(again(TOKENS), pruned(TOKENS))

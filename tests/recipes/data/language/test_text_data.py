@@ -228,6 +228,13 @@ def test_a_subfolder_is_a_configuration(tmp_path: Path) -> None:
     assert texts(tmp_path / "repo", None)["train"] == ["Easy train", "Hard train"]
 
 
+def test_files_begin_with_the_name(tmp_path: Path) -> None:
+    for file in ("arc.train", "arc.test-0", "arc.test-1", "arc_c.test", "arcade.train", "piqa.validation"):
+        write_jsonl(tmp_path / "all" / f"{file}.jsonl", [file])
+    assert texts(tmp_path / "all", "arc") == {"train": ["arc.train"], "test": ["arc.test-0", "arc.test-1"]}
+    assert texts(tmp_path / "all", "piqa") == {"validation": ["piqa.validation"]}
+
+
 def test_a_name_that_no_file_has_is_the_hubs(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "own" / "train.jsonl", ["mine"])
     assert texts(tmp_path / "own", "wikitext-2-raw-v1") == {"train": ["mine"]}

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from prunerecover.recipes.networks.detectors.build import named_detector
+from prunerecover.recipes.networks.torchvision_weights import with_trained_layers
 
 
 @pytest.fixture
@@ -76,6 +77,14 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
 def test_what_is_not_there_is_refused(name: str, pretrained: bool, more: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         named_detector(name, pretrained, None, 64, more)
+
+
+def test_trained_layers_but_the_head_of_other_classes() -> None:
+    model, trained = tiny_ssd(3), tiny_ssd(7)
+    mine = model.head.classification_head.module_list[0].weight.clone()
+    found: Any = with_trained_layers(model, trained)
+    assert torch.equal(found.backbone.body[0][0].weight, trained.backbone.body[0][0].weight)
+    assert torch.equal(found.head.classification_head.module_list[0].weight, mine)
 
 
 def test_a_folder_of_transformers(tmp_path: Path) -> None:
