@@ -32,7 +32,6 @@ def planned(name: str, **remove: int) -> tuple[nn.Module, Any, Plan]:
 @pytest.mark.parametrize(
     ("name", "remove"),
     [
-        ("resnet18", {"layer": 4, "block": 2}),
         ("unet", {"layer": 5}),
         ("detector", {"layer": 3}),
         ("gptj", {"mlp": 1}),

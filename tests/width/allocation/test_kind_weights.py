@@ -110,7 +110,7 @@ def test_nothing_that_was_tried_beats_what_is_in_the_plan() -> None:
     ],
 )
 def test_published_rules_single_kinds_and_units_take_scores_as_they_are(budget: Budget, how: dict[str, str]) -> None:
-    assert "rates" not in plan_width(vit(), budget, batches=labelled_batches(), **how).evidence  # type: ignore[arg-type]
+    assert "rates" not in plan_width(vit(), budget, batches=labelled_batches(), replace="zero", **how).evidence  # type: ignore[arg-type]
 
 
 def test_the_divergence_is_that_of_the_plan_with_recalibrated_statistics() -> None:
@@ -129,7 +129,7 @@ def test_the_divergence_is_that_of_the_plan_with_recalibrated_statistics() -> No
 
 def test_a_smaller_last_batch_counts_for_as_much_as_it_holds() -> None:
     model = vit()
-    plan = plan_width(model, Budget(macs=0.3), batches=labelled_batches(), kinds="neuron")
+    plan = plan_width(model, Budget(macs=0.3), batches=labelled_batches(), kinds="neuron", replace="zero")
     (images,) = inputs()[0].args
     whole, parts = [ModelInputs((images,))], [ModelInputs((part,)) for part in images.split(12)]
     found = [PrunedOutput(model, batches).divergence(plan.edits, plan.tensors) for batches in (whole, parts)]

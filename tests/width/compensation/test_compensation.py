@@ -48,6 +48,12 @@ def compensated_plan(model: nn.Module, example: Tensor, removed: dict[str, list[
     return plan_for(model, done, method="test", tensors=tensors, example=ModelInputs((example[:1],)))
 
 
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """Return a plan of 30% for `cnn()`."""
+    return plan_width(cnn(), Budget(macs=0.3), batches=[(IMAGES, LABELS)])
+
+
 @pytest.mark.parametrize("case", ["linear", "conv", "flattened", "two at once"])
 def test_redundant_units_cost_nothing(case: str) -> None:
     """A removed unit that is a positive multiple of another, through a ReLU, is compensated exactly."""
@@ -128,9 +134,8 @@ def test_moments_that_a_planner_keeps_give_what_the_edits_alone_do(make: Any) ->
             assert torch.equal(plan.tensors[key], values[key.partition(".")[2]])
 
 
-def test_plan_from_disk_and_saved_model_agree(tmp_path: Path) -> None:
+def test_plan_from_disk_and_saved_model_agree(plan: Plan, tmp_path: Path) -> None:
     model = cnn()
-    plan = plan_width(model, Budget(macs=0.3), batches=[(IMAGES, LABELS)])
     plan.save(tmp_path / "plan.json")
     apply_plan(model, plan)
     again = cnn()
@@ -141,10 +146,9 @@ def test_plan_from_disk_and_saved_model_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_refitted_plan_is_the_plan_of_the_other_weights() -> None:
+def test_refitted_plan_is_the_plan_of_the_other_weights(plan: Plan) -> None:
     """For the same units, on another model of the same structure."""
     batches = [(IMAGES, LABELS)]
-    plan = plan_width(cnn(), Budget(macs=0.3), batches=batches)
     other, by_hand = cnn(seed=5), cnn(seed=5)
     with pytest.raises(ValueError, match="Pass refit=batches to fit them to this model"):
         apply_plan(other, plan)
@@ -158,9 +162,8 @@ def test_refitted_plan_is_the_plan_of_the_other_weights() -> None:
     torch.testing.assert_close(other(IMAGES), by_hand(IMAGES), rtol=1e-4, atol=1e-4)
 
 
-def test_tensor_of_another_shape_is_refused() -> None:
+def test_tensor_of_another_shape_is_refused(plan: Plan) -> None:
     model = cnn()
-    plan = plan_width(model, Budget(macs=0.3), batches=[(IMAGES, LABELS)])
     before = {name: value.clone() for name, value in model.state_dict().items()}
     wrong = plan.with_tensors({key: value[:, 1:] for key, value in plan.tensors.items()})
     with pytest.raises(ValueError, match=r"Expected the tensor for '.*weight' to say what it takes over from 'conv1'"):
@@ -168,9 +171,8 @@ def test_tensor_of_another_shape_is_refused() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_tensor_for_a_weight_outside_the_group_is_refused() -> None:
+def test_tensor_for_a_weight_outside_the_group_is_refused(plan: Plan) -> None:
     model = cnn()
-    plan = plan_width(model, Budget(macs=0.3), batches=[(IMAGES, LABELS)])
     number = next(i for i, edit in enumerate(plan.edits) if isinstance(edit, Narrow))
     edits = list(plan.edits)
     edits[number] = edits[number].model_copy(update={"group": edits[number].group[:1]})

@@ -25,6 +25,7 @@ from prunerecover.surgery.apply_edits import undo
 IMAGES = tiny_images(16, seed=3)
 BATCHES = [(IMAGES, torch.arange(16) % 5)]
 HIDDEN = ("hidden",)
+QUICK: Any = {"importance": "magnitude", "replace": "zero"}
 
 
 def text(name: str) -> list[dict[str, torch.Tensor]]:
@@ -48,7 +49,7 @@ def halved(name: str, **settings: Any) -> tuple[Any, Any]:
 def test_a_budget_is_met_by_less_than_a_feature(budget: Budget) -> None:
     model = tiny_timm()
     dense = count_macs(model, IMAGES[:1]), sum(p.numel() for p in model.parameters())
-    plan = plan_width(model, budget, batches=BATCHES, kinds=HIDDEN)
+    plan = plan_width(model, budget, batches=BATCHES, kinds=HIDDEN, **QUICK)
     apply_plan(model, plan)
     assert plan.result.macs == count_macs(model, IMAGES[:1])
     assert plan.result.params == sum(p.numel() for p in model.parameters())
@@ -102,15 +103,15 @@ def test_tied_tables_take_nothing_over() -> None:
     assert model.lm_head.weight.shape == (61, 16)
 
 
-@pytest.mark.parametrize("name", first(4, ["llama", "qwen2", "hf_vit", "opt", "qwen3", "smollm3", "phi", "olmo"]))
+@pytest.mark.parametrize("name", first(3, ["llama", "hf_vit", "opt", "qwen3", "phi"]))
 def test_configs_say_the_hidden_size_where_they_can(name: str, tmp_path: Path) -> None:
     if name == "hf_vit":
         model: Any = built(name)
         batches = [{**tiny_inputs(name, 8), "labels": torch.arange(8) % 5}]
-        plan = plan_width(model, Budget(remove={"hidden": 16}), batches=batches, kinds=HIDDEN, replace="zero")
+        plan = plan_width(model, Budget(remove={"hidden": 16}), batches=batches, kinds=HIDDEN, **QUICK)
         apply_plan(model, plan)
     else:
-        model, plan = halved(name, replace="zero")
+        model, plan = halved(name, **QUICK)
     inputs = tiny_inputs(name)
     save_pruned(model, plan, tmp_path / "pruned")
     if name == "opt":  # its code takes the size of a head for a share of the hidden size
@@ -127,7 +128,7 @@ def test_configs_say_the_hidden_size_where_they_can(name: str, tmp_path: Path) -
 
 def test_embeddings_scaled_by_the_hidden_size_keep_their_scale(tmp_path: Path) -> None:
     """Gemma's code would scale embeddings by the root of the smaller size, so the config's size stays the same."""
-    model, plan = halved("gemma", replace="zero")
+    model, plan = halved("gemma", **QUICK)
     assert model.config.hidden_size == 32
     again: Any = load_pruned(save_pruned(model, plan, tmp_path / "pruned"))
     assert torch.equal(again.eval()(**tiny_inputs("gemma")).logits, model(**tiny_inputs("gemma")).logits)
@@ -136,7 +137,7 @@ def test_embeddings_scaled_by_the_hidden_size_keep_their_scale(tmp_path: Path) -
 def test_everything_is_taken_back() -> None:
     model: Any = tiny_llama()
     before, config = model(**tiny_inputs("llama")).logits, model.config
-    plan = plan_width(model, Budget(remove={"hidden": 8}), batches=text("llama"), kinds=HIDDEN)
+    plan = plan_width(model, Budget(remove={"hidden": 8}), batches=text("llama"), kinds=HIDDEN, **QUICK)
     applied = apply_plan(model, plan)
     assert model.model.layers[0].mlp.hidden_size == 24
     undo(model, applied.journal)
