@@ -67,12 +67,6 @@ def test_shares_are_those_of_a_clock_that_is_linear_in_the_macs_of_each_kind() -
     np.testing.assert_allclose(errors(latency_shares(asked, clock), asked, clock), 0, atol=1e-12)
 
 
-def test_what_changes_cost_beyond_their_macs_is_seen() -> None:
-    asked = variants("attention", 12, 0.03) + variants("mlp", 12, 0.05)
-    clock = AffineClock({"attention": 1.4, "mlp": 0.7}, fixed=-0.004)
-    assert abs(errors(latency_shares(asked, clock), asked, clock)).max() < 0.0025  # between nothing and the smallest
-
-
 def test_noise_of_a_clock_is_shared_by_the_sites() -> None:
     asked = variants("attention", 12, 0.03) + variants("mlp", 12, 0.05)
     clock = AffineClock({"attention": 1.4, "mlp": 0.7}, noise=0.01)
@@ -92,21 +86,6 @@ def test_smaller_variants_save_at_least_as_much_whatever_a_clock_says() -> None:
     by_site = np.array(found).reshape(4, len(SHARES))
     assert (np.diff(by_site, axis=1) <= 1e-12).all()
     assert (by_site >= 0).all()
-
-
-def test_a_kind_that_saves_nothing_is_found_out() -> None:
-    asked = variants("norm", 6, 0.05) + variants("mlp", 6, 0.05)
-    found = np.array(latency_shares(asked, AffineClock({"norm": 0.0, "mlp": 1.8})))
-    np.testing.assert_allclose(found[: len(asked) // 2], 0, atol=1e-12)
-    np.testing.assert_allclose(found[len(asked) // 2 :], [1.8 * one.macs for one in asked[len(asked) // 2 :]])
-
-
-def test_small_classes_of_a_kind_are_measured_together_at_the_same_relative_size() -> None:
-    """Stages of two blocks each, as in a Swin, with other widths."""
-    asked = [v for i, macs in enumerate((0.02, 0.04, 0.03)) for v in variants("mlp", 2, macs, alike=f"stage{i}.")]
-    clock = AffineClock({"mlp": 0.6})
-    np.testing.assert_allclose(errors(latency_shares(asked, clock), asked, clock), 0, atol=1e-12)
-    assert [len(names) for names in clock.seen] == [6] * SIZES
 
 
 def test_sites_too_small_for_a_clock_save_at_the_rate_of_their_kind() -> None:

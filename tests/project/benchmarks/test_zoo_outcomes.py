@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.zoo import depth_trial, width_trial, zoo
+from benchmarks.zoo import depth_trial, width_trial
 from benchmarks.zoo.depth_trial import judged as judged_depth
 from benchmarks.zoo.networks.network import Network
-from benchmarks.zoo.trial import LATE, Ended, batches, dense, exported, silently, trained_and_saved
+from benchmarks.zoo.trial import Ended, batches, dense, silently, trained_and_saved
 from benchmarks.zoo.width_trial import judged
-from benchmarks.zoo.worker import Late
 from prunerecover import Budget, Plan, plan_depth, plan_width
 from prunerecover.plan.records import Result
 from prunerecover.refusal import Refusal
@@ -75,20 +74,6 @@ def test_units_that_nobody_asked_for_are_over(
     assert [row["outcome"] for row in found["rows"]] == ["over"]
     assert f"- {DEEP} (plain, over): 2 units go instead of 1" in found["page"]
     assert "| 0 | 0 | 0, 1, 0 |" in found["page"]
-
-
-def test_exports_that_take_too_long_are_no_failure(
-    run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def late(self: object, function: Callable[..., Any], *args: Any, timeout: float) -> Any:
-        if function is exported:
-            raise Late("took more than 1 s")
-        return function(*args)
-
-    monkeypatch.setattr(zoo.Worker, "call", late)
-    found = run("--suite", "plain", "--only", QUICK)
-    assert [(row["outcome"], row["onnx"]) for row in found["rows"]] == [("ok", LATE)]
-    assert f"- {QUICK} (plain, not in time): took more than 1 s" in found["page"]
 
 
 def test_half_of_what_can_go_is_asked_for_where_less_than_the_share_can(

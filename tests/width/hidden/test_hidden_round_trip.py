@@ -71,9 +71,6 @@ class TestRoundTrip(RoundTripChecks):
     pass
 
 
-# Written out by hand
-
-
 Function = Callable[[Tensor], Tensor]
 
 
@@ -126,13 +123,6 @@ def test_what_keeps_a_stream_is_named(name: str) -> None:
     model, inputs, why = REFUSED[name]
     with pytest.raises(ValueError, match=f"to have groups of kind hidden, but it has .*{why}"):
         find_groups(model.eval(), inputs, "hidden")
-
-
-def test_streams_are_asked_for_by_name() -> None:
-    kinds = {group.kind for group in find_groups(tiny_timm(), tiny_images()).groups}
-    assert kinds == {"head", "neuron"}
-    every = find_groups(tiny_timm(), tiny_images(), ("head", "neuron", "hidden")).groups
-    assert {group.kind for group in every} == {"head", "neuron", "hidden"}
 
 
 def test_a_stream_has_all_that_writes_and_reads_it() -> None:
