@@ -64,25 +64,6 @@ def test_removed_branch_equals_zeroed_branch(changes: dict[str, Any], kind: str,
         assert (ours - before).abs().max() > 0.01
 
 
-@every_variant
-def test_feed_forward_by_its_parts_equals_the_branch(changes: dict[str, Any]) -> None:
-    """The block adds scale * second(activation(first(norm(x))))."""
-    model = tiny_timm(**changes)
-    block, described = model.blocks[2], describe(model).blocks[2].feed_forward
-    assert described is not None
-    assert (described.scale is not None) == ("init_values" in changes)
-    x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(3))
-    assert described.norm is not None
-    with torch.no_grad():
-        out = x
-        for path in (described.norm, described.first, described.activation, described.second):
-            out = get_module(model, path)(out)
-        if described.scale is not None:
-            out = out * get_module(model, described.scale).gamma
-        torch.testing.assert_close(out, block.ls2(block.mlp(block.norm2(x))))
-    assert [type(get_module(model, path)) for path in described.between] == [nn.Dropout]
-
-
 @both_kinds
 def test_gated_mlp_says_why_and_its_branches_can_go(kind: str) -> None:
     pruned, oracle = swiglu(), swiglu()

@@ -136,9 +136,11 @@ def test_planning_leaves_the_users_modules_as_they_are(
     model, calls = make().train(), list[int]()
     handle = next(model.children()).register_forward_hook(lambda *_: calls.append(1))
     values = {name: value.clone() for name, value in model.state_dict().items()}
-    before = held(model)
+    before, random = held(model), torch.get_rng_state()
     plan(model)
     after = held(model)
     assert not {name for name in before.keys() | after.keys() if not same(after.get(name), before.get(name))}
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
     handle.remove()

@@ -171,22 +171,7 @@ def test_a_network_that_is_known_by_its_parts_is_not_run() -> None:
     assert find_units(model) == find_sites(model, kinds=("block", "attention", "mlp"))
 
 
-def lazy() -> nn.Module:
-    return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
-
-
-def quantised() -> nn.Module:
-    return torch.ao.quantization.quantize_dynamic(perceptron(), {nn.Linear})
-
-
 WRONG: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
-    "lazy": (
-        lazy,
-        X,
-        "Expected weights that have sizes, but '0.weight' is of a lazy module. Call the",
-    ),
-    "quantised": (quantised, X, "Expected weights in floating point, but '0' is quantised .* Prune first"),
-    "empty": (nn.Sequential, X, "Expected a network with parameters, but Sequential has none: it holds nothing"),
     "width": (
         perceptron,
         X[..., :3],

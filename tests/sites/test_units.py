@@ -92,17 +92,3 @@ def test_names_of_units_of_other_kinds_may_be_ignored() -> None:
     assert plan.removed == {"attention": ("0.self_attn", "2.self_attn")}
     with pytest.raises(ValueError, match=r"ignore to match units such as .*, but '9\.\*' matches none"):
         plan_depth(model, remove={"attention": 1}, batches=[torch.rand(2, 5, 8)], ignore=["9.*"])
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_torchscript_is_refused() -> None:
-    scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)))
-    match = (
-        "Expected modules of Python, but 'RecursiveScriptModule' is TorchScript, whose code cannot be watched. Prune"
-    )
-    for look in (
-        lambda: find_units(scripted, IMAGES, "layer"),
-        lambda: plan_depth(scripted, remove={"layer": 1}, batches=[IMAGES]),
-    ):
-        with pytest.raises(ValueError, match=match):
-            look()

@@ -136,11 +136,6 @@ def test_budget_in_steps_needs_a_share_or_a_number() -> None:
         Budget(ratio={"head": 0.2}).in_steps(2)
 
 
-def test_budget_of_another_type(batches: Batches) -> None:
-    with pytest.raises(TypeError, match="Expected argument budget to be a Budget, but got float"):
-        plan_width(cnn(), 0.3, batches=batches)  # type: ignore[arg-type]
-
-
 def test_nothing_left_to_narrow(batches: Batches) -> None:
     with pytest.raises(ValueError, match=r"Expected some groups outside ignore=\['\*'\], but all 6 are ignored"):
         plan_width(cnn(), Budget(macs=0.1), batches=batches, ignore="*")
