@@ -11,7 +11,6 @@ from cases.depth.architectures import ARCHITECTURES
 from cases.depth.hand_made import Gated, InPlaceSums
 from cases.depth.hybrids import SETTINGS, Lending, Lookahead, Recurrent, grown, hybrid
 from cases.depth.removal import pruned, removals_in, removals_of, size
-from cases.sampling import one_in
 from torch import Tensor, nn
 
 from prunerecover import apply_plan, plan_depth
@@ -25,7 +24,7 @@ from prunerecover.surgery.apply_edits import apply_edits
 FOUND = {
     "mixtral": (2, 2, 2),
     "whisper": (4, 6, 4),
-    "xcit": (4, 4, 6),
+    "xcit": (4, 0, 0),  # factors behind its branches would get no gradient any more
     "swin": (4, 4, 4),
     "poolformer": (12, 0, 12),
     "convnext": (12, 0, 0),
@@ -34,7 +33,7 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("name", one_in(2, FOUND))
+@pytest.mark.parametrize("name", FOUND)
 def test_branches_and_blocks_are_found_by_structure(name: str) -> None:
     removals = removals_in(name, ("block", "attention", "mlp"))
     kinds = Counter(unit.kind for unit in removals.units)
