@@ -97,11 +97,6 @@ def test_edits_of_another_form(case: str, tmp_path: Path) -> None:
     assert_same(model, before)
 
 
-def test_units_named_after_blocks_without_a_number() -> None:
-    edits = (Remove(unit="blocks.1", kind="block"), Remove(unit="blocks.x.attn", kind="attention"))
-    assert Plan(edits=edits).removed["attention"] == ("blocks.x.attn",)
-
-
 def test_keys_that_no_plan_has() -> None:
     first, second = (tiny_plan(tiny_timm(), (1, "attention", "constant")) for _ in range(2))
     edit = Replace(unit="a", kind="attention", leaves="constant", tensors=("x.bias",))

@@ -12,8 +12,6 @@ from torch.nn.utils import prune
 
 from prunerecover.apply import apply_plan, refit_plan
 from prunerecover.divergence.registry import output_divergence
-from prunerecover.model.batches import split_batches
-from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Fold
 from prunerecover.plan.plan import Plan
@@ -59,17 +57,6 @@ def test_refit_fits_the_weights_at_hand() -> None:
     assert divergence(other, fresh, "timm") < divergence(other, stale, "timm")
 
 
-def test_refit_leaves_the_model_alone_and_notes_its_weights() -> None:
-    batches = batches_of("timm_all")
-    plan = plan_depth(build("timm_all"), remove={"activation": 2, "attention": 2}, batches=batches)
-    model = trained(build("timm_all")).train()
-    with unchanged(model):
-        again = refit_plan(model, plan, batches)
-    assert again.source.weights == weights_hash(model)
-    assert again.removed == plan.removed
-    apply_plan(model, again)
-
-
 def test_named_replacements_stay_what_they_are() -> None:
     batches = batches_of("timm")
     for replace in ("identity", "zero"):
@@ -111,21 +98,6 @@ def test_too_few_samples_to_fit_are_refused() -> None:
         apply_plan(model, plan, refit=[batch_of("timm", 4)])
 
 
-def test_refit_of_another_model_is_refused() -> None:
-    plan = plan_depth(build("timm"), remove={"activation": 1}, batches=batches_of("timm"))
-    with pytest.raises(ValueError, match="Expected the model that the plan was made for"):
-        refit_plan(build("timm_all"), plan, batches_of("timm"))
-
-
-def test_split_is_the_plans_own() -> None:
-    """Every 4th sample is held out, from `seed` on."""
-    samples = split_batches(
-        [torch.arange(10.0)[:, None], torch.arange(10.0, 16.0)[:, None]], torch.device("cpu"), seed=1
-    )
-    assert torch.cat([b.args[0] for b in samples.held_out]).flatten().tolist() == [2, 6, 10, 14]
-    assert samples.n_samples == 16
-
-
 PLACES = {"llama": "model.layers.1.mlp.down_proj", "gpt2": "transformer.h.1.mlp.c_proj", "timm": "blocks.1.mlp.fc2"}
 BLOCKS = {"llama": "model.layers.2", "gpt2": "transformer.h.2", "timm": "blocks.2"}
 
@@ -155,12 +127,6 @@ def test_it_is_undone_without_a_trace(name: str) -> None:
     edit, tensors = fold(name)
     with unchanged(model):
         undo(model, apply_edits(model, [edit], tensors).journal)
-
-
-def test_without_values_the_structure_is_the_same() -> None:
-    model = build("llama")
-    with unchanged(model):
-        assert not apply_edits(model, [fold("llama")[0]]).added
 
 
 def test_no_parameter_is_added_and_merging_does_nothing_more() -> None:
@@ -227,10 +193,3 @@ def test_a_masked_weight_is_refused() -> None:
     prune.l1_unstructured(get_module(model, PLACES["llama"]), "weight", 0.5)
     with pytest.raises(ValueError, match="Expected plain parameters to merge, but the weight of 'model.layers.1.mlp"):
         apply_edits(model, [fold("llama")[0]], fold("llama")[1])
-
-
-def test_a_plan_edited_to_another_model_is_explained() -> None:
-    edit, tensors = fold("llama")
-    elsewhere = edit.model_copy(update={"into": "model.layers.9.mlp.down_proj"})
-    model = copy.deepcopy(build("llama"))
-    refused(model, elsewhere, tensors, "fold of 'model.layers.3' failed|Expected")

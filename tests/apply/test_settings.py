@@ -14,8 +14,6 @@ from cases.models.tiny import plain_vit, tiny_inputs, tiny_llama
 from torch import nn
 
 from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, plan_depth, plan_width, save_pruned
-from prunerecover.model.hashing import tensors_hash
-from prunerecover.model.settings import settings_of
 from prunerecover.plan.edits import Narrow
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.width.narrow_edits import narrow_edits
@@ -40,21 +38,6 @@ def edited(path: Path, change: Callable[[Any], None]) -> Path:
     change(data)
     path.write_text(json.dumps(data))
     return path
-
-
-def test_settings_are_told_by_name() -> None:
-    assert settings_of(vit())["num_heads"] == "4"
-    assert settings_of(vit()) == settings_of(vit().double().train())
-    assert tensors_hash(vit()) == tensors_hash(vit(2))
-    assert settings_of(vit())["head_dim"] != settings_of(vit(2))["head_dim"]
-
-
-def test_settings_that_differ_between_modules_are_hashed() -> None:
-    one, other = (
-        nn.Sequential(nn.Conv2d(1, 1, 3, stride=a), nn.Conv2d(1, 1, 3, stride=b)) for a, b in ((1, 2), (2, 1))
-    )
-    assert settings_of(one)["stride"] != settings_of(other)["stride"]
-    assert settings_of(one)["kernel_size"] == "(3, 3)"
 
 
 @pytest.mark.parametrize("how", ["depth", "width"])

@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from prunerecover import AccuracyMap, MapPoint, fit_map
+from prunerecover import MapPoint, fit_map
 from prunerecover.boundary.designs import affordable_splits, axes_and_staircase, spread
 from prunerecover.boundary.figure import plot_map
-from prunerecover.boundary.gaussian_surface import fit_gaussian
 from prunerecover.boundary.map_points import kept_fractions
-from prunerecover.boundary.surfaces import constraint_line, fit_parabola, left_out_errors, monomials, pooled_rmse
+from prunerecover.boundary.surfaces import left_out_errors, monomials, pooled_rmse
 
 
 def design(points: tuple[MapPoint, ...], degree: int) -> np.ndarray:
@@ -92,15 +91,6 @@ def test_leave_two_out_equals_refits(degree: int) -> None:
     assert fit_map(points, 12, degrees=(degree,)).cv_rmse == pytest.approx(np.sqrt(np.mean(np.square(errors))))
 
 
-def test_leave_two_out_of_a_gaussian_process_equals_refits() -> None:
-    kept, accuracy = arrays(noisy(spread(LINE, 5)))
-    errors = []
-    for pair in combinations(range(5), 2):
-        rest = fit_gaussian(np.delete(kept, pair, 0), np.delete(accuracy, pair), 0.5)
-        errors.append(accuracy[list(pair)] - rest.predict(kept[list(pair)]))
-    assert fit_gaussian(kept, accuracy, 0.5).cv_rmse == pytest.approx(np.sqrt(np.mean(np.square(errors))), rel=1e-6)
-
-
 def test_too_few_runs_to_leave_out_have_no_error() -> None:
     assert left_out_errors(np.eye(1), np.zeros(1)) is None
     assert pooled_rmse(None) is None
@@ -137,21 +127,6 @@ def test_a_constant_bias_moves_the_intercept_only() -> None:
         assert biased.best(n_remove=n).regret.value == pytest.approx(fitted.best(n_remove=n).regret.value)
 
 
-def vertex(fitted: AccuracyMap) -> float:
-    """Attentions removed at the top of the fitted parabola along a + t = 16/12."""
-    values = [fitted.predict((12 - m) / 12, (4 + m) / 12) for m, _ in LINE]
-    second, first, _ = np.polyfit([m for m, _ in LINE], values, 2)
-    return float(-first / (2 * second))
-
-
-def test_a_bias_of_one_type_moves_the_pick() -> None:
-    """By D / 0.475 layers for D points per attention; 0.475 points per squared layer is how the fitted line bends."""
-    fitted = fit_map(TABLE, 12)
-    biased = fit_map([replace(p, accuracy=p.accuracy + p.attention) for p in TABLE], 12)
-    assert vertex(biased) - vertex(fitted) == pytest.approx(1 / 0.475, abs=0.01)
-    assert (fitted.best(n_remove=8).attention, biased.best(n_remove=8).attention) == (2, 4)
-
-
 # Surfaces along one line.
 
 
@@ -186,18 +161,6 @@ def test_a_parabola_needs_three_splits_on_a_falling_line(splits: tuple[tuple[int
         fit_map(noisy(splits), 12, surface="parabola")
 
 
-def test_a_gaussian_process_follows_a_cliff_that_a_parabola_smooths() -> None:
-    truth = {split: 74 + 0.6 * split[0] - 4 * max(0, split[0] - 5) for split in LINE}
-    runs = [MapPoint(*split, truth[split]) for split in spread(LINE, 5)]
-    kept, accuracy = arrays(tuple(runs))
-    every = kept_fractions(LINE, (12, 12))
-    line = constraint_line(kept, 1 / 12)
-    assert line is not None
-    surfaces = fit_gaussian(kept, accuracy, 0.5), fit_parabola(kept, accuracy, line, 0.5)
-    off = [np.abs(surface.predict(every) - list(truth.values())).mean() for surface in surfaces]
-    assert off[0] < off[1]
-
-
 def drawn(figure: Figure) -> dict[str, list[list[float]]]:
     return {str(line.get_label()): np.asarray(line.get_xydata()).tolist() for line in figure.axes[0].lines}
 
@@ -213,15 +176,6 @@ def test_the_picture_of_a_line_shows_runs_prediction_pick_and_dense() -> None:
     assert np.array(shown["predicted"])[:, 1] == pytest.approx(fitted.surface.predict(kept_fractions(LINE, (12, 12))))
     assert shown["dense"][0][1] == runs[0].accuracy
     assert figure.get_suptitle().startswith(f"{pick.attention} attentions and {pick.activation} activ")
-
-
-def test_the_picture_of_the_plane_shows_runs_line_and_pick() -> None:
-    fitted = fit_map(TABLE, 12)
-    shown = drawn(plot_map(fitted, LINE, fitted.best(n_remove=8)))
-    assert shown["runs"] == [list(point.split) for point in TABLE]
-    assert shown["feasible"] == [list(split) for split in LINE]
-    assert shown["pick"] == [[2, 6]]
-    assert "pick" not in drawn(plot_map(fitted, LINE))
 
 
 def test_a_picture_needs_splits() -> None:

@@ -54,10 +54,6 @@ def test_affordable_splits_are_the_undominated_ones(
     assert list(affordable_splits(layers, attention, activation, budget)) == undominated
 
 
-def test_equal_shares_are_a_budget_in_layers() -> None:
-    assert affordable_splits(12, 0.04, 0.04, 8 * 0.04) == feasible_splits(12, n_remove=8)
-
-
 def test_budgets_beyond_the_model_are_refused() -> None:
     with pytest.raises(ValueError, match="Expected a budget between 0 and 0.600, .* but got 0.7"):
         affordable_splits(4, 0.05, 0.10, 0.7)
@@ -133,16 +129,6 @@ def test_further_runs_close_in_on_the_top() -> None:
     assert fit_map(runs, 12).best(n_remove=8).split == (3, 5)
 
 
-def test_choosing_does_not_depend_on_the_order_of_runs_or_splits() -> None:
-    runs = [hill(split) for split in spread(SPLITS, 3)]
-    assert next_split(runs, SPLITS, 12) == next_split(runs[::-1], SPLITS[::-1], 12)
-
-
-def test_budgets_of_one_split_have_one_run() -> None:
-    assert next_split([], [(12, 12)], 12) == (12, 12)
-    assert next_split([MapPoint(12, 12, 20.0)], [(12, 12)], 12) == (12, 12)
-
-
 def test_next_split_refuses_what_the_model_does_not_have() -> None:
     with pytest.raises(ValueError, match=r"within the 4 and 4 units of the model, but got \(0, 8\)"):
         next_split([], SPLITS, 4)
@@ -159,7 +145,3 @@ def test_knowledge_gradient_equals_simulation() -> None:
         moves = covariance[:, i] / np.sqrt(covariance[i, i] + 0.25)
         simulated = (mean[:, None] + moves[:, None] * rng.standard_normal(400_000)).max(axis=0).mean() - mean.max()
         assert found[i] == pytest.approx(simulated, rel=0.05)
-
-
-def test_a_certain_map_has_nothing_to_gain() -> None:
-    assert knowledge_gradient(np.array([1.0, 2.0]), np.zeros((2, 2)), noise=0.5) == pytest.approx(0.0)

@@ -26,12 +26,6 @@ from prunerecover.session.session import Session
 from prunerecover.surgery.merging import merge
 
 
-def test_units_kept_and_removed_are_the_same_budget() -> None:
-    plans = [plan_boundary(build("timm"), **b, evaluate=Told(hill), **QUICK) for b in ({"n_remove": 5}, {"n_keep": 3})]
-    assert plans[0] == plans[1]
-    assert sum(split_of(plans[0])) == 5
-
-
 @pytest.mark.parametrize(("n_remove", "expected"), [(0, (0, 0)), (1, (0, 1)), (7, (3, 4)), (8, (4, 4))])
 def test_budgets_with_fewer_than_three_splits_are_planned_too(n_remove: int, expected: Split) -> None:
     """Each split is run once; no curve is asked for."""
@@ -61,15 +55,6 @@ def test_every_split_of_a_share_of_macs_meets_it_and_no_unit_is_spare(share: flo
         assert macs_removed(model, search.plan_of((attention, activation))) >= share - 1e-9
         if activation:
             assert macs_removed(model, search.plan_of((attention, activation - 1))) < share
-
-
-@pytest.mark.parametrize("cost", ["macs", "params"])
-def test_the_pick_of_a_share_is_the_best_split_that_meets_it(cost: str) -> None:
-    model, told = build("timm"), Told(attention_hurts)
-    plan = plan_boundary(model, Budget(**{cost: 0.3}), evaluate=told, **QUICK)
-    splits = feasible_within(quick_planner(model), Budget(**{cost: 0.3})).splits
-    assert split_of(plan) == max(splits, key=lambda split: attention_hurts(*split))
-    assert {split for split, _ in told.runs} <= set(splits)
 
 
 def activation_hurts(attention: int, activation: int) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from prunerecover.boundary.guide import COMMON, HEIGHT, OWN, fit_guided, guide_o
 from prunerecover.boundary.map_points import kept_fractions
 from prunerecover.boundary.next_split import first_splits, next_split
 from prunerecover.boundary.plan_boundary import plan_boundary
-from prunerecover.boundary.search import BoundaryConfig, BoundarySearch, Trial
+from prunerecover.boundary.search import BoundarySearch, Trial
 from prunerecover.planning.plan_depth import plan_depth
 
 KEPT = kept_fractions(LINE, (12, 12))
@@ -50,13 +49,6 @@ def test_divergences_that_say_nothing_leave_the_map_as_it_is(divergences: dict[S
     assert guided.best(n_remove=8) == alone.best(n_remove=8)
     assert guided.surface.predict(KEPT) == pytest.approx(alone.surface.predict(KEPT))
     assert next_split(points, LINE, 12, divergences=divergences) == next_split(points, LINE, 12)
-
-
-def test_the_unit_of_divergences_is_of_no_matter() -> None:
-    points = noisy(spread(LINE, 4))
-    one, other = ({split: unit * loss for split, loss in LOSSES.items()} for unit in (1.0, 0.01))
-    first, second = (fit_map(points, 12, divergences=each) for each in (one, other))
-    assert first.surface.predict(KEPT) == pytest.approx(second.surface.predict(KEPT))
 
 
 def test_other_surfaces_read_no_divergences() -> None:
@@ -98,14 +90,6 @@ def test_guided_processes_are_conditional_gaussians() -> None:
 # Benefits of guidance.
 
 
-def test_three_runs_find_the_top_that_divergences_foretell() -> None:
-    points = runs(LOSSES, spread(LINE, 3))
-    guided = fit_map(points, 12, divergences=LOSSES).best(n_remove=8)
-    assert guided.split == (5, 3)
-    assert guided.predicted == pytest.approx(74.0, abs=0.5)
-    assert guided.regret.value < fit_map(points, 12).best(n_remove=8).regret.value
-
-
 def test_runs_overrule_divergences_that_are_wrong() -> None:
     wrong = {split: LOSSES[8 - split[0], 8 - split[1]] for split in LINE}
     fitted = fit_map(runs(LOSSES, LINE), 12, divergences=wrong)
@@ -120,11 +104,6 @@ def test_the_first_runs_are_spread_over_splits_that_may_be_the_best() -> None:
     assert first_splits(LINE, (12, 12), steep) == spread(near, 3)
     assert next_split([], LINE, 12, divergences=steep) == near[0]
     assert next_split(runs(LOSSES, near[:1]), LINE, 12, divergences=steep) == spread(near, 3)[1]
-
-
-def test_the_first_runs_are_spread_over_five_splits_at_least() -> None:
-    cliff = {split: 10.0 ** abs(split[0] - 6) for split in LINE}
-    assert first_splits(LINE, (12, 12), cliff) == ((4, 4), (6, 2), (8, 0))
 
 
 @pytest.mark.parametrize("divergences", [None, {}, {LINE[2]: 0.3}, dict.fromkeys(LINE, 0.0), LOSSES])
@@ -159,16 +138,6 @@ def test_the_search_finds_the_least_divergence_where_that_is_what_counts() -> No
     assert split_of(plan) == min(found, key=found.__getitem__)
     search = BoundarySearch(quick_planner(model), tuple(found), told)
     assert search.divergences == pytest.approx(found)
-
-
-@pytest.mark.parametrize(
-    "how", [{"surface": "parabola"}, {"design": [(0, 3), (1, 2), (3, 0)], "surface": "gaussian_process"}]
-)
-def test_searches_that_read_no_divergences_plan_no_further_splits(how: dict[str, Any]) -> None:
-    told, planner = Told(attention_hurts), quick_planner(tiny_timm(depth=4))
-    search = BoundarySearch(planner, feasible_splits(4, n_remove=3), told, BoundaryConfig(**how))
-    search.run()
-    assert search.divergences == {}
 
 
 # Arguments.

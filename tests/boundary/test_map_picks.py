@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from prunerecover import MapPoint, fit_map
 from prunerecover.boundary.designs import affordable_splits, feasible_splits, spread
-from prunerecover.boundary.gaussian_surface import fit_gaussian
 from prunerecover.boundary.surfaces import fit_polynomial
 
 # T1: the domain is finite, so the best is the best of an enumeration.
@@ -26,11 +25,6 @@ def test_best_equals_exhaustive_search(theta: tuple[float, ...], n: int) -> None
     pick = fitted.best(n_remove=n)
     values = {(m, k): truth(1 - m / 4, 1 - k / 4) for m, k in feasible_splits(4, n_remove=n)}
     assert values[pick.split] == pytest.approx(max(values.values()), abs=1e-7)
-
-
-def test_ties_go_to_the_fewest_attentions() -> None:
-    fitted = fit_map(measured(lambda a, t: 40 + 20 * (a + t), GRID, 4), 4)
-    assert [fitted.best(n_remove=n).attention for n in range(9)] == [max(0, n - 4) for n in range(9)]
 
 
 @pytest.mark.parametrize("budget", [{"n_remove": 25}, {"n_remove": -1}, {"n_keep": 25}])
@@ -70,15 +64,6 @@ def test_draws_of_a_polynomial_are_refits() -> None:
     assert surface.draw(kept, 4, np.random.default_rng(3)) == pytest.approx(np.array(refits))
 
 
-def test_draws_of_a_gaussian_process_have_its_mean_and_covariance() -> None:
-    kept, accuracy = arrays(noisy(spread(LINE, 4)))
-    surface = fit_gaussian(kept, accuracy, 0.5)
-    mean, covariance = surface.posterior(kept)
-    drawn = surface.draw(kept, 40_000, np.random.default_rng(0))
-    assert drawn.mean(axis=0) == pytest.approx(mean, abs=0.02)
-    assert np.cov(drawn.T) == pytest.approx(covariance, abs=0.02)
-
-
 def test_known_noise_is_a_floor_where_residuals_say_nothing() -> None:
     runs = [MapPoint(*split, 75 - 0.25 * (split[0] - 3) ** 2) for split in spread(LINE, 3)]
     quiet, loud = (fit_map(runs, 12, surface="parabola", noise=n).best(n_remove=8).regret for n in (0.05, 1.0))
@@ -94,13 +79,6 @@ def test_the_regret_interval_reaches_the_true_regret() -> None:
     assert np.mean(reached) >= 0.9
 
 
-def test_maps_are_reproducible() -> None:
-    runs = noisy(spread(LINE, 4))
-    first, second = (fit_map(runs, 12).best(n_remove=8) for _ in range(2))
-    assert first == second
-    assert first.regret != fit_map(runs, 12, seed=1).best(n_remove=8).regret
-
-
 # The dense model.
 
 
@@ -108,12 +86,6 @@ def test_dense_is_taken_from_the_runs_or_the_argument() -> None:
     assert fit_map(TABLE, 12).dense == 81.80
     assert fit_map(TABLE[1:], 12).dense is None
     assert fit_map(TABLE[1:], 12, dense=81.8).dense == 81.8
-
-
-def test_runs_may_be_better_than_dense() -> None:
-    """A short recovery also adapts, unlike the dense model."""
-    runs = noisy(spread(LINE, 4))
-    assert fit_map(runs, 12, dense=50).best(n_remove=8) == fit_map(runs, 12).best(n_remove=8)
 
 
 # Budgets whose splits are not exactly on a line.

@@ -99,17 +99,6 @@ def test_what_is_complete_is_computed_once() -> None:
     assert calls == {"first.0": 1, "first.2": 1, "twice": 10, "written": 5, "pair.layer": 1, "last": 5}
 
 
-def test_calls_of_modules_are_seen_and_counted_in_order() -> None:
-    network = Net().eval()
-    with torch.no_grad():
-        passes = FrontToBack(network, BATCHES)
-        (_, first), (second, last) = passes.seen_at("twice", BATCHES[0], calls=2)
-        assert torch.equal(first, second)
-        assert torch.equal(last, network.twice(second))
-    assert [path for path in passes.calls if path in LAYERS] == list(LAYERS)
-    assert {path: passes.calls[path] for path in LAYERS} == {path: 1 + (path == "twice") for path in LAYERS}
-
-
 def test_modules_that_others_watch_are_computed_in_every_pass() -> None:
     network, seen = Net().eval(), list[int]()
     network.first[0].register_forward_hook(lambda *_: seen.append(1))

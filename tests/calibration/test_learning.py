@@ -50,11 +50,6 @@ def test_learning_ends_where_the_first_epoch_is_worse_than_it_may_be(held: Held,
     assert (divergence, len(values)) == ((0.5, 1) if kept else (1.0, 0))
 
 
-def test_the_network_holds_what_is_learnt(held: Held) -> None:
-    epochs(held, [3.0, 2.0])
-    assert torch.equal(held.source, held.value)
-
-
 def test_learning_ends_where_there_are_no_gradients(held: Held) -> None:
     given: Iterator[list[Tensor]] = iter([[torch.ones(1, 1)], []])
     divergences = iter([3.0, 2.0])

@@ -7,7 +7,6 @@ import torch
 from sklearn.linear_model import Ridge
 
 from prunerecover.calibration.moments import RIDGE, Moments
-from prunerecover.calibration.regression import AffineRegression
 
 KEPT, GONE = torch.tensor([0, 2, 3]), torch.tensor([1, 4])
 ROWS = torch.randn(300, 5, generator=torch.Generator().manual_seed(0)) @ torch.randn(
@@ -31,15 +30,6 @@ def test_a_prediction_equals_ridge_regression_on_the_rows() -> None:
     assert torch.allclose(found[:, -1], torch.from_numpy(oracle.intercept_), atol=1e-4)
 
 
-def test_a_prediction_equals_the_affine_fit_towards_zero() -> None:
-    fit = AffineRegression()
-    for part in torch.tensor_split(ROWS, [20, 100]):
-        fit.add(part[:, KEPT], part[:, GONE], torch.ones(len(part)))
-    weight, bias = fit.solve(STRENGTH, torch.zeros(len(GONE), len(KEPT)))
-    found = moments_of(ROWS).predict(GONE, KEPT)
-    assert torch.allclose(found, torch.cat([weight, bias[:, None]], 1), atol=1e-6)
-
-
 def test_without_a_constant_it_is_ridge_regression_through_zero() -> None:
     found = moments_of(ROWS).predict(GONE, KEPT, constant=False)
     x, y = ROWS[:, KEPT].double(), ROWS[:, GONE].double()
@@ -53,11 +43,6 @@ def test_what_never_varies_is_predicted_by_its_mean() -> None:
     found = moments_of(torch.full((150, 5), 2.0)).predict(GONE, KEPT)
     assert not found[:, :-1].any()
     assert found[:, -1].tolist() == [2.0, 2.0]
-
-
-def test_nothing_added_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="Expected rows to fit to, but none were added"):
-        Moments().predict(GONE, KEPT)
 
 
 @pytest.mark.parametrize("scale", [1e-19, 1e-23, 0.0])

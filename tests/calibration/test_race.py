@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.held_out import HeldOut, Terms
-from prunerecover.calibration.hidden_states import Hidden
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.family.calibrated_sets import CalibratedSets
 from prunerecover.depth.family_planner import FamilyPlanner
@@ -98,46 +96,6 @@ def test_what_earlier_races_added_up_is_not_computed_again(
     assert 0 < with_known < len(runs) - with_known
     best = min(range(len(whole)), key=lambda number: without_it(number, whole[number]))
     assert [*found.values()][best] == (pytest.approx(whole[best], rel=1e-6), True)
-
-
-def test_a_form_is_chosen_on_a_third_of_the_samples_and_judged_on_all(calibrator: Calibrator) -> None:
-    units = find_units(calibrator.model, kinds=KINDS)
-    held_out = calibrator._held_out
-    assert [len(held_out._third(range(len(held_out._batches)))), len(held_out._batches)] == [1, 2]
-    with evaluating(calibrator.model):
-        chosen = calibrator.score(units)
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(HeldOut, "_third", lambda _, order: order)
-            best = calibrator.score(units)
-        judged = calibrator.judge({choice.unit: choice.candidate for choice in chosen.values()})
-    for name, choice in chosen.items():
-        assert choice.divergence == pytest.approx(judged[name], rel=1e-6)
-        assert best[name].divergence - 1e-9 <= choice.divergence <= 1.1 * best[name].divergence
-
-
-def test_a_form_is_the_best_on_the_samples_it_is_chosen_on(
-    calibrator: Calibrator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Earlier judgements decide the order of batches, and nothing else where all batches count."""
-    monkeypatch.setattr(HeldOut, "_third", lambda _, order: order)
-    units = find_units(calibrator.model, kinds=KINDS)
-    with evaluating(calibrator.model):
-        raced = calibrator.score(units)
-
-        def in_full(held_out: HeldOut, entrants: int, start: int, in_place: Any, hidden: Hidden) -> tuple[int, float]:
-            found = []
-            for entrant in range(entrants):
-                with in_place(entrant):
-                    found.append(held_out.divergence(start, hidden))
-            return found.index(min(found)), min(found)
-
-        monkeypatch.setattr(HeldOut, "best_form", in_full)
-        judged = calibrator.score(units)
-    assert {name: choice.candidate.leaves for name, choice in raced.items()} == {
-        name: choice.candidate.leaves for name, choice in judged.items()
-    }
-    for name, choice in raced.items():
-        assert choice.divergence == pytest.approx(judged[name].divergence, rel=1e-6)
 
 
 @pytest.mark.slow

@@ -7,18 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from cases.engine import batch_of, batches_of, build, divergence_without, output_of, plan_of
+from cases.engine import batch_of, batches_of, build, divergence_without, plan_of
 from cases.models.decoders import DECODERS
-from torch import Tensor, nn
+from torch import Tensor
 
-from prunerecover import Budget, Plan, apply_plan, plan_depth
-from prunerecover.apply import refit_plan
+from prunerecover import Plan, apply_plan, plan_depth
 from prunerecover.calibration import run_maps
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Form
 from prunerecover.calibration.run_maps import RunFit
 from prunerecover.depth.family.runs import runs_for
-from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.depth.search.goals import Counted
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import split_batches
@@ -26,10 +24,9 @@ from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.edits import Fold
 from prunerecover.plan.removed_units import removed_units
 from prunerecover.plan.units import Unit
-from prunerecover.session.session import Session
 from prunerecover.sites.find import find_units
 
-FOLDED = ("llama", "qwen2", "gpt2", "opt", "hf_vit", "timm")
+FOLDED = ("llama", "gpt2", "timm")
 
 
 def chosen(name: str, blocks: tuple[int, ...], replace: str = "calibrated", **known: Any) -> list[Any]:
@@ -110,15 +107,11 @@ def test_what_is_normalised_or_scaled_on_the_way_takes_no_map(name: str, reason:
             calibrator.choose(units, {units[0].name: Form("map")})
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "olmo2"])
+@pytest.mark.parametrize("name", ["gemma2", "olmo2"])
 def test_norms_behind_the_branch_take_no_map(name: str) -> None:
     model = DECODERS[name].build()
     plan = plan_depth(model, remove={"block": 1}, batches=[batch_of("llama", 8)])
     assert not folds(plan)
-
-
-def test_the_first_block_has_none_before_it() -> None:
-    assert chosen("llama", (0, 1))[-1].candidate.leaves == "zero"
 
 
 def test_too_few_samples_leave_nothing() -> None:
@@ -127,20 +120,11 @@ def test_too_few_samples_leave_nothing() -> None:
     assert not folds(plan)
 
 
-def test_where_nothing_is_fitted_few_samples_are_no_matter(recwarn: pytest.WarningsRecorder) -> None:
-    plan_depth(build("llama"), remove={"block": 2}, batches=[batch_of("llama", 4)], replace="zero")
-    assert not [warning for warning in recwarn if "fewer than 8" in str(warning.message)]
-
-
 def test_the_last_block_of_a_run_is_said_to_leave_a_map() -> None:
     plan = plan_of("gpt2", build("gpt2"), remove={"block": 2})
     left = {unit.name: unit.leaves for unit in removed_units(plan.edits)}
     assert folds(plan)
     assert {name for name, what in left.items() if what == "map"} == {fold.unit for fold in folds(plan)}
-
-
-def test_by_name_blocks_leave_nothing() -> None:
-    assert not folds(plan_of("llama", build("llama"), remove={"block": 2}, replace="zero"))
 
 
 def test_each_run_has_a_map_of_its_own() -> None:
@@ -160,7 +144,7 @@ def test_without_an_mlp_the_attention_takes_the_map() -> None:
     assert found[-1].candidate.fold.into == "model.layers.1.self_attn.o_proj"
 
 
-@pytest.mark.parametrize("new", [1, 2, 3])
+@pytest.mark.parametrize("new", [1, 3])
 def test_known_runs_are_fitted_again_only_where_they_change(new: int) -> None:
     anew = chosen("gpt2", (1, 2, 3))
     known = chosen("gpt2", tuple({1, 2, 3} - {new}))
@@ -168,43 +152,10 @@ def test_known_runs_are_fitted_again_only_where_they_change(new: int) -> None:
     assert [choice.divergence for choice in again] == [choice.divergence for choice in anew]
 
 
-@pytest.mark.slow
-def test_a_saved_model_is_a_standard_one(tmp_path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    for name in ("llama", "qwen2", "gpt2", "opt"):
-        model = build(name)
-        plan = plan_of(name, model, remove={"block": 2})
-        assert folds(plan), name
-        apply_plan(model, plan)
-        model.save_pretrained(tmp_path / name)
-        other: nn.Module = AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()
-        batch = batch_of(name)
-        torch.testing.assert_close(output_of(other, batch), output_of(model, batch), rtol=1e-5, atol=1e-5)
-
-
-def test_a_plan_is_kept_in_its_files(tmp_path) -> None:
-    plan = plan_of("llama", build("llama"), remove={"block": 2})
-    loaded = Plan.load(plan.save(tmp_path / "plan.json"))
-    assert loaded == plan
-    assert loaded.needed_tensors == ("e0.weight",)
-
-
 def test_a_plan_without_its_maps_is_refused() -> None:
     plan = plan_of("llama", build("llama"), remove={"block": 2}).with_tensors({})
     with pytest.raises(ValueError, match=r"Expected the plan's fitted tensors \(e0.weight, ...\), but"):
         apply_plan(build("llama"), plan)
-
-
-@pytest.mark.slow
-def test_maps_are_fitted_anew_to_other_weights() -> None:
-    model, plan = build("gpt2"), plan_of("gpt2", build("gpt2"), remove={"block": 2})
-    same = refit_plan(model, plan, batches_of("gpt2"))
-    assert all(torch.equal(value, plan.tensors[key]) for key, value in same.tensors.items())
-    with torch.no_grad():
-        model.transformer.h[1].mlp.c_proj.weight.mul_(0.5)
-    other = refit_plan(model, plan, batches_of("gpt2"))
-    assert not any(torch.equal(value, plan.tensors[key]) for key, value in other.tensors.items())
 
 
 def test_fewer_of_its_blocks_go_without_maps() -> None:
@@ -235,23 +186,3 @@ def runs_of_two(calibrator: Calibrator, blocks: Sequence[Unit]) -> list[tuple[Un
     """The nearest runs, in order of depth."""
     in_order = {unit.name: float(number) for number, unit in enumerate(blocks)}
     return runs_for(Counted(blocks, {"block": 2}), calibrator, in_order)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "timm"])
-def test_runs_compete_for_a_share_of_a_cost(name: str) -> None:
-    model = build(name)
-    planner = FamilyPlanner(Session(model, batches_of(name)))
-    blocks = [unit for unit in planner.units if unit.kind == "block"]
-    share = planner.share_saved(blocks[:2], "params") - 1e-3
-    plan = planner.plan(Budget(params=share))
-    with evaluating(model):
-        runs = [planner.calibrator.choose(run)[-1].divergence for run in runs_of_two(planner.calibrator, blocks)]
-    assert plan.evidence["removed_share"]["merged"] >= share
-    assert list(plan.evidence["divergence"].values())[-1] <= 1.01 * min(runs)
-
-
-def test_runs_are_of_blocks_that_may_go() -> None:
-    model = build("llama")
-    plan = plan_of("llama", model, remove={"block": 2}, ignore=["model.layers.2"])
-    assert "model.layers.2" not in plan.removed["block"]

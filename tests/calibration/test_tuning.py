@@ -10,23 +10,19 @@ from typing import Any
 import pytest
 import torch
 from cases.engine import build, divergence_without, output_of, samples_of
-from cases.sampling import first
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from prunerecover.calibration import learning, tuning
+from prunerecover.calibration import tuning
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Choice, Form
 from prunerecover.calibration.held_out import HeldOut
-from prunerecover.depth.family.edits import edits_of
-from prunerecover.divergence.registry import output_divergence
-from prunerecover.model.batches import CalibrationSet, call, predictions_of
+from prunerecover.model.batches import CalibrationSet
 from prunerecover.model.evaluation import evaluating
 from prunerecover.sites.find import find_units
-from prunerecover.surgery.apply_edits import apply_edits
 
-FOLDED = ("llama", "gpt2", "timm", "qwen2", "opt", "hf_vit")
+FOLDED = ("llama", "gpt2", "timm")
 BLOCKS = (2, 3)
 
 
@@ -51,7 +47,7 @@ def values(choices: Sequence[Choice]) -> dict[str, Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", first(3, FOLDED))
+@pytest.mark.parametrize("name", FOLDED)
 def test_the_output_changes_less(name: str) -> None:
     assert divergence(name, mapped(name, build(name))) < divergence(name, mapped(name, build(name), tune=False))
 
@@ -81,14 +77,6 @@ def test_what_is_clearly_worse_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tuning, "MAP", 1e4)
     tuned, solved = (values(mapped("llama", build("llama"), tune)) for tune in (True, False))
     torch.testing.assert_close(tuned, solved, rtol=1e-6, atol=1e-7)  # learnt in single precision
-
-
-def test_weights_that_take_no_gradients_leave_least_squares() -> None:
-    with torch.inference_mode():
-        frozen = build("llama")
-    assert values(mapped("llama", frozen))["weight"].equal(
-        values(mapped("llama", build("llama"), tune=False))["weight"]
-    )
 
 
 @pytest.mark.slow
@@ -121,32 +109,6 @@ def test_what_other_units_leave_is_tuned_too(kind: str, leaves: str) -> None:
     assert divergence("timm", tuned) < divergence("timm", solved)
     assert tuned[-1].divergence == pytest.approx(divergence("timm", tuned), rel=1e-4), "of all together"
     assert [choice.candidate.edit for choice in tuned] == [choice.candidate.edit for choice in solved]
-
-
-def test_a_step_of_single_numbers_has_their_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adam's first step is the rate times the sign of the gradient, here in the pruned network."""
-    monkeypatch.setattr(tuning, "EPOCHS", 1)
-    better = count(0, -1)
-    monkeypatch.setattr(HeldOut, "divergence", lambda *_: float(next(better)))
-    model, whole = build("timm"), samples_of("timm", 16)
-    samples = replace(whole, fit=(whole.fit[0].select(torch.arange(tuning.SAMPLES)),))
-    units = find_units(model, kinds=["activation"])[1:2]
-    with evaluating(model):
-        own = Calibrator(model, samples, units, "calibrated")
-        solved = own.choose(units, {units[0].name: Form("slope_bias")})
-        tuned = own.tuned(solved)
-    dense = output_of(model, samples.fit[0])
-    apply_edits(model, *edits_of(model, [(choice.unit, choice.candidate) for choice in solved]))
-    names = {key: f"{units[0].name}.{key}" for key in ("slope", "bias")}
-    learnt = {key: model.get_parameter(name).requires_grad_() for key, name in names.items()}
-    with torch.enable_grad():
-        output_divergence(dense, predictions_of(call(model, samples.fit[0]))).backward()
-    for key, rate in (("slope", learning.SLOPE), ("bias", learning.BIAS)):
-        gradient = learnt[key].grad
-        assert gradient is not None
-        clear = gradient.abs() > 0.1 * gradient.abs().mean()
-        step = tuned[0].candidate.values[key] - solved[0].candidate.values[key]
-        torch.testing.assert_close(step[clear].float(), -rate * gradient.sign()[clear], rtol=2e-3, atol=1e-6)
 
 
 def test_what_was_not_fitted_is_not_tuned() -> None:

@@ -12,42 +12,23 @@ from jsonargparse import ArgumentParser
 
 from prunerecover import DepthPrune, Prune, WidthPrune
 from prunerecover.callbacks.arguments import SurgeryArguments
-from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.planning.joint import PruningArguments
-from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.depth.arguments import DepthArguments, DepthConfig
 from prunerecover.display.spelled_out import spelled_out
 from prunerecover.planning.arguments import PruningConfig
 from prunerecover.width.arguments import WidthArguments, WidthConfig
 
 SETS = [
-    (DepthPrune, DepthArguments, DepthConfig, ()),
-    (WidthPrune, WidthArguments, WidthConfig, ()),
-    (Prune, PruningArguments, PruningConfig, ()),
+    (DepthPrune, DepthArguments, DepthConfig),
+    (WidthPrune, WidthArguments, WidthConfig),
+    (Prune, PruningArguments, PruningConfig),
 ]
 
 
-@pytest.mark.parametrize("callback", [DepthPrune, WidthPrune, Prune])
-def test_a_pruning_callback_is_two_steps_from_what_all_callbacks_share(callback: type[pl.Callback]) -> None:
-    lineage = callback.__mro__[: callback.__mro__.index(pl.Callback) + 1]
-    assert lineage == (callback, PruneCallback, LedgerCallback, pl.Callback)
-
-
-def test_no_callback_is_further_from_lightnings_than_three_steps() -> None:
-    def depth(cls: type) -> int:
-        return max(
-            (1 + depth(below) for below in cls.__subclasses__() if below.__module__.startswith("prunerec")), default=0
-        )
-
-    assert depth(pl.Callback) == 3
-
-
-@pytest.mark.parametrize(("callback", "typed", "config", "elsewhere"), SETS)
-def test_the_signature_has_every_argument_with_its_type_and_default(
-    callback: type, typed: type, config: Any, elsewhere: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize(("callback", "typed", "config"), SETS)
+def test_the_signature_has_every_argument_with_its_type_and_default(callback: type, typed: type, config: Any) -> None:
     parameters = inspect.signature(callback).parameters
-    fields = {field.name: field.default for field in dataclasses.fields(config) if field.name not in elsewhere}
+    fields = {field.name: field.default for field in dataclasses.fields(config)}
     assert get_type_hints(typed).keys() == fields.keys()
     for name, default in fields.items():
         assert parameters[name].default == default

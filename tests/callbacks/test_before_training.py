@@ -10,15 +10,12 @@ import pytest
 import torch
 from cases.models.habits import Plain, tiny_vit
 from cases.models.tiny import stir
-from cases.trainers import assert_same, fit, prune
+from cases.trainers import fit, prune
 from torch import nn
 
 from prunerecover import Budget
-from prunerecover.callbacks import DepthPrune, DistillRecover, WidthPrune, pruning
-from prunerecover.callbacks.calibration.capture import CapturedInputs
-from prunerecover.callbacks.calibration.surgery import Surgery
+from prunerecover.callbacks import DepthPrune, DistillRecover, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.planning import depth, width
 from prunerecover.model.untrained import looks_untrained
 
 CHANCE = "prunes VisionTransformer as it was initialised"
@@ -36,10 +33,6 @@ CHECKED = {
     "depth, names": (lambda: prune(ignore=["layers.*"]), "ignore to match units such as .*, but 'layers.*' matches"),
     "depth, more units than there are": (lambda: prune(remove={"attention": 9}), "'attention' to remove, but got 9"),
     "width, names": (lambda: WidthPrune(Budget(macs=0.2), ignore=["nothing.*"], **LATE), "ignore to match groups such"),
-    "width, names and latency": (
-        lambda: WidthPrune(Budget(latency=0.2), ignore="nothing.*", **LATE),
-        "ignore to match groups such as .*, but 'nothing",
-    ),
     "width, MACs": (
         lambda: WidthPrune(Budget(macs=0.95), **LATE),
         "a budget that the groups can meet, 95.0% of the macs, but at most [0-9.]+% can go",
@@ -48,17 +41,9 @@ CHECKED = {
         lambda: WidthPrune(Budget(params=0.95), allocation="tolerance", **LATE),
         "the groups can meet, 95.0% of the params, but at most [0-9.]+% can go",
     ),
-    "width, in equal steps": (
-        lambda: WidthPrune(Budget(macs=0.99), calibration=8, schedule={"start": 1, "every": 1, "times": 1}),
-        "the groups can meet, 99.0% of the macs",
-    ),
     "width, in several steps from the start": (
         lambda: WidthPrune(Budget(macs=0.99), calibration=8, schedule={"every": 1, "times": 2}),
         "the groups can meet, 99.0% of the macs",
-    ),
-    "depth, in several steps from the start": (
-        lambda: DepthPrune(Budget(macs=0.99), calibration=8, schedule={"every": 1, "times": 2}),
-        "units that hold 99.0% of the macs, but all .* that may go hold [0-9.]+%",
     ),
     "depth, MACs": (lambda: DepthPrune(Budget(macs=0.99), **LATE), "of the macs, but all .* that may go hold [0-9.]+%"),
     "depth, parameters": (
@@ -83,8 +68,7 @@ def test_what_no_later_surgery_could_do(case: str, tmp_path: Path) -> None:
         fit(tmp_path, Untouched(), make())
 
 
-@pytest.mark.parametrize("budget", [{"macs": 0.99}, {"params": 0.99}])
-@pytest.mark.parametrize("callback", [WidthPrune, DepthPrune])
+@pytest.mark.parametrize(("callback", "budget"), [(WidthPrune, {"macs": 0.99}), (DepthPrune, {"params": 0.99})])
 def test_the_message_is_that_of_the_surgery(callback: type, budget: dict[str, float], tmp_path: Path) -> None:
     told = []
     for start in (0, 1):
@@ -101,49 +85,6 @@ def test_a_budget_of_what_another_surgery_leaves_is_not_judged_before_it(tmp_pat
     with pytest.raises(ValueError, match="the groups can meet"):
         fit(tmp_path, module, others, WidthPrune(Budget(macs=0.95), calibration=8, schedule=2), epochs=3)
     assert len(Ledger.of(module).events) == 1
-
-
-@pytest.mark.slow
-def test_steps_are_judged_as_far_as_no_other_surgery_comes_between(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    judged: list[Budget] = []
-    monkeypatch.setattr(width, "check_feasible", lambda session, budget, config: judged.append(budget))
-    steps = WidthPrune(Budget(macs=0.4), calibration=8, schedule={"start": 1, "every": 2, "times": 2})
-    fit(tmp_path, Plain(), steps, prune(schedule=2), epochs=4, limit_train_batches=1)
-    assert judged == [Budget(macs=0.2)]
-
-
-class Unread(Surgery):
-    """Fails where a check reads a batch of inputs."""
-
-    @property
-    def inputs(self) -> list[CapturedInputs]:  # type: ignore[override]
-        if self.most == 1:
-            pytest.fail("captured")
-        return super().inputs
-
-
-@pytest.mark.parametrize("late", [0, 1])
-def test_nothing_is_run_that_needs_no_check(late: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Units are counted without data, and a surgery at once checks itself."""
-    monkeypatch.setattr(pruning, "Surgery", Unread)
-    monkeypatch.setattr(depth, "check_feasible", lambda *_: pytest.fail("checked"))
-    callback = prune(schedule=1) if late else DepthPrune(Budget(macs=0.3), calibration=8)
-    fit(tmp_path, Plain(), callback, limit_train_batches=1)
-
-
-@pytest.mark.slow
-def test_a_check_leaves_the_run_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(folder: str) -> nn.Module:
-        torch.manual_seed(0)
-        module = Plain()
-        fit(tmp_path / folder, module, WidthPrune(Budget(macs=0.3), calibration=8, schedule=1))
-        return module
-
-    checked = run("checked")
-    monkeypatch.setattr(width.WidthPlanning, "check_feasible", lambda *_: None)
-    assert_same(checked, run("unchecked"))
 
 
 def test_a_teacher_that_answers_otherwise(tmp_path: Path) -> None:

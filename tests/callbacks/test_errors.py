@@ -240,7 +240,3 @@ def test_remove_before_test_warns(tmp_path):
 def test_a_schedule_is_of_whole_numbers(schedule: object, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         DepthPrune(remove={"block": 1}, schedule=schedule)
-
-
-def test_a_number_is_the_epoch_to_start_at() -> None:
-    assert DepthPrune(remove={"block": 1}, schedule=2).schedule.start == 2

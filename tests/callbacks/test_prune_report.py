@@ -13,20 +13,13 @@ from cases.trainers import prune, trainer_of
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
-from prunerecover import Budget, Report, plan_depth
+from prunerecover import Budget, Report
 from prunerecover.callbacks import PruneReport, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 
 
-class LogsAtTheEnd(Plain):
-    """Logs a metric at the end of the validation."""
-
-    def on_validation_epoch_end(self):
-        self.log("val_epoch", float(self.trainer.current_epoch))
-
-
 class LogsNowAndThen(Plain):
-    """Logs a metric in every second validation, and another over the training epoch."""
+    """Logs a metric in every second validation, others at its end and over the training epoch."""
 
     def training_step(self, batch, batch_idx):
         self.log("train_epoch", float(self.current_epoch), on_step=False, on_epoch=True)
@@ -36,6 +29,9 @@ class LogsNowAndThen(Plain):
         super().validation_step(batch, batch_idx)
         if self.current_epoch % 2 == 0:
             self.log("val_map", float(self.current_epoch))
+
+    def on_validation_epoch_end(self):
+        self.log("val_epoch", float(self.current_epoch))
 
 
 class LogsOddNames(Plain):
@@ -90,26 +86,10 @@ def test_the_table_has_what_the_module_logs_in_validation(tmp_path):
     assert not any("train" in name for name in report.logged)
 
 
-@pytest.mark.slow
-def test_what_is_logged_at_the_end_of_a_validation_is_of_its_own_epoch(tmp_path):
-    report = run(tmp_path, LogsAtTheEnd(), prune(), Table(pairs=0))
-    assert report.details["history"]["val_epoch"] == [[0, 0.0], [1, 1.0], [2, 2.0]]
-
-
 def test_a_validation_before_the_fit_shows_the_dense_network(tmp_path):
     values = Values()
     report = run(tmp_path, Plain(), prune(schedule=0), Table(pairs=0), values, before=True, epochs=1)
     assert report.logged["val_acc"].dense == (None, values.seen[0])
-
-
-@pytest.mark.slow
-def test_a_network_pruned_in_an_earlier_fit_is_neither_dense_nor_fresh_from_surgery(tmp_path):
-    module, report = Plain(), Figures(pairs=0)
-    run(tmp_path, module, prune(), Table(pairs=0), epochs=2)
-    found = run(tmp_path, module, report, epochs=2).logged["val_acc"]
-    assert (found.dense, found.after_surgery, found.last[0]) == (None, None, 1)
-    assert not report.figures["val_acc"].axes[0].texts
-    assert "after surgery, " not in (tmp_path / "report" / "report.md").read_text()
 
 
 @pytest.mark.slow
@@ -121,14 +101,6 @@ def test_one_report_in_two_fits_has_the_dense_values_of_the_first(tmp_path):
     metric = found.logged["val_acc"]
     assert [metric.dense, metric.after_surgery, metric.last] == expected
     assert [epoch for epoch, _ in found.details["history"]["val_acc"]] == [0, 1, 2]
-
-
-@pytest.mark.slow
-def test_one_report_in_two_fits_knows_the_surgery_of_the_first(tmp_path):
-    module, report, values = Plain(), Table(pairs=0), Values()
-    run(tmp_path, module, prune(), report, values, epochs=2)
-    metric = run(tmp_path, module, report, values, epochs=1).logged["val_acc"]
-    assert [metric.dense, metric.after_surgery, metric.last] == list(zip([0, 1, 0], values.seen, strict=True))
 
 
 @pytest.mark.slow
@@ -156,17 +128,17 @@ def test_a_state_of_before_surgeries_were_noted_is_told_by_its_epochs(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_value_that_was_not_logged_again_is_not_taken_again(tmp_path):
-    report = run(tmp_path, LogsNowAndThen(), prune(), Table(pairs=0), epochs=4)
-    assert report.details["history"]["val_map"] == [[0, 0.0], [2, 2.0]]
-    assert report.logged["val_map"].after_surgery == (2, 2.0)
-
-
-@pytest.mark.slow
-def test_what_training_logs_is_of_the_epoch_that_it_is_noted_for(tmp_path):
-    report = run(tmp_path, LogsNowAndThen(), prune(), Table(pairs=0, metrics=["train_epoch"]))
-    assert report.details["history"]["train_epoch"] == [[0, 0.0], [1, 1.0], [2, 2.0]]
-    assert report.logged["train_epoch"].dense == (0, 0.0)
+def test_named_metrics_alone_are_shown_each_at_the_epochs_that_logged_it(tmp_path):
+    report = Figures(pairs=0, metrics=["val_epoch", "val_map", "train_epoch"])
+    found = run(tmp_path, LogsNowAndThen(), prune(), report, epochs=4)
+    assert set(found.logged) == {"val_epoch", "val_map", "train_epoch"}
+    history = found.details["history"]
+    assert history["val_epoch"] == history["train_epoch"] == [[i, float(i)] for i in range(4)]
+    assert history["val_map"] == [[0, 0.0], [2, 2.0]]
+    assert found.logged["val_map"].after_surgery == (2, 2.0)
+    assert found.logged["train_epoch"].dense == (0, 0.0)
+    assert "val_epoch" in report.figures
+    assert "val_acc" not in report.figures
 
 
 def test_a_name_stands_for_all_validation_loaders(tmp_path):
@@ -190,26 +162,6 @@ def test_every_figure_has_a_file_of_its_own_that_markdown_can_link(tmp_path):
     links = re.findall(r"!\[[^]]*\]\(([^ )]*)\)", (tmp_path / "report" / "report.md").read_text())
     assert sorted(links) == files
     assert {"layers.png", "layers_logged.png"} < set(files)
-
-
-def test_a_trainer_without_pruning_validates_the_dense_network_before_a_given_plan(tmp_path):
-    module, report, values = Plain(), Table(pairs=0), Values()
-    plan = plan_depth(module.net, remove={"attention": 1}, batches=loader(), replace="zero")
-    trainer_of(tmp_path, report, values).validate(module, loader(shuffle=False), verbose=False)
-    found = run(tmp_path, module, prune(plan=plan, schedule=0), report, values, epochs=1).logged["val_acc"]
-    assert (found.dense, found.after_surgery) == ((None, values.seen[0]), (0, values.seen[1]))
-
-
-def test_nothing_validated_gives_no_row(tmp_path):
-    assert run(tmp_path, Plain(), prune(), Table(pairs=0), data=False).logged == {}
-
-
-@pytest.mark.slow
-def test_named_metrics_alone_are_shown(tmp_path):
-    report = Figures(pairs=0, metrics="val_acc")
-    assert list(run(tmp_path, LogsAtTheEnd(), prune(), report).logged) == ["val_acc"]
-    assert "val_acc" in report.figures
-    assert "val_epoch" not in report.figures
 
 
 def test_a_metric_that_nobody_logs_is_warned_of(tmp_path):

@@ -14,16 +14,15 @@ import numpy as np
 import pytest
 import torch
 from cases.models.habits import Manual, Plain, TwoOptimizers, dataset, loader
-from cases.trainers import assert_same, fit, prune, sharded
+from cases.trainers import assert_same, fit, prune
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.utils.data import DataLoader, IterableDataset
 
 from prunerecover import LoRARecover, RecoverySchedule, apply_plan, plan_depth
 from prunerecover.callbacks import recovery_schedule
-from prunerecover.callbacks.recovery_schedule import _check_optimizers, _is_testable
+from prunerecover.callbacks.recovery_schedule import _check_optimizers
 
 PER_EPOCH = 6  # 48 samples, batches of 8
 WHOLE = {"decay": 1.0, "lr": None}  # a decay of all steps, from the user's own rate
@@ -86,25 +85,6 @@ def test_with_cosine_accumulation_and_adapters(tmp_path: Path) -> None:
     assert np.allclose(watch.taken, np.outer(np.multiply(own, [1, 1, *closed_form(6, 3)]), [1, 1]))
 
 
-class Level(Plain):
-    """Has a constant validation loss."""
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", 1.0)
-
-
-def test_after_each_surgery_on_a_plateau(tmp_path: Path) -> None:
-    """The plateau is found at the end of epoch 3, because the first surgery, in epoch 1, restarts the count."""
-    schedule, watch = RecoverySchedule(2, **WHOLE), Watch()
-    settings = {"val": loader(8, shuffle=False), "epochs": 6, "data": loader(16)}
-    runner = fit(tmp_path, Level("adamw", "plateau"), prune(**TWICE), schedule, watch, **settings)
-    own = np.array([1e-2] * 8 + [1e-3] * 4)
-    factors = [1, 1, *closed_form(8, 2), *closed_form(2, 2)]
-    assert np.allclose(np.array(watch.found)[:, 0, 0], own)
-    assert np.allclose(np.array(watch.taken)[:, 0], own * factors)
-    assert runner.callback_metrics["recovery_factor"] == factors[-1]
-
-
 def test_with_two_optimizers_by_hand(tmp_path: Path) -> None:
     """A batch is a step of both optimizers."""
     watch = watched(tmp_path, TwoOptimizers(), prune(), RecoverySchedule(4, **WHOLE))
@@ -126,12 +106,6 @@ class Stream(IterableDataset):
         return itertools.cycle(dataset(8))
 
 
-def test_of_a_stream_until_the_last_step(tmp_path: Path) -> None:
-    settings = {"data": DataLoader(Stream(), 4), "max_steps": 6, "epochs": -1, "accumulate_grad_batches": 2}
-    watch = watched(tmp_path, Plain("sgd"), prune(schedule=0), RecoverySchedule(2, **WHOLE), **settings)
-    assert np.allclose(np.array(watch.taken)[:, 0], 1e-2 * np.array(closed_form(6, 2)))
-
-
 def test_checkpoints_hold_the_users_own_rates(tmp_path: Path) -> None:
     class Stops(Plain):
         def training_step(self, batch, batch_idx):
@@ -147,12 +121,6 @@ def test_checkpoints_hold_the_users_own_rates(tmp_path: Path) -> None:
     for file in files:
         (state,) = torch.load(file, weights_only=False)["optimizer_states"]
         assert [group["lr"] for group in state["param_groups"]] == [1e-2, 1e-2]
-
-
-def test_says_how_it_was_made() -> None:
-    assert repr(RecoverySchedule()) == "RecoverySchedule()"
-    assert repr(RecoverySchedule(60, "cosine")) == "RecoverySchedule(warmup=60, shape='cosine')"
-    assert repr(RecoverySchedule(decay=0.5, lr=None)) == "RecoverySchedule(decay=0.5, lr=None)"
 
 
 def test_rates_are_multiplied_with_the_share_that_a_test_finds(tmp_path: Path) -> None:
@@ -204,11 +172,6 @@ def test_nothing_is_tested_by_hand_or_in_a_dry_run(tmp_path: Path) -> None:
         schedule = RecoverySchedule()
         fit(tmp_path / name, module, prune(schedule=0), schedule, **settings)
         assert "shares" not in schedule.state_dict()
-
-
-def test_nothing_is_tested_where_weights_are_in_parts() -> None:
-    strategies = FSDPStrategy(), SingleDeviceStrategy("cpu")
-    assert [_is_testable(sharded(strategy), Plain()) for strategy in strategies] == [False, True]
 
 
 def test_the_start_is_auto_or_the_users_own() -> None:

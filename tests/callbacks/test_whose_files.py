@@ -104,7 +104,7 @@ def broken(request, tmp_path):
     return path
 
 
-def test_a_resume_does_without_the_plan_file(broken, tmp_path):
+def test_a_resume_and_a_test_do_without_the_plan_file_and_a_new_run_does_not(broken, tmp_path):
     whole = seeded()
     plan = plan_for_plain(replace="identity")
     fit(tmp_path / "whole", whole, DepthPrune(plan=plan, merge="never"), epochs=2)
@@ -112,15 +112,9 @@ def test_a_resume_does_without_the_plan_file(broken, tmp_path):
     with pytest.warns(UserWarning, match="The plan file is not needed, since the checkpoint holds what it did. Expect"):
         fit(tmp_path / "again", resumed, callback, epochs=2, resume=tmp_path / "epoch=0.ckpt")
     assert_same(resumed, whole)
-
-
-def test_a_test_of_a_checkpoint_does_without_the_plan_file(broken, tmp_path):
-    callback = DepthPrune(plan=broken)
+    runner = trainer_of(tmp_path, DepthPrune(plan=broken))
     with pytest.warns(UserWarning, match="The plan file is not needed, since the checkpoint holds what it did"):
-        trainer_of(tmp_path, callback).test(Plain(), loader(), ckpt_path=tmp_path / "epoch=1.ckpt", verbose=False)
-
-
-def test_a_run_that_needs_the_plan_file_says_so(broken, tmp_path):
+        runner.test(Plain(), loader(), ckpt_path=tmp_path / "epoch=1.ckpt", verbose=False)
     with pytest.raises((FileNotFoundError, ValueError), match="Expected a plan .*at .*plan.json"):
         fit(tmp_path / "new", Plain(), DepthPrune(plan=broken))
     with pytest.raises((FileNotFoundError, ValueError), match="Expected a plan .*at .*plan.json"):
@@ -175,14 +169,6 @@ def test_a_finished_run_begun_again_writes_nothing(finished, file):
     assert {re.split("[-.]", path.parts[0])[0] for path in before} == {"plan", "pruned", "report", "teacher"}
     fit(folder, seeded(), *callbacks(), resume=folder / file)
     assert written(folder) == before
-
-
-def test_callbacks_and_trainer_used_again_after_the_end_write_nothing(tmp_path):
-    module = seeded()
-    runner = fit(tmp_path, module, prune(merge="copy"), PruneReport(pairs=0), every(tmp_path))
-    before = written(tmp_path)
-    runner.fit(module, loader())
-    assert written(tmp_path) == before
 
 
 def test_a_kill_before_the_merged_copy_costs_nothing(tmp_path):

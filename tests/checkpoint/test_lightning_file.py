@@ -15,25 +15,15 @@ from cases.models.tiny import tiny_images, tiny_inputs, tiny_llama, tiny_timm
 from cases.sampling import one_in
 from cases.tiny_plans import VIT, tiny_plan
 
-from prunerecover import Plan, load_pruned
-from prunerecover.apply import apply_plan
+from prunerecover import load_pruned
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.checkpoint.ledger_record import KEY
-from prunerecover.checkpoint.lightning_file import read_checkpoint
 from prunerecover.model.paths import unwrap
-from prunerecover.surgery.provenance import source_of
 
 
 class Compiled(Classifier):
     def __init__(self, depth: int = 4) -> None:
         super().__init__(depth)
         self.net = torch.compile(self.net)
-
-
-class ItsOwnTarget(pl.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = tiny_timm().blocks
 
 
 class WithTeacher(Classifier):
@@ -175,18 +165,3 @@ def test_before_the_first_surgery(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\(it was saved before the first surgery\). Pass the LightningModule class"):
         load_pruned(path)
     assert torch.equal(load_pruned(path, Classifier).eval()(tiny_images()), module(tiny_images()))
-
-
-def test_a_plan_without_edits(file: Path) -> None:
-    module = stirred(Classifier())
-    plan = Plan(source=source_of(module.net)).to_dict()
-    rewrite(file, lambda c: c.update({"state_dict": module.state_dict(), KEY: {**c[KEY], "plans": {"net": plan}}}))
-    for network in (load_pruned(file), load_pruned(file, Classifier).net):
-        assert torch.equal(network.eval()(tiny_images()), module.net(tiny_images()))
-
-
-def test_a_plan_applies_to_what_was_loaded(file: Path) -> None:
-    network = load_pruned(file)
-    plan = tiny_plan(network, (0, "mlp", "zero"))
-    apply_plan(network, plan)
-    assert read_checkpoint(file).plans["net"].result.tensors == plan.source.tensors

@@ -10,10 +10,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import timm
 import torch
-import torchvision
-from cases.engine import unchanged
 from cases.files.lightning_files import Classifier, prune, rewrite, save
 from cases.models.routed_language import sets_of
 from cases.models.tiny import tiny_images, tiny_llama, tiny_timm
@@ -29,7 +26,6 @@ from prunerecover import (
     LoRARecover,
     Plan,
     RoutedCausalLM,
-    apply_plan,
     export,
     load_pruned,
     plan_width,
@@ -40,47 +36,7 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.checkpoint.ledger_record import KEY, LedgerRecord
 from prunerecover.model.checks import is_finite
 
-IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 QUICK: dict[str, Any] = {"importance": "magnitude", "replace": "zero"}
-
-
-def pruned_folder(model: nn.Module, folder: Path) -> Path:
-    plan = plan_width(model, Budget(macs=0.3), batches=[IMAGES], **QUICK)
-    apply_plan(model, plan)
-    return save_pruned(model, plan, folder)
-
-
-def mnasnet() -> nn.Module:
-    torch.manual_seed(0)
-    return torchvision.models.mnasnet0_5(num_classes=3).eval()
-
-
-def resnet() -> nn.Module:
-    torch.manual_seed(0)
-    model: nn.Module = timm.create_model("resnet10t", num_classes=3)
-    return model.eval()
-
-
-@pytest.mark.slow
-def test_module_that_asks_for_the_version_of_its_state_opens(tmp_path: Path) -> None:
-    model = mnasnet()
-    again = load_pruned(pruned_folder(model, tmp_path / "pruned"), mnasnet())
-    assert torch.equal(again(IMAGES), model(IMAGES))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("passed", [False, True])
-def test_refusal_of_a_network_with_batchnorm_says_why(passed: bool, tmp_path: Path) -> None:
-    folder = pruned_folder(resnet(), tmp_path / "pruned")
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["fc.weight"]
-    save_file(tensors, folder / "model.safetensors")
-    plan = json.loads((folder / "plan.json").read_text())
-    del plan["saved"]  # as in folders of before there was a hash, which would tell it first
-    (folder / "plan.json").write_text(json.dumps(plan))
-    dense = resnet()
-    with unchanged(dense), pytest.raises(ValueError, match=r"lacks fc.weight\. Were plan and weights saved together"):
-        load_pruned(folder, dense if passed else None)
 
 
 class Divided(nn.Module):

@@ -48,12 +48,6 @@ def saved(tmp_path: Path) -> tuple[Path, TakesNetwork]:
     return save(module, tmp_path / "last.ckpt"), module
 
 
-def test_the_network_alone(saved: tuple[Path, TakesNetwork]) -> None:
-    path, module = saved
-    for network in (load_pruned(path), load_pruned(path, tiny_timm())):
-        assert torch.equal(network(tiny_images()), module.net(tiny_images()))
-
-
 def test_a_class_gets_the_dense_network_back(saved: tuple[Path, TakesNetwork]) -> None:
     path, module = saved
     loaded = load_pruned(path, TakesNetwork)
@@ -77,33 +71,12 @@ def test_an_instance_is_pruned_in_place(saved: tuple[Path, TakesNetwork]) -> Non
     assert torch.equal(mine(tiny_images()), module(tiny_images()))
 
 
-def test_an_instance_that_is_pruned_gets_the_weights(saved: tuple[Path, TakesNetwork]) -> None:
-    path, module = saved
-    before = module(tiny_images())
-    with torch.no_grad():
-        module.beside.weight.zero_()
-    assert torch.equal(load_pruned(path, module)(tiny_images()), before)
-
-
 def test_an_instance_that_does_not_fit_stays_as_it_was(saved: tuple[Path, TakesNetwork]) -> None:
     mine = TakesNetwork(tiny_timm(), width=7)
     before = {name: value.clone() for name, value in mine.state_dict().items()}
     with pytest.raises(ValueError, match=r"beside.bias is \(7,\) in it and \(3,\) in the file. Build it with the same"):
         load_pruned(saved[0], mine)
     assert all(torch.equal(value, before[name]) for name, value in mine.state_dict().items())
-
-
-def test_an_instance_with_several_networks(tmp_path: Path) -> None:
-    class Two(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = tiny_timm(), tiny_timm(depth=3)
-
-    module = stirred(Two())
-    prune(module, "everything", "a")
-    prune(module, "attention affine", "b")
-    loaded = load_pruned(save(module, tmp_path / "last.ckpt"), Two())
-    assert all(torch.equal(getattr(loaded, n)(tiny_images()), getattr(module, n)(tiny_images())) for n in "ab")
 
 
 def test_a_class_that_needs_what_no_file_tells(tmp_path: Path) -> None:

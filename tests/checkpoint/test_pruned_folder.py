@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from cases.models.tiny import BUILD, tiny_gpt2, tiny_inputs, tiny_llama, tiny_timm
+from cases.models.tiny import BUILD, tiny_inputs, tiny_llama, tiny_timm
 from cases.sampling import one_in
-from cases.tiny_plans import CASES, assert_same, inputs_of, logits, pruned, structure, tiny_plan
+from cases.tiny_plans import CASES, logits, pruned, tiny_plan
 from safetensors import safe_open
 from torch import nn
 
@@ -32,27 +30,11 @@ def test_reloaded_is_saved(name: str, merged: bool, tmp_path: Path) -> None:
     assert Plan.load(path / "plan.json").edits == plan.edits
 
 
-@pytest.mark.slow
-def test_reloaded_in_a_new_process(tmp_path: Path, in_a_new_process: Callable[[str], None]) -> None:
-    expected, inputs = {}, {}
-    for name in ("everything", "attention affine", "activation slope and bias", "llama mlp", "gpt2 activation"):
-        model, plan = pruned(name, merged=name == "everything")
-        path = str(save_pruned(model, plan, tmp_path / name))
-        inputs[path], expected[path] = inputs_of(CASES[name][0]), logits(model, CASES[name][0])
-    torch.save(inputs, tmp_path / "inputs.pt")
-    in_a_new_process(f"""
-from prunerecover import load_pruned
-from prunerecover.model.batches import logits_of
-with torch.no_grad():
-    logits = {{path: logits_of(load_pruned(path)(**kw)) for path, kw in torch.load("{tmp_path}/inputs.pt").items()}}
-torch.save(logits, "{tmp_path}/logits.pt")
-""")
-    found = torch.load(tmp_path / "logits.pt")
-    assert all(torch.equal(found[path], value) for path, value in expected.items())
-
-
-@pytest.mark.parametrize("name", ["llama blocks", "gpt2 blocks", "qwen3 blocks", "bert blocks"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("gpt2 blocks", torch.float32), ("bert blocks", torch.float32), ("llama blocks", torch.bfloat16)],
+    ids=str,
+)
 def test_from_pretrained_opens_models_without_whole_blocks(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     import transformers
 
@@ -85,7 +67,7 @@ def test_from_pretrained_refuses_what_it_cannot_rebuild(name: str, tmp_path: Pat
             opens.from_pretrained(path)
 
 
-@pytest.mark.parametrize("family", ["timm", "llama", "gpt2", "bert"])
+@pytest.mark.parametrize("family", ["timm", "llama"])
 def test_bfloat16_stays_bfloat16(family: str, tmp_path: Path) -> None:
     model = BUILD[family]()
     plan = tiny_plan(model, (1, "attention", "affine"), (0, "block", "nothing"))
@@ -97,7 +79,7 @@ def test_bfloat16_stays_bfloat16(family: str, tmp_path: Path) -> None:
     assert torch.equal(logits(loaded, family), logits(model, family))
 
 
-@pytest.mark.parametrize("name", ["gpt2 activation", "gpt2 blocks", "qwen3 blocks"])
+@pytest.mark.parametrize("name", ["gpt2 activation", "qwen3 blocks"])
 def test_tied_weights_are_stored_once_and_stay_tied(name: str, tmp_path: Path) -> None:
     model, plan = pruned(name)
     path = save_pruned(model, plan, tmp_path / "pruned")
@@ -105,16 +87,6 @@ def test_tied_weights_are_stored_once_and_stay_tied(name: str, tmp_path: Path) -
         assert "lm_head.weight" not in file.keys()  # noqa: SIM118
     for loaded in (load_pruned(path), load_pruned(path, BUILD[CASES[name][0]]())):
         assert loaded.lm_head.weight is loaded.get_input_embeddings().weight
-
-
-def test_weights_that_were_parted_stay_parted(tmp_path: Path) -> None:
-    model = tiny_gpt2()
-    plan = tiny_plan(model, (1, "attention", "zero"))
-    apply_plan(model, plan)
-    model.lm_head.weight = nn.Parameter(2 * model.lm_head.weight.detach())
-    path = save_pruned(model, plan, tmp_path / "pruned")
-    for loaded in (load_pruned(path), load_pruned(path, tiny_gpt2())):
-        assert torch.equal(logits(loaded, "gpt2"), logits(model, "gpt2"))
 
 
 def test_weights_tied_across_modules_that_the_library_keeps_apart(tmp_path: Path) -> None:
@@ -134,12 +106,6 @@ def test_slices_of_one_memory_are_stored_apart(tmp_path: Path) -> None:
     assert torch.equal(torch.stack([loaded.norm.weight, loaded.norm.bias]), both)
 
 
-def test_a_dense_model_without_a_plan(tmp_path: Path) -> None:
-    model = tiny_llama()
-    loaded = load_pruned(save_pruned(model, Plan(), tmp_path / "dense"))
-    assert torch.equal(logits(loaded, "llama"), logits(model, "llama"))
-
-
 def test_into_a_dense_model_in_place(tmp_path: Path) -> None:
     model, plan = pruned("everything")
     path = save_pruned(model.double(), plan, tmp_path / "pruned")
@@ -152,17 +118,6 @@ def test_into_a_dense_model_in_place(tmp_path: Path) -> None:
     kept = {id(p) for p in loaded.parameters()} & {id(p) for p in parameters.values()}
     assert id(parameters["blocks.0.attn.qkv.weight"]) not in kept
     assert id(parameters["head.weight"]) in kept
-
-
-def test_frozen_parameters_stay_frozen(tmp_path: Path) -> None:
-    path = save_pruned(*pruned("everything"), tmp_path / "pruned")
-    dense = tiny_timm()
-    dense.patch_embed.requires_grad_(False)
-    loaded = load_pruned(path, dense)
-    assert {n for n, p in loaded.named_parameters() if not p.requires_grad} == {
-        "patch_embed.proj.weight",
-        "patch_embed.proj.bias",
-    }
 
 
 def test_wrapped_models(tmp_path: Path) -> None:
@@ -187,11 +142,3 @@ def test_what_a_file_says_of_its_model_is_told_in_short() -> None:
     with pytest.raises(ValueError, match=r"has none \(xx.*: yy.*load_pruned") as raised:
         dense_of(Plan(source=source), Path("pruned"))
     assert len(str(raised.value)) < 1000
-
-
-def test_the_model_that_was_saved_is_not_changed(tmp_path: Path) -> None:
-    model, plan = pruned("gpt2 blocks")
-    before, config = structure(model), copy.deepcopy(model.config.to_dict())
-    save_pruned(model, plan, tmp_path / "pruned")
-    assert_same(model, before)
-    assert model.config.to_dict() == config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ from prunerecover import (
     merge,
     plan_depth,
     plan_width,
-    save_model_card,
     save_pruned,
 )
 from prunerecover.model.paths import get_module
@@ -170,8 +168,3 @@ def test_a_path_at_which_nothing_is(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Expected the model that the plan leaves .* but got another LinearSegmenter"):
         save_pruned(network, plan, tmp_path / "pruned")
     assert not list(tmp_path.iterdir())
-
-
-def test_the_folder_says_what_its_weights_are_of(folder: Path) -> None:
-    assert json.loads((folder / "plan.json").read_text())["saved"]["target"] == "backbone"
-    assert 'load_pruned(snapshot_download("hub-id"), model=dense)' in save_model_card(folder).read_text()

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.models.tiny import MIXTURES, tiny_llama, tiny_mixture
-from cases.sampling import one_in
+from cases.models.tiny import tiny_llama, tiny_mixture
 from cases.width.scores import computed, context
 from scipy.stats import wasserstein_distance
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from prunerecover import find_groups
 from prunerecover.importance.data_free import l2_norm
 from prunerecover.importance.experts import routing
 from prunerecover.importance.first_order import gate_taylor, r_score
-from prunerecover.importance.measuring.token_classes import TOKEN_CLASSES, observations, with_few_classes
+from prunerecover.importance.measuring.token_classes import TOKEN_CLASSES, with_few_classes
 from prunerecover.importance.u_score import u_score
 from prunerecover.plan.groups import Group, Tap
 from prunerecover.width.groups.experts import find_experts
@@ -65,7 +64,7 @@ def rows_of(inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     return [{key: value[i : i + 1] for key, value in inputs.items()} for i in range(len(inputs["input_ids"]))]
 
 
-@pytest.mark.parametrize("name", one_in(3, MIXTURES))
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
 def test_gate_taylor_is_the_effect_of_scaling_an_expert(name: str) -> None:
     """By central differences, sample by sample: an expert's output is linear in its last matrix.
 
@@ -88,22 +87,7 @@ def test_gate_taylor_is_the_effect_of_scaling_an_expert(name: str) -> None:
         assert float(scores[expert]) == pytest.approx(sum(abs(slope) for slope in slopes) / 3, rel=1e-2, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", one_in(3, MIXTURES))
-def test_gate_taylor_is_the_slope_along_the_last_matrix(name: str) -> None:
-    """In all layers: the gradient of a gate is the sum of w dL/dw over the expert's last matrix."""
-    model: Any = tiny_mixture(name)
-    scores = gate_taylor(context(model, find_experts(model), [batch(3), batch(1, seed=1)], loss_of))
-    for group in find_experts(model):
-        down = model.get_submodule(group.name).down_proj
-        slopes = []
-        for one in (*rows_of(batch(3)), *rows_of(batch(1, seed=1))):
-            (gradient,) = torch.autograd.grad(loss_of(model, one), down)
-            slopes.append((gradient * down.detach()).double().sum((1, 2)))
-        expected = torch.stack(slopes).abs().mean(0)
-        torch.testing.assert_close(scores[group.name], expected, rtol=1e-3, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
 def test_routing_is_counted_by_hand(name: str) -> None:
     model, batches = tiny_mixture(name), [batch(4), batch(2, seed=1)]
     shares = routing(context(model, find_experts(model), batches))
@@ -127,8 +111,7 @@ def test_padding_is_not_counted() -> None:
         torch.testing.assert_close(shares[name], visits / (LENGTH + 3), check_dtype=False)
 
 
-@pytest.mark.parametrize("by_token", [False, True])
-@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+@pytest.mark.parametrize(("name", "by_token"), [("mixtral", False), ("deepseek_v3", True)])
 def test_u_score_is_the_distance_of_what_experts_add(name: str, by_token: bool) -> None:
     """Expected: averages over tokens by loops, and scipy's distances of projections."""
     model, inputs = tiny_mixture(name), batch()
@@ -168,16 +151,6 @@ def test_padding_is_not_averaged() -> None:
     ]
     for name, scores in both[0].items():
         torch.testing.assert_close(scores, both[1][name])
-
-
-def test_samples_per_class_are_limited_for_experts() -> None:
-    model, inputs = tiny_mixture("mixtral"), batch()
-    classes = torch.tensor([0, 0, 0, 1, 1, 1])
-    limited = u_score(context(model, find_experts(model), [inputs], labels=lambda _: classes, per_class=2))
-    few = {key: value[[0, 1, 3, 4]] for key, value in inputs.items()}
-    alone = u_score(context(model, find_experts(model), [few], labels=lambda _: classes[[0, 1, 3, 4]]))
-    for name, scores in limited.items():
-        torch.testing.assert_close(scores, alone[name])
 
 
 def test_weights_of_experts_are_scored_without_the_router() -> None:
@@ -227,25 +200,6 @@ def test_tokens_of_a_vocabulary_become_equally_frequent_classes() -> None:
     assert (labels[labels >= 0][order].diff() >= 0).all()
 
 
-def test_few_classes_stay_what_they_are() -> None:
-    rows = torch.tensor([[5, 9, -100], [9, 9, 30]])
-    assert torch.equal(with_few_classes(lambda batch: batch, [rows])(rows), rows)
-    assert torch.equal(with_few_classes(lambda batch: batch[:, 0], [rows])(rows), rows[:, 0])
-
-
-def test_observations_are_samples_or_the_tokens_of_a_class_in_a_sample() -> None:
-    classes = torch.tensor([4, 4, 2])
-    assert observations(classes).of_token is None
-    assert torch.equal(observations(classes).classes, classes)
-    labels = torch.tensor([[1, 0, 1], [-100, 1, 1]])
-    found = observations(labels)
-    assert found.of_token is not None
-    for token, label in enumerate(labels.flatten().tolist()):
-        number = int(found.of_token[token])
-        assert (number == -1) if label < 0 else (int(found.classes[number]) == label)
-    assert len(found.classes) == 3
-
-
 # Refusals
 
 
@@ -262,12 +216,6 @@ def test_labels_that_do_not_fit_the_tokens() -> None:
         u_score(context(model, find_experts(model), [batch()], labels=lambda _: torch.zeros(SAMPLES, 3).long()))
     with pytest.raises(ValueError, match="Expected one integer class per sample"):
         u_score(context(model, find_experts(model), [batch()], labels=lambda _: torch.zeros(SAMPLES, 3)))
-
-
-def test_token_labels_of_a_single_class() -> None:
-    model = tiny_mixture("mixtral")
-    with pytest.raises(ValueError, match="Expected samples of at least two classes, but got 1"):
-        u_score(context(model, find_experts(model), [batch()], labels=lambda b: torch.zeros_like(b["input_ids"])))
 
 
 def test_experts_that_are_called_otherwise() -> None:

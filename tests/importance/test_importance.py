@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from cases.engine import FAMILIES, PLANNED, UNGATED, batch_of, batches_of, build, unchanged
+from cases.engine import PLANNED, UNGATED, UNLIKE, batch_of, batches_of, build, unchanged
 from cases.models.tiny import GATED
 from cases.sampling import one_in
 from torch import Tensor, nn
 
 from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
-from prunerecover.importance.data_free import magnitude, random
+from prunerecover.importance.data_free import random
 from prunerecover.importance.first_order import taylor
 from prunerecover.importance.gate_gradient import gate_gradient, gated
 from prunerecover.importance.registry import IMPORTANCES
@@ -48,7 +48,7 @@ def units_of(model: nn.Module, name: str, *kinds: str) -> tuple[Unit, ...]:
     return find_units(model, kinds=kinds or everything)
 
 
-@pytest.mark.parametrize(("name", "replace"), one_in(3, itertools.product(FAMILIES, ["calibrated", "identity"])))
+@pytest.mark.parametrize(("name", "replace"), one_in(3, itertools.product(UNLIKE, ["calibrated", "identity"])))
 def test_gate_gradient_equals_finite_difference(name: str, replace: str) -> None:
     """Closing a gate by a little changes the loss by the importance times as much: dL/dh (f(x) - x) in all."""
     model, batch = build(name).double(), batch_of(name)
@@ -71,8 +71,7 @@ def test_gate_gradient_equals_finite_difference(name: str, replace: str) -> None
             assert scores[unit.name] == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-2, abs=1e-5)
 
 
-@pytest.mark.parametrize("leaves", ["zero", "identity"])
-@pytest.mark.parametrize("kind", ["attention", "mlp", "activation"])
+@pytest.mark.parametrize(("kind", "leaves"), [("attention", "zero"), ("mlp", "identity"), ("activation", "identity")])
 def test_closed_gate_equals_removed_unit(kind: str, leaves: str) -> None:
     model, pruned = build("timm_all"), build("timm_all")
     units = units_of(model, "timm_all", kind)
@@ -91,24 +90,6 @@ def test_closed_gate_equals_removed_unit(kind: str, leaves: str) -> None:
         assert loss(model, batch).item() == pytest.approx(loss(pruned, batch).item(), abs=1e-6)
 
 
-def test_gate_gradient_is_the_inner_product_of_gradient_and_removal() -> None:
-    """<dL/dh, x - f(x)> of an activation, with dL/dh by autograd on the dense model."""
-    model, batch = build("timm"), batch_of("timm")
-    unit = units_of(model, "timm", "activation")[2]
-    seen: dict[str, Tensor] = {}
-
-    def keep(_: nn.Module, args: Any, output: Tensor) -> None:
-        output.retain_grad()
-        seen.update(x=args[0].detach(), h=output)
-
-    act = get_module(model, unit.name)
-    handle = act.register_forward_hook(keep)
-    loss(model, batch).backward()
-    handle.remove()
-    expected = (seen["h"].grad * (seen["x"] - seen["h"].detach())).sum().item()
-    assert of(gate_gradient, model, [unit], [batch], loss=loss)[unit.name] == pytest.approx(expected, rel=1e-4)
-
-
 def test_gate_gradient_averages_over_samples() -> None:
     model, batches = build("timm"), [batch_of("timm", 3, seed=1), batch_of("timm", 9, seed=2)]
     units = units_of(model, "timm")
@@ -119,7 +100,7 @@ def test_gate_gradient_averages_over_samples() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["timm_all", "gpt2", "bert"])
+@pytest.mark.parametrize("name", ["timm_all", "bert"])
 def test_taylor_equals_autograd_on_the_whole_batch(name: str) -> None:
     model, oracle, batch = build(name), build(name), batch_of(name)
     units = units_of(model, name)
@@ -134,26 +115,7 @@ def test_taylor_equals_autograd_on_the_whole_batch(name: str) -> None:
         assert scores[unit.name] == pytest.approx(expected, rel=1e-4)
 
 
-def test_taylor_scores_frozen_parameters_and_keeps_them_frozen() -> None:
-    model, frozen = build("timm"), build("timm").requires_grad_(False)
-    units = units_of(model, "timm")
-    with unchanged(frozen):
-        scores = of(taylor, frozen, units, batches_of("timm"), loss=loss)
-    assert scores == pytest.approx(of(taylor, model, units, batches_of("timm"), loss=loss))
-
-
-def test_magnitude_is_the_sum_of_absolute_weights() -> None:
-    model = build("timm")
-    scores = of(magnitude, model, units_of(model, "timm"))
-    block = model.blocks[1]
-    assert scores["blocks.1"] == pytest.approx(sum(p.abs().sum().item() for p in block.parameters()), rel=1e-5)
-    own = [*block.attn.parameters(), *block.norm1.parameters()]
-    assert scores["blocks.1.attn"] == pytest.approx(sum(p.abs().sum().item() for p in own), rel=1e-5)
-    linears = [*block.mlp.fc1.parameters(), *block.mlp.fc2.parameters()]
-    assert scores["blocks.1.mlp.act"] == pytest.approx(sum(p.abs().sum().item() for p in linears), rel=1e-5)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", UNLIKE)
 def test_residual_distances_equal_hidden_states_of_hooks(name: str) -> None:
     model, batch = build(name), batch_of(name)
     units = units_of(model, name, "block")
@@ -232,7 +194,7 @@ NEEDS = {name: {"loss": loss} for name, entry in IMPORTANCES.items() if entry.ne
 OF_DEPTH = sorted(name for name, entry in IMPORTANCES.items() if entry.of != "width")
 
 
-@pytest.mark.parametrize(("name", "training"), one_in(3, itertools.product(OF_DEPTH, [False, True])))
+@pytest.mark.parametrize(("name", "training"), zip(OF_DEPTH, itertools.cycle([False, True])))
 def test_plain_function_leaves_the_model_bit_identical(name: str, training: bool) -> None:
     model = build("timm_all").train(training)
     model.blocks[2].eval()
@@ -255,18 +217,6 @@ def test_model_is_bit_identical_also_after_an_exception(name: str) -> None:
 
     with unchanged(model), pytest.raises(KeyError, match="of the user"):
         of(IMPORTANCES[name], model, units_of(model, "timm_all"), batches_of("timm_all"), loss=failing)
-
-
-def test_batch_norm_and_dropout_leave_no_trace() -> None:
-    from cases.models.tiny import tiny_timm
-
-    model = tiny_timm(proj_drop_rate=0.5, drop_path_rate=0.5).train()
-    model.head = nn.Sequential(nn.BatchNorm1d(32), nn.Linear(32, 5)).train()
-    units = units_of(model, "timm")
-    with unchanged(model):
-        first = of(gate_gradient, model, units, batches_of("timm"), loss=loss)
-        assert of(gate_gradient, model, units, batches_of("timm"), loss=loss) == first
-        of(taylor, model, units, batches_of("timm"), loss=loss)
 
 
 @pytest.mark.parametrize(

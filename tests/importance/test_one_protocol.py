@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from cases.files.every_kind import dense, inputs, loss, rows
-from cases.paths import ROOT
 from torch import Tensor, nn
 
 import prunerecover
@@ -91,21 +88,6 @@ def test_a_formula_of_weights_is_the_same_in_depth_and_in_width(name: str) -> No
     for number, score in enumerate(of_channels["blocks.1.conv1"].tolist()):
         part = [(p.detach()[number].double(), p.grad[number].double()) for p in made]
         assert score == pytest.approx(BOTH[name](part).item(), rel=1e-4)
-
-
-def test_no_name_has_two_functions() -> None:
-    defined: Counter[str] = Counter()
-    for folder in ("prunerecover", "callbacks", "recipes"):
-        for path in (ROOT / folder).rglob("*.py"):
-            if path.is_relative_to(ROOT / "prunerecover/callbacks") or path.is_relative_to(
-                ROOT / "prunerecover/recipes"
-            ):
-                continue  # links to the others
-            functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
-            defined.update(f.name for f in functions if f.args.args and f.args.args[0].arg == "context")
-    assert [name for name in IMPORTANCES if defined[name] > 1] == []
-    assert defined["magnitude"] == defined["taylor"] == defined["random"] == 1
-    assert len({id(entry.compute) for entry in IMPORTANCES.values()}) == len(IMPORTANCES)
 
 
 def test_names_are_at_the_top() -> None:

@@ -21,12 +21,11 @@ from prunerecover.importance.registry import (
     IMPORTANCES,
     RegisteredImportance,
     check_finite,
-    importance_of,
     register_importance,
 )
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.sensitivity_table.sensitivity import Sensitivity
-from prunerecover.width.allocation.registry import ALLOCATIONS, allocation_of, register_allocation
+from prunerecover.width.allocation.registry import register_allocation
 
 ATTENTIONS = [f"blocks.{number}.attn" for number in range(4)]
 
@@ -67,10 +66,6 @@ def test_a_name_means_the_callable_that_is_registered(monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match="name that no importance has, but 'later_first' is taken"):
         register_importance("later_first", Favourite("x"))
     del IMPORTANCES["later_first"]
-
-
-def test_shares_of_cost_trust_that_a_callable_compares_kinds() -> None:
-    assert planned(later_first, remove=None, budget=Budget(macs=0.1)).removed
 
 
 def test_a_unit_without_an_importance() -> None:
@@ -122,12 +117,6 @@ def test_registries_take_a_word_and_something_to_call(register: Callable[..., ob
         register("mine", Favourite)
 
 
-def test_entries_serve_where_names_do() -> None:
-    assert importance_of(IMPORTANCES["taylor"]) is IMPORTANCES["taylor"]
-    assert importance_of(IMPORTANCES["magnitude"]) is IMPORTANCES["magnitude"]
-    assert allocation_of(ALLOCATIONS["uniform"]) is ALLOCATIONS["uniform"]
-
-
 IMAGES = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 LABELLED = [(IMAGES, torch.arange(16) % 4)]
 
@@ -150,10 +139,6 @@ def file(scored: Sensitivity, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def not_again(*_: object, **__: object) -> None:
-    raise AssertionError("scored again")
-
-
 def test_scores_read_back_exactly(scored: Sensitivity, file: Path) -> None:
     found, wanted = SavedScores.load(file), scored.saved
     assert found.weights == wanted.weights
@@ -163,37 +148,11 @@ def test_scores_read_back_exactly(scored: Sensitivity, file: Path) -> None:
         assert all(torch.equal(found.scores[name][unit], value) for unit, value in by_unit.items())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [0.2, 0.5])
-def test_width_takes_them_for_every_budget(
-    vit: nn.Module, file: Path, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = plan_width(vit, Budget(macs=share), batches=LABELLED)
-    monkeypatch.setattr("prunerecover.width.planner.compute_importances", not_again)
-    assert plan_width(vit, Budget(macs=share), batches=LABELLED, scores=file).edits == wanted.edits
-
-
 @pytest.mark.parametrize("search", ["one_shot", "greedy"])
 def test_depth_takes_them_for_every_budget(vit: nn.Module, file: Path, search: str) -> None:
     for remove in ({"attention": 1}, {"activation": 2}):
         wanted = plan_depth(vit, remove=remove, batches=LABELLED, search=search)
         assert plan_depth(vit, remove=remove, batches=LABELLED, search=search, scores=file).edits == wanted.edits
-
-
-def test_units_of_the_graph_are_not_ranked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    layers = [part for _ in range(5) for part in (nn.Linear(64, 64), nn.ReLU())]
-    network = nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, 4))
-    saved = sensitivity(network, batches=LABELLED, kinds=("layer",)).saved
-    wanted = plan_depth(network, remove={"layer": 1}, batches=LABELLED, search="greedy")
-    monkeypatch.setattr("prunerecover.depth.layers.variants.Variants.rough", rough_of_nothing)
-    found = plan_depth(network, remove={"layer": 1}, batches=LABELLED, search="greedy", scores=saved)
-    assert found.edits == wanted.edits
-
-
-def rough_of_nothing(_: object, moves: list[object]) -> list[float]:
-    assert not moves, "ranked again"
-    return []
 
 
 def changed(vit: nn.Module) -> nn.Module:

@@ -86,18 +86,6 @@ def test_the_loss_is_per_token_of_the_right_answer(encoding: Encoding) -> None:
     assert found["acc"].tolist() == [True, True]
 
 
-def test_the_model_is_left_as_it_was(llama: torch.nn.Module, encoding: Encoding) -> None:
-    llama.train()
-    choice_accuracy(llama, QUESTIONS[:1], encoding)
-    assert llama.training
-    llama.eval()
-
-
 def test_no_question_is_refused(llama: torch.nn.Module, encoding: Encoding) -> None:
     with pytest.raises(ValueError, match="Expected at least one question, but got none"):
         choice_accuracy(llama, (), encoding)
-
-
-def test_rows_are_no_questions(llama: torch.nn.Module, encoding: Encoding) -> None:
-    with pytest.raises(TypeError, match=r"Expected questions \(Question\), but one is of dict"):
-        choice_accuracy(llama, [QUESTIONS[0], {"question": "w3"}], encoding)  # type: ignore[list-item]

@@ -10,7 +10,7 @@ import torch
 from cases.models.tiny import VOCABULARY, tiny_gpt2, tiny_llama, tiny_mistral
 from torch import Tensor, nn
 
-from prunerecover.language.continuation import continued_right, exact_continuation
+from prunerecover.language.continuation import exact_continuation
 
 TOKENS = torch.randint(3, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(5))
 
@@ -34,15 +34,6 @@ def test_share_is_that_of_decoding_without_a_cache(make: Any) -> None:
     assert exact_continuation(model, TOKENS, prompt=4) == pytest.approx(expected.item())
 
 
-def test_each_token_is_right_or_wrong_at_its_place() -> None:
-    model = tiny_llama()
-    text = greedy(model, TOKENS[:, :5], 7)
-    text[1, 11] = (text[1, 11] + 1) % VOCABULARY
-    right = continued_right(model, text, prompt=5, batch_size=2)
-    assert right.shape == (3, 7)
-    assert (~right).nonzero().tolist() == [[1, 6]]
-
-
 def test_an_early_mistake_is_not_corrected() -> None:
     """Without teacher forcing, decoding continues after the mistake, not after the text."""
     model = tiny_llama()
@@ -51,13 +42,6 @@ def test_an_early_mistake_is_not_corrected() -> None:
         forced = model(input_ids=TOKENS).logits[:, 4:-1].argmax(-1)
     other = torch.cat([TOKENS[:, :5], (text[:, 5:6] + 1) % VOCABULARY, forced[:, 1:]], 1)
     assert exact_continuation(model, other, prompt=5) < (forced[:, 1:] == other[:, 6:]).float().mean()
-
-
-def test_the_end_of_text_is_a_token_as_any() -> None:
-    model = tiny_llama()
-    text = greedy(model, TOKENS[:, :5], 7)
-    model.generation_config.eos_token_id = int(text[0, 6])
-    assert exact_continuation(model, text, prompt=5) == 1
 
 
 def test_settings_for_sampling_do_not_count() -> None:

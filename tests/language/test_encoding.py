@@ -63,11 +63,6 @@ def test_every_reply_is_scored_with_its_end() -> None:
     assert labels == [-100, -100, -100, -100, 6, 7, 2, -100, -100, -100, -100, 9, 2]
 
 
-def test_what_the_user_says_last_is_not_scored() -> None:
-    _, labels = chat_row(chat("w5", "w6", "w8"), chat_tokenizer())
-    assert [label for label in labels if label != -100] == [6, 2]
-
-
 def test_keys_without_values_are_left_out() -> None:
     """Tables have the keys of all rows in each row."""
     messages = [{**message, "tool_calls": None} for message in chat("w5", "w6")]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from statistics import fmean
 
 import pytest
@@ -16,7 +15,6 @@ from prunerecover.language.likelihood import (
     answer_loss,
     next_token_loss,
     padded,
-    token_log_likelihoods,
 )
 from prunerecover.language.questions import Question, question_of
 
@@ -83,12 +81,6 @@ def test_padding_is_not_scored(llama: torch.nn.Module) -> None:
     assert float(found) == pytest.approx(float(next_token_loss(llama, {"input_ids": ids})), abs=1e-6)
 
 
-def test_uniform_logits_cost_the_logarithm_of_the_vocabulary() -> None:
-    sums, tokens = token_log_likelihoods(torch.zeros(2, 4, 8), torch.tensor([[0, 1, 2, 3], [-100, -100, -100, 5]]))
-    assert tokens.tolist() == [3, 1]
-    assert sums.tolist() == pytest.approx([-3 * math.log(8), -math.log(8)])
-
-
 def test_padding_needs_no_token_for_it() -> None:
     tokenizer = word_tokenizer()
     tokenizer.pad_token = None
@@ -99,20 +91,9 @@ def test_padding_needs_no_token_for_it() -> None:
     assert left["input_ids"][1, 1] == 7
 
 
-def test_gradients_flow_from_the_losses(llama: torch.nn.Module, encoding: Encoding) -> None:
-    (batch,) = answer_batches(QUESTIONS, encoding)
-    assert answer_loss(llama, batch).requires_grad
-    assert next_token_loss(llama, batch[0]).requires_grad
-
-
 def test_a_prompt_beyond_the_context_is_refused() -> None:
     with pytest.raises(ValueError, match="1 to 7 tokens, the context of the model, but got"):
         answer_batches(QUESTIONS, Encoding(word_tokenizer(), context=7))
-
-
-def test_chat_needs_a_template() -> None:
-    with pytest.raises(ValueError, match="Expected a tokenizer with a chat template"):
-        Encoding(word_tokenizer(), chat=True)
 
 
 def test_chat_templates_are_used(encoding: Encoding) -> None:

@@ -33,11 +33,6 @@ def test_other_forms_are_refused(bad: Any) -> None:
         b.as_inputs(bad)
 
 
-def test_batch_without_tensors_has_no_size() -> None:
-    with pytest.raises(TypeError, match="at least one tensor of one or more dimensions"):
-        _ = b.ModelInputs((3,)).n_samples
-
-
 def test_selecting_samples_leaves_unbatched_tensors_alone() -> None:
     inputs = b.ModelInputs((torch.arange(6).view(3, 2),), {"scale": torch.tensor(2.0), "table": torch.zeros(5), "n": 1})
     chosen = inputs.select(torch.tensor([2, 0]))
@@ -77,13 +72,6 @@ def test_padding_is_cut_from_logits() -> None:
     assert torch.equal(b.without_padding(output, padded), output[mask.bool()])
     assert b.without_padding(output, b.ModelInputs((output,))) is output
     assert b.without_padding(output[:, 0], padded).shape == (2, 5)
-
-
-def test_images_of_ultralytics_loaders() -> None:
-    batch = {"img": torch.full((2, 3, 8, 8), 255, dtype=torch.uint8), "cls": torch.zeros(5, 1), "im_file": ["a", "b"]}
-    (images,) = b.as_inputs(batch).args
-    assert torch.equal(images, torch.ones(2, 3, 8, 8))
-    assert b.as_inputs({"img": images}).args[0] is images
 
 
 def test_an_encoder_decoder_makes_its_inputs_of_labels() -> None:

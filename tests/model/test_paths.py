@@ -12,12 +12,10 @@ from cases.width.narrow import without
 from cases.width.narrow_models import Padded
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.optim.swa_utils import AveragedModel
 
 from prunerecover import Budget, apply_plan, plan_width
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.copies import deep_copy, meta_copy, share_copy
-from prunerecover.model.evaluation import evaluating
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.model.paths import get_module, parent_path, set_module, unwrap
 from prunerecover.model.replacements import Affine, ChannelMap, Constant, Nothing, PassThrough, Replacement, SlopeBias
@@ -29,16 +27,6 @@ def test_wrappers_are_seen_through() -> None:
     net = nn.Linear(2, 2)
     assert unwrap(nn.DataParallel(torch.compile(net))) is net
     assert unwrap(net) is net
-
-
-def test_averaged_model_and_subclasses_of_wrappers_are_seen_through() -> None:
-    class OwnDataParallel(nn.DataParallel):
-        pass
-
-    net = nn.Linear(2, 2)
-    averaged = AveragedModel(net)
-    assert unwrap(averaged) is averaged.module
-    assert unwrap(OwnDataParallel(net)) is net
 
 
 @pytest.mark.parametrize("name", ["module", "_orig_mod"])
@@ -99,7 +87,7 @@ def test_hashes_see_names_shapes_and_values() -> None:
     assert weights_hash(nn.Linear(2, 2, device="meta")) is None
 
 
-@pytest.mark.parametrize("returns", [1, 2, 3])
+@pytest.mark.parametrize("returns", [1, 3])
 @pytest.mark.parametrize("make", [Nothing, PassThrough, lambda r: Affine(4, r), lambda r: Constant(4, r)])
 def test_replacement_answers_in_the_form_of_what_it_replaces(make: Any, returns: int) -> None:
     module = make(returns)
@@ -112,12 +100,6 @@ def test_replacement_answers_in_the_form_of_what_it_replaces(make: Any, returns:
     assert (f"returns={returns}" in repr(module)) == (returns > 1)
 
 
-def test_replacement_answers_in_a_tuple_of_one() -> None:
-    x = torch.randn(2, 3, 4)
-    [out] = PassThrough(0)(x)
-    assert out is x
-
-
 def test_initial_maps_are_neutral() -> None:
     x = torch.randn(2, 4)
     assert torch.equal(Affine(4)(x), x)
@@ -127,8 +109,9 @@ def test_initial_maps_are_neutral() -> None:
         Replacement()(x)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64])
-@pytest.mark.parametrize(("stride", "first"), [(1, 0), (2, 2), (3, 4)])
+@pytest.mark.parametrize(
+    ("stride", "first", "dtype"), [(1, 0, torch.float64), (2, 2, torch.bfloat16), (3, 4, torch.int64)]
+)
 def test_channel_map_equals_the_padded_shortcut(dtype: torch.dtype, stride: int, first: int) -> None:
     x = (10 * torch.randn(2, 4, 7, 7)).to(dtype)
     if dtype.is_floating_point:
@@ -196,16 +179,6 @@ def test_planning_leaves_no_graph_in_a_cache() -> None:
     for _ in range(2):
         model.cache.clear()
         model(IMAGES).sum().backward()
-
-
-def test_what_was_cached_before_stays() -> None:
-    model = Caching().eval()
-    model(IMAGES)
-    cached = model.cache["cpu"][0]
-    with evaluating(model):
-        model.cache.clear()
-        model(IMAGES)
-    assert model.cache["cpu"][0] is cached
 
 
 @pytest.mark.parametrize("copy", [share_copy, deep_copy, meta_copy])

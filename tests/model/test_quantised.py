@@ -85,12 +85,6 @@ def test_plan_of_a_quantised_base_is_applied_to_it_again(base: Any, tmp_path: Pa
     assert torch.equal(logits(again), logits(base))
 
 
-@pytest.mark.parametrize("importance", ["block_influence", "angular_distance", "magnitude"])
-def test_importance_on_a_quantised_base(int8: Any, importance: str) -> None:
-    plan = plan_depth(int8, remove={"block": 1}, batches=[IDS], importance=importance)
-    assert len(plan.removed["block"]) == 1
-
-
 def test_weights_are_known_by_their_integers_and_scales(dense: nn.Module, base: Any) -> None:
     assert tensors_hash(base) == tensors_hash(dense)
     assert weights_hash(base) == weights_hash(copy.deepcopy(base)) != weights_hash(dense)
@@ -107,11 +101,6 @@ def test_sets_route_over_one_quantised_base(base: Any) -> None:
         assert all(id(parameter) in weights for parameter in routed.network(number).parameters())
 
 
-def test_sets_of_the_dense_model_route_over_its_quantised_copy(dense: nn.Module, int8: Any) -> None:
-    routed = RoutedCausalLM(int8, sets_of(dense))
-    assert len(routed.network(0).model.layers) == 4  # type: ignore[union-attr,arg-type]
-
-
 def test_routed_folder_takes_the_quantised_base_back(int8: Any, tmp_path: Path) -> None:
     routed = RoutedCausalLM(int8, sets_of(int8)).eval()
     save_routed(routed, tmp_path / "routed", base="somewhere")
@@ -119,14 +108,7 @@ def test_routed_folder_takes_the_quantised_base_back(int8: Any, tmp_path: Path) 
     assert torch.equal(again(IDS), routed(IDS))
 
 
-def test_folder_of_a_quantised_base_does_not_open_with_a_plain_one(dense: nn.Module, int8: Any, tmp_path: Path) -> None:
-    save_routed(RoutedCausalLM(int8, sets_of(int8)), tmp_path / "routed", base="somewhere")
-    with pytest.raises(ValueError, match="Expected the weights that the sets"):
-        load_routed(tmp_path / "routed", dense)
-
-
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("remove", [{"block": 2}, {"attention": 1, "mlp": 1}])
+@pytest.mark.parametrize(("settings", "remove"), [("int8", {"block": 2}), ("int4", {"attention": 1, "mlp": 1})])
 def test_pruned_folder_is_quantised_afterwards(
     dense: nn.Module, tmp_path: Path, settings: str, remove: dict[str, int]
 ) -> None:

@@ -26,9 +26,7 @@ from prunerecover.surgery.saved_cost import budget_used
         ({"macs": 0.3, "params": 1.5}, r"params to be a removed share between 0 and 1 \(exclusive\), but got 1.5"),
         ({"remove": {"attn": 1}}, "Expected kinds among .*, but got 'attn'"),
         ({"remove": {"attention": 1.5}}, "a whole number of units >= 0 for 'attention', but got 1.5"),
-        ({"remove": {"attention": True}}, "but got True"),
         ({"ratio": {"attention": 1.0}}, r"a removed share between 0 and 1 \(exclusive\), but got 1.0"),
-        ({"macs": -0.1}, "but got -0.1"),
         ({"params": 25_000_000}, r"\(exclusive\), but got 25000000. What may be left has a unit: '100M'."),
         (
             {"latency": "5 msec"},
@@ -38,18 +36,11 @@ from prunerecover.surgery.saved_cost import budget_used
         ({"macs": "0.3"}, "a removed share, such as 0.3, or what may be left, .* but got '0.3'"),
         ({"params": "5ms"}, "one of the units K, M, G, T, B, but got '5ms'"),
         ({"params": "0M"}, "a number above 0 .* but got '0M'"),
-        ({"params": "-1M"}, "but got '-1M'"),
-        ({"params": "100M", "remove": {"mlp": 1}}, r"but got \['params', 'remove'\]"),
     ],
 )
 def test_bad_budget_is_explained(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Budget(**arguments)
-
-
-def test_share_of_cost_has_no_count() -> None:
-    with pytest.raises(TypeError, match="a budget in units, but got one in a share of cost"):
-        Budget(latency=0.2).counts({})
 
 
 def test_budget_tells_kinds_and_share() -> None:

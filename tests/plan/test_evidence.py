@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from cases.depth.architectures import ARCHITECTURES
 from cases.depth.removal import outputs, removals_of
 from cases.old_files import PLAN_FILES
 from cases.paths import ROOT
-from cases.sampling import one_in
 from torch import nn
 
 from prunerecover import Plan, apply_plan
@@ -22,7 +20,7 @@ from prunerecover.callbacks.prune_report import search_cost
 from prunerecover.checkpoint.ledger_record import SurgeryEvent
 from prunerecover.model.copies import deep_copy
 from prunerecover.plan.edit_parts import StandIn
-from prunerecover.plan.edits import Bypass, Patch
+from prunerecover.plan.edits import Bypass
 from prunerecover.plan.evidence import (
     BoundaryEvidence,
     DepthEvidence,
@@ -31,7 +29,7 @@ from prunerecover.plan.evidence import (
     ToleranceEvidence,
     WidthEvidence,
 )
-from prunerecover.plan.kinds import KINDS, TRAITS, WIDTH_KINDS, Kind, WidthKind, holders_first
+from prunerecover.plan.kinds import KINDS, TRAITS, holders_first
 from prunerecover.report.data import SearchCost
 from prunerecover.surgery.provenance import plan_for
 
@@ -54,22 +52,10 @@ def test_a_plan_without_evidence_says_nothing(record: Any) -> None:
     assert record.of({}).to_dict() == {}
 
 
-@pytest.mark.parametrize("kept", [None, 5, [1], {"fc1": 3}, {"fc1": [1, 2, 3]}])
+@pytest.mark.parametrize("kept", [None, [1], {"fc1": 3}, {"fc1": [1, 2, 3]}])
 def test_entries_of_another_form_count_as_not_there(kept: object) -> None:
     assert WidthEvidence.of({"kept": kept, "kinds": {"fc1": "neuron"}}) == WidthEvidence(kinds={"fc1": "neuron"})
     assert Plan(evidence={"kept": kept, "importance": kept, "search": kept}).kept_groups == ()
-
-
-def test_what_is_none_is_written_and_what_was_not_set_is_not() -> None:
-    assert ToleranceEvidence(tolerance=0.1, exchange=None).to_dict() == {"tolerance": 0.1, "exchange": None}
-
-
-def test_a_report_states_what_the_boundary_search_took() -> None:
-    """The evidence has more entries than the report."""
-    plan = Plan.load(OLD / "boundary.json")
-    cost = plan.evidence["search"]
-    expected = SearchCost(**{name: cost[name] for name in ("seconds", "peak_memory_bytes", "trials")})
-    assert search_cost(plan, [], "net") == expected
 
 
 def test_a_report_adds_up_what_planning_took_before_the_fit_and_in_it() -> None:
@@ -83,21 +69,11 @@ def test_a_report_adds_up_what_planning_took_before_the_fit_and_in_it() -> None:
     assert search_cost(Plan(), [], "net") is None
 
 
-def test_the_table_has_the_kinds_of_the_types_in_their_order() -> None:
-    assert get_args(Kind) == KINDS
-    assert get_args(WidthKind) == WIDTH_KINDS
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_kind_holds_is_of_its_dimension_and_sorted_after_it(kind: str) -> None:
     for inside in TRAITS[kind].holds:
         assert TRAITS[inside].dimension == TRAITS[kind].dimension
         assert holders_first(kind) < holders_first(inside)
-
-
-def test_kinds_of_one_figure_can_be_told_apart() -> None:
-    colors = [TRAITS[kind].color for kind in WIDTH_KINDS]
-    assert all(a != b for a, b in pairwise(sorted(colors)))
 
 
 BYPASS = Bypass(unit="0", kind="layer", modules={"0": StandIn(), "1": StandIn(leaves="zero")})
@@ -115,19 +91,6 @@ def saved(tmp_path: Path, **changes: Any) -> Path:
     data["edits"][0] |= changes
     path.write_text(json.dumps(data))
     return path
-
-
-def test_stand_ins_are_written_without_what_is_usual() -> None:
-    assert BYPASS.model_dump(mode="json")["modules"] == {"0": {}, "1": {"leaves": "zero"}}
-    patch = Patch(modules={"a": StandIn(leaves="empty", dim=1)})
-    assert patch.model_dump(mode="json")["modules"] == {"a": {"leaves": "empty", "dim": 1}}
-
-
-@pytest.mark.parametrize("leaves", ["pool", "zero", "zeros", "identity"])
-def test_bypass_says_what_it_leaves(leaves: str) -> None:
-    window = ((2,), (2,), (0,)) if leaves == "pool" else ()
-    edit = Bypass(unit="a", kind="layer", modules={"b": StandIn(), "a": StandIn(leaves=leaves, window=window)})
-    assert edit.leaves == leaves
 
 
 EDITED: dict[str, tuple[dict[str, Any], str]] = {
@@ -183,7 +146,7 @@ def whole() -> tuple[nn.Module, Any, dict[str, Any]]:
     )
 
 
-@pytest.mark.parametrize("seed", one_in(2, range(20)))
+@pytest.mark.parametrize("seed", range(6))
 def test_spoiled_plan_is_refused_or_does_what_it_says(
     seed: int, whole: tuple[nn.Module, Any, dict[str, Any]], tmp_path: Path
 ) -> None:

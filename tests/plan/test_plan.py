@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ from cases.engine import batch_of, batches_of, build, output_of
 from cases.sampling import one_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from prunerecover.apply import apply_plan
-from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove, Replace, Reroute, Rewrite
+from prunerecover.plan.edits import Config, Merge, Narrow, Remove, Replace, Reroute, Rewrite
 from prunerecover.plan.groups import Setting, Slice
-from prunerecover.plan.plan import SCHEMA, Plan
+from prunerecover.plan.plan import Plan
 from prunerecover.plan.records import MadeBy, Result, Source
 from prunerecover.planning.plan_depth import plan_depth
 
@@ -123,29 +121,6 @@ def test_saved_equals_reloaded(fitted: Plan, tmp_path: Path) -> None:
     assert torch.equal(output_of(a, batch_of("timm")), output_of(b, batch_of("timm")))
 
 
-@pytest.mark.slow
-def test_new_process_gives_identical_logits(
-    fitted: Plan, tmp_path: Path, in_a_new_process: Callable[[str], None]
-) -> None:
-    path = fitted.save(tmp_path / "plan.json")
-    in_a_new_process(f"""
-from cases.engine import batch_of, build, output_of
-from prunerecover import Plan, apply_plan
-model = build("timm")
-apply_plan(model, Plan.load("{path}"))
-torch.save(output_of(model, batch_of("timm")), "{tmp_path}/out.pt")
-""")
-    model = build("timm")
-    apply_plan(model, fitted)
-    assert torch.equal(torch.load(tmp_path / "out.pt", weights_only=True), output_of(model, batch_of("timm")))
-
-
-def test_plan_without_tensors_has_no_sidecar(tmp_path: Path) -> None:
-    path = Plan().save(tmp_path / "plan.json")
-    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
-    assert Plan.load(path) == Plan()
-
-
 @pytest.mark.parametrize("names", [("plan_0.3", "plan_0.5"), ("a.json", "a.txt"), ("a.safetensors", "b")])
 def test_every_name_has_a_sidecar_of_its_own(names: tuple[str, str], fitted: Plan, tmp_path: Path) -> None:
     other = fitted.with_tensors({key: value + 1 for key, value in fitted.tensors.items()})
@@ -242,15 +217,6 @@ def test_sum_of_plans_equals_one_after_the_other(name: str) -> None:
     assert torch.equal(output_of(fresh, batch_of(name)), output_of(model, batch_of(name)))
 
 
-def test_sum_survives_a_file(fitted: Plan, tmp_path: Path) -> None:
-    model, fresh = build("timm"), build("timm")
-    apply_plan(model, fitted)
-    second = plan_depth(model, remove={"mlp": 1}, batches=batches_of("timm"))
-    apply_plan(model, second)
-    apply_plan(fresh, Plan.load((fitted + second).save(tmp_path / "p.json")))
-    assert torch.equal(output_of(fresh, batch_of("timm")), output_of(model, batch_of("timm")))
-
-
 def test_empty_plan_is_neutral(fitted: Plan) -> None:
     assert Plan() + fitted == fitted
     assert fitted + Plan() == fitted
@@ -259,24 +225,3 @@ def test_empty_plan_is_neutral(fitted: Plan) -> None:
 def test_plans_that_do_not_meet_are_refused(fitted: Plan) -> None:
     with pytest.raises(ValueError, match="the second plan to start from the model the first one leaves"):
         fitted + fitted
-
-
-def test_plans_differ_by_their_tensors(fitted: Plan) -> None:
-    other: dict[str, Tensor] = {key: value + 1 for key, value in fitted.tensors.items()}
-    assert fitted != fitted.with_tensors(other)
-    assert fitted != fitted.with_tensors({})
-    assert fitted == fitted.with_tensors(fitted.tensors)
-    assert fitted != "a plan"
-
-
-def test_removed_lists_units_by_kind_in_order() -> None:
-    steps: list[Edit] = [
-        Remove(unit="b.2.attn", kind="attention"),
-        Replace(unit="b.0.act", kind="activation", leaves="identity"),
-        Remove(unit="b.1.attn", kind="attention"),
-    ]
-    assert Plan(edits=tuple(steps)).removed == {"attention": ("b.2.attn", "b.1.attn"), "activation": ("b.0.act",)}
-
-
-def test_a_plan_says_its_schema() -> None:
-    assert Plan(schema=SCHEMA) == Plan()

@@ -78,29 +78,6 @@ def test_a_sum_is_in_units_of_what_the_layer_gives() -> None:
     torch.testing.assert_close(at_end(FrontToBack(network, [inputs]), "short", NO_NORM, inputs)[0][1], before + 0.5)
 
 
-class OnItself(nn.Module):
-    """In-place addition of a layer's output to its own input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        x += self.second(x)
-        return x
-
-
-@torch.no_grad()
-def test_what_enters_a_layer_is_told_as_it_was() -> None:
-    torch.manual_seed(0)
-    network, x = OnItself().eval(), torch.randn(3, 4)
-    inputs = ModelInputs((x,))
-    ((entered, total),) = at_end(FrontToBack(network, [inputs]), "second", NO_NORM, inputs)
-    torch.testing.assert_close(entered, network.first(x))
-    torch.testing.assert_close(total, network(x))
-
-
 class Shared(Branches):
     """A norm behind two layers, and a layer whose output is added twice."""
 

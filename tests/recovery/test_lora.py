@@ -40,7 +40,7 @@ def stir(applied):
         parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=generator))
 
 
-@pytest.mark.parametrize("name", ["timm", "llama", "gpt2", "opt", "bert", "hf_vit"])
+@pytest.mark.parametrize("name", ["timm", "llama", "gpt2", "bert"])
 def test_laid_equals_plain_and_folded_equals_laid(name):
     network = BUILD[name]()
     before, random, plain = tensors_hash(network), torch.get_rng_state(), output_of(name, network)
@@ -126,17 +126,6 @@ def test_patterns_are_paths_or_their_ends():
     assert "head.weight" in adapters.frozen  # named, so adapted
 
 
-def test_own_choice_of_what_is_frozen_comes_back():
-    network = tiny_timm()
-    network.blocks[0].requires_grad_(False)
-    flags = {name: p.requires_grad for name, p in network.named_parameters()}
-    adapters = plan_adapters(network, SETTINGS)
-    inject_adapters(network, adapters)
-    assert not network.blocks[0].norm1.weight.requires_grad
-    merge_adapters(network, adapters)
-    assert {name: p.requires_grad for name, p in network.named_parameters()} == flags
-
-
 def test_in_a_plain_loop_after_surgery():
     """Optimizers follow by `update_optimizer`, there and back."""
     network = tiny_timm()
@@ -193,10 +182,8 @@ def test_laying_on_another_network():
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("Qwen3Moe", {"num_experts": 4, "decoder_sparse_step": 2}),
         ("Qwen3Moe", {"num_experts": 4, "mlp_only_layers": [0]}),
         ("Glm4Moe", {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}),
-        ("Mixtral", {"num_local_experts": 4}),
     ],
 )
 def test_mixtures_are_adapted_where_it_was_planned(name, changes):
@@ -219,13 +206,6 @@ def test_weights_that_fused_kernels_read_are_not_adapted():
     adapters = plan_adapters(network, SETTINGS)
     assert list(adapters.modules) == [f"backbone.layers.{i}.mixer.in_proj" for i in range(2)]
     inject_adapters(network, adapters)
-
-
-def test_mixers_without_a_source_are_adapted():
-    """Classes of a notebook, or made while the program runs."""
-    mixer = type("Mixer", (nn.Module,), {"__module__": "nowhere"})()
-    mixer.conv1d, mixer.out_proj = nn.Conv1d(2, 2, 1), nn.Linear(2, 2)
-    assert adaptable(mixer) == ["out_proj"]
 
 
 def test_what_breaks_off_injecting_leaves_the_network_as_it_was(monkeypatch):

@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 import torch
 from cases.depth.conv_blocks import error, images, labelled
-from cases.models.habits import tiny_vit
-from cases.models.tiny import stir, tiny_inputs, tiny_llama
-from cases.sampling import one_in
 from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover import Budget, Plan, apply_plan, plan_width, recalibrate_batchnorm, reconstruct
 from prunerecover.calibration.moments import RIDGE
-from prunerecover.model.batches import ModelInputs, as_inputs
+from prunerecover.model.batches import ModelInputs
 from prunerecover.recovery.reconstruction import fit_layers
 from prunerecover.recovery.reconstruction_order import kept_rows
 
@@ -63,26 +60,6 @@ def test_outputs_come_nearer_to_the_dense_ones_on_other_samples(replace: str, le
     assert error(network, dense) < left * error(recalibrated, dense)
 
 
-def test_what_kept_units_can_say_is_said() -> None:
-    """Removed units with copies among the kept ones are replaced exactly."""
-    torch.manual_seed(0)
-    dense = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
-    with torch.no_grad():
-        dense[0].weight[4:] = 2 * dense[0].weight[:4]
-        dense[0].bias[4:] = 2 * dense[0].bias[:4]
-    x = torch.randn(512, 6)
-    batches = [(x, torch.arange(512) % 3)]
-    plan = plan_width(dense, Budget(ratio={"neuron": 0.3}), batches=batches, replace="zero", ignore=["2"])
-    network = copy.deepcopy(dense)
-    apply_plan(network, plan)
-    before = (network(x) - dense(x)).square().mean()
-    reconstruct(network, dense, plan, batches)
-    gone = set(range(8)) - set(kept_rows(dense, plan)["0"].tolist())
-    assert gone
-    assert not any((unit + 4) % 8 in gone for unit in gone), "a pair of copies would leave nothing to read"
-    assert (network(x) - dense(x)).square().mean() < 0.01 * before
-
-
 def test_linear_layers_equal_ridge_regression() -> None:
     torch.manual_seed(0)
     dense = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 5), nn.Tanh(), nn.Linear(5, 3)).eval()
@@ -116,33 +93,6 @@ def test_a_layer_without_a_bias_is_fitted_through_zero() -> None:
     strength = (RIDGE[0] + RIDGE[1] * reads.shape[1] / len(reads)) * float(reads.square().mean()) * len(reads)
     oracle = Ridge(alpha=strength, fit_intercept=False).fit(reads.double().numpy(), target.detach().double().numpy())
     np.testing.assert_allclose((network[2].weight - start.weight).detach().numpy(), oracle.coef_, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", one_in(2, ["vit", "llama"]))
-def test_transformers_come_nearer_to_the_dense_ones(name: str) -> None:
-    torch.manual_seed(0)
-    if name == "vit":
-        dense = stir(tiny_vit(depth=3, num_heads=4)).eval()
-        batches: list[Any] = [torch.randn(16, 1, 8, 8) for _ in range(8)]
-        scored: list[Any] = [(batch, torch.arange(16) % 4) for batch in batches]
-        output = lambda model, batch: model(batch)  # noqa: E731
-    else:
-        dense = tiny_llama().eval()
-        batches = [tiny_inputs("llama", batch=16, seed=seed) for seed in range(8)]
-        scored = [{**batch, "labels": batch["input_ids"]} for batch in batches]
-        output = lambda model, batch: model(**batch).logits  # noqa: E731
-    plan = plan_width(dense, Budget(macs=0.4), batches=scored, allocation="uniform")
-    network = copy.deepcopy(dense)
-    apply_plan(network, plan)
-
-    def distance() -> float:
-        with torch.no_grad():
-            return sum(float((output(network, b) - output(dense, b)).square().mean()) for b in batches)
-
-    before = distance()
-    fit_layers(network, dense, plan, [as_inputs(batch) for batch in batches])
-    assert distance() < before
 
 
 def test_it_leaves_no_other_trace() -> None:
@@ -217,7 +167,7 @@ def test_activations_that_are_not_finite_are_refused_and_nothing_changes() -> No
     assert all(torch.equal(value, network.state_dict()[name]) for name, value in there.items())
 
 
-@pytest.mark.parametrize("sizes", [(64,), (8,) * 8, (63, 1), (1,) * 64])
+@pytest.mark.parametrize("sizes", [(8,) * 8, (63, 1)])
 def test_how_samples_are_put_into_batches_does_not_matter(sizes: tuple[int, ...]) -> None:
     dense = residual()
     network, plan = narrowed(dense)
@@ -254,37 +204,3 @@ def test_a_norm_that_serves_several_layers_keeps_its_statistics() -> None:
     reconstruct(network, dense, plan, labelled(256))
     assert torch.equal(norm.running_var, there)
     assert error(network, dense) < error(recalibrated, dense)
-
-
-class Sometimes(nn.Module):
-    """Layer that only bright batches reach."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 16)
-        self.third, self.last = nn.Linear(16, 16), nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        bright = x.mean() > 0
-        x = F.relu(self.first(x))
-        return self.last(F.relu(self.third(x + self.second(x) if bright else x)))
-
-
-def test_a_layer_that_a_batch_does_not_reach_is_fitted_to_the_others() -> None:
-    torch.manual_seed(0)
-    dense, x = Sometimes().eval(), torch.randn(64, 6).abs()
-    plan = plan_width(dense, Budget(macs=0.4), batches=[(x, torch.arange(64) % 4)], replace="zero")
-    network = copy.deepcopy(dense)
-    apply_plan(network, plan)
-    with torch.no_grad():
-        before = sum(float((network(some) - dense(some)).square().mean()) for some in (x, -x))
-        reconstruct(network, dense, plan, [x, -x])
-        assert sum(float((network(some) - dense(some)).square().mean()) for some in (x, -x)) < before
-
-
-def test_a_plan_of_nothing_changes_no_weight() -> None:
-    dense = residual()
-    network = copy.deepcopy(dense)
-    reconstruct(network, dense, Plan(), labelled())
-    for (name, one), other in zip(network.named_parameters(), dense.parameters(), strict=True):
-        assert torch.equal(one, other), name

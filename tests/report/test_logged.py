@@ -16,10 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from torch import nn, zeros
 
-from prunerecover import Plan, apply_plan, compare, load_pruned, plan_depth, save_model_card, save_pruned
+from prunerecover import Plan, apply_plan, compare, plan_depth, save_model_card, save_pruned
 from prunerecover.model.copies import deep_copy
 from prunerecover.report.curves import TradeoffPoint, plot_history, plot_tradeoff
-from prunerecover.report.data import LoggedMetric
 from prunerecover.report.logged import LoggedPoint, is_share, logged_metrics
 from prunerecover.report.render import rows
 
@@ -44,16 +43,6 @@ def test_moments_lie_around_the_surgeries():
     assert (found.dense, found.after_surgery, found.last) == ((1, 0.9), (3, 0.7), (4, 0.85))
 
 
-def test_the_row_has_all_three():
-    row, text = shown(logged_metrics({"val_acc": points(VALUES, 2)}, 1))
-    assert row == ("val_acc, % (logged)", "90.00", "60.00 after surgery, 85.00 recovered", "-5.00")
-    assert (
-        "Logged metrics are the module's own: dense is from the last validation before the first surgery, in epoch 1; "
-        "after surgery is from the first validation after the last surgery, in epoch 2; recovered is from the last "
-        "validation, in epoch 4."
-    ) in text
-
-
 def test_a_validation_before_the_fit_is_the_dense_one():
     row, text = shown(logged_metrics({"val_acc": points(VALUES, 0)}, 1, {"val_acc": 0.95}))
     assert row[1:] == ("95.00", "50.00 after surgery, 85.00 recovered", "-10.00")
@@ -75,12 +64,6 @@ def test_moments_that_differ_are_said_of_their_metrics():
     assert "no callback that prunes" not in text
 
 
-def test_a_surgery_in_a_fit_before_leaves_no_moment_but_the_last():
-    row, text = shown({"val_acc": LoggedMetric(dense=None, after_surgery=None, last=(2, 0.5), share=True)})
-    assert row[1:] == ("not validated", "50.00", "")
-    assert "right after surgery is not known, for the network was pruned before this fit;" in text
-
-
 def test_no_surgery_and_nothing_logged_make_no_row():
     assert logged_metrics({"val_acc": points(VALUES)}, 0) == {}
     assert logged_metrics({}, 1) == {}
@@ -93,14 +76,9 @@ SHARES = (
 OTHERS = "DiceLoss val_accumulated val_err_acc_gap LOSS top1_error acc_Loss stop_2 accelerate val_f10 preciseness"
 
 
-@pytest.mark.parametrize("name", [*SHARES.split(), "val_acc/dataloader_idx_0"])
-def test_words_tell_shares(name):
-    assert is_share(name, [0.3])
-
-
-@pytest.mark.parametrize("name", OTHERS.split())
-def test_parts_of_words_tell_nothing_and_losses_are_no_shares(name):
-    assert not is_share(name, [0.3])
+def test_words_tell_shares_and_their_parts_nothing():
+    assert [name for name in [*SHARES.split(), "val_acc/dataloader_idx_0"] if not is_share(name, [0.3])] == []
+    assert [name for name in OTHERS.split() if is_share(name, [0.3])] == []
 
 
 @pytest.mark.parametrize(
@@ -140,12 +118,6 @@ def test_history_holds_the_points_the_surgery_and_the_dense_model() -> None:
     assert next(line for line in lines if line.get_label() == "dense").get_ydata()[0] == 0.8
     assert [text.get_text().replace("\u00a0", " ") for text in figure.axes[0].texts] == ["2 attention", "1 mlp"]
     assert explained(figure) == ["surgery", "dense", "pruned"]
-
-
-def test_history_of_a_loss_is_not_in_percent() -> None:
-    figure = plot_history({"validation": [(0, 2.0), (1, 1.0)]}, metric="Loss", percent=False)
-    rendered(figure)
-    assert not any("%" in label.get_text() for label in figure.axes[0].get_yticklabels())
 
 
 def test_tradeoff_sorts_by_cost_and_draws_intervals() -> None:
@@ -208,14 +180,6 @@ def test_the_card_has_the_table_of_before_and_after(tmp_path: Path, vit: Pruned)
     assert parameters in card.text
     assert "## Before and after pruning" in card.text
     assert "### What was removed" in card.text
-
-
-def test_a_folder_with_a_card_still_loads(tmp_path: Path, vit: Pruned) -> None:
-    _, pruned, plan = vit
-    save_pruned(pruned, plan, tmp_path / "vit")
-    save_model_card(tmp_path / "vit")
-    save_model_card(tmp_path / "vit")  # written again, over its own
-    torch.testing.assert_close(load_pruned(tmp_path / "vit")(IMAGES), pruned(IMAGES))
 
 
 def test_its_lines_load_the_model(tmp_path: Path, vit: Pruned, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from cases.models.tiny import plain_vit
-from rich.console import Console
 from scipy.stats import binomtest
 from torch import Tensor, nn
 
@@ -122,7 +120,7 @@ def test_both_models_are_left_alone() -> None:
 
 @pytest.mark.parametrize(
     ("pairs", "said", "called"),
-    [(1, "ratio of 1 pair", "[range "), (2, "median ratio of 2 pairs", "[range "), (6, "median ratio of 6 pairs", "[")],
+    [(1, "ratio of 1 pair", "[range "), (6, "median ratio of 6 pairs", "[")],
 )
 def test_few_pairs_are_said_to_give_a_range(pairs: int, said: str, called: str) -> None:
     layer = nn.Linear(3, 3)
@@ -133,21 +131,6 @@ def test_few_pairs_are_said_to_give_a_range(pairs: int, said: str, called: str) 
     assert ("95%" in page) == (pairs == 6) == ("too few for an interval" not in page)
     assert data["latency"]["ratio"]["confidence"] == (0.95 if pairs == 6 else None)
     assert Report.from_dict(data) == found
-
-
-def test_model_of_unknown_structure_has_no_block_macs() -> None:
-    found = compare(nn.Linear(3, 3), nn.Linear(3, 3), torch.zeros(1, 3), pairs=0)
-    assert found.block_macs is None
-    assert "MACs in the blocks" not in found.to_markdown()
-
-
-def test_removed_block_leaves_fewer_macs_in_the_blocks() -> None:
-    dense = dense_vit()
-    pruned = copy.deepcopy(dense)
-    del pruned.blocks[2]
-    found = compare(dense, pruned, torch.zeros(1, 3, 32, 32), pairs=0)
-    assert found.block_macs is not None
-    assert 4 * found.block_macs[1] == 3 * found.block_macs[0]
 
 
 def test_metric_may_be_a_function() -> None:
@@ -196,14 +179,6 @@ def test_markdown_says_all(report: Report) -> None:
         assert expected in text
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in lines} == {5}
-
-
-def test_terminal_table_shows_every_row(report: Report) -> None:
-    console = Console(width=160, record=True, file=io.StringIO())
-    console.print(report.table())
-    text = console.export_text()
-    assert "Top-2 accuracy, % (80 samples)" in text
-    assert f"[{100 * report.metrics['top2'].pruned.low:.1f}, " in text
 
 
 @pytest.mark.parametrize("data", [{}, {"schema": "prunerecover.report/2"}, {"schema": "prunerecover.plan/1"}])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cases.depth.interrupted import Interrupts
-from cases.models.decoders import OTHERS, tiny_diff_llama
+from cases.models.decoders import tiny_diff_llama
 from cases.models.routed_language import encoding, questions
 from cases.models.tiny import tiny_llama
 
@@ -45,12 +45,6 @@ def test_blocks_that_leave_an_identity_are_refused_before_the_search(monkeypatch
     monkeypatch.setattr("prunerecover.routing.omission_sets.plan_depth", None)
     with pytest.raises(ValueError, match=r"without model.layers.2 the rest of this DiffLlamaForCausalLM is no model"):
         plan_omission_sets(tiny_diff_llama(), TASKS, encoding(), 1)
-
-
-@pytest.mark.slow
-def test_models_of_no_record_have_omission_sets() -> None:
-    found = plan_omission_sets(OTHERS["gptj"].build(), TASKS, encoding(), 1)
-    assert all(len(blocks) == 1 for blocks in found.blocks)
 
 
 def test_rows_are_no_questions() -> None:

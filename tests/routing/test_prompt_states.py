@@ -75,11 +75,3 @@ def test_a_cache_of_a_fixed_size_is_filled_by_the_model(routed: RoutedCausalLM, 
     found = routed.generate(PROMPTS[:1], cache_implementation="static", **GREEDY)
     assert prefills.count(0) == 2
     assert torch.equal(found, routed.generate(PROMPTS[:1], **GREEDY))
-
-
-def test_a_router_may_read_all_or_one_of_the_shared_blocks(prefills: list[int]) -> None:
-    dense = tiny_llama(num_hidden_layers=6)
-    routed = RoutedCausalLM(dense, sets_of(dense), Alternating(32, 4, blocks=1)).eval()
-    found = routed.generate(PROMPTS[:1], **GREEDY)
-    assert prefills == [0, 1, 2, 3]
-    assert torch.equal(found, routed.generate(PROMPTS[:1], routes=[0], **GREEDY))

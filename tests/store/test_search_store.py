@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections import UserDict
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,23 +168,6 @@ def test_labels_tell_searches_apart_whatever_they_are(tmp_path: Path, interrupts
         batches = [({"input_ids": some}, labels) for some in TEXTS.split(4)]
         plan_depth(tiny_llama(), batches=batches, store=tmp_path, **how)
         assert interrupts.computed > 1
-
-
-@pytest.mark.slow
-def test_a_loss_may_be_any_callable(tmp_path: Path, interrupts: Interrupts) -> None:
-    def scaled(model: nn.Module, batch: Any, by: float) -> torch.Tensor:
-        return by * loss(model, batch)
-
-    class Scaled(nn.Module):
-        def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
-            return 3 * loss(model, batch)
-
-    how = {"remove": {"block": 1}, "search": "exact", "importance": "cross_entropy", "store": tmp_path}
-    for own in (partial(scaled, by=1.0), partial(scaled, by=2.0), Scaled()):
-        for computed in (True, False):
-            interrupts.begin()
-            planned(tiny_llama(), loss=own, **how)
-            assert (interrupts.computed > 1) == computed
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.engine import FAMILIES, UNGATED, batch_of, build, equal, output_of, plan_of, snapshot
+from cases.engine import UNGATED, UNLIKE, batch_of, build, output_of, plan_of
 from cases.sampling import one_in
 from torch import nn
 
@@ -18,7 +18,7 @@ from prunerecover.plan.edits import Merge, Remove, Replace
 from prunerecover.surgery.apply_edits import apply_edits
 
 
-@pytest.mark.parametrize("name", one_in(4, FAMILIES))
+@pytest.mark.parametrize("name", one_in(2, UNLIKE))
 def test_removed_block_equals_identity(name: str) -> None:
     pruned, oracle = build(name), build(name)
     layout = describe(pruned)
@@ -35,7 +35,7 @@ def test_removed_block_equals_identity(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["attention", "mlp"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", UNLIKE)
 def test_identity_branch_equals_a_hook_that_hands_on_its_input(name: str, kind: str) -> None:
     pruned, oracle = build(name), build(name)
     branch = getattr(describe(pruned).blocks[2], kind)
@@ -67,7 +67,7 @@ def test_identity_activation_equals_identity_module(name: str) -> None:
 
 @pytest.mark.parametrize("leaves", ["affine", "constant"])
 @pytest.mark.parametrize("kind", ["attention", "mlp"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", UNLIKE)
 def test_fitted_branch_equals_its_map_added_to_the_residual_stream(name: str, kind: str, leaves: str) -> None:
     pruned, oracle = build(name), build(name)
     branch = getattr(describe(pruned).blocks[1], kind)
@@ -104,13 +104,6 @@ def test_applied_tells_which_parameters_came_and_went() -> None:
     assert all(applied.removed[n] is before[n] for n in gone)
 
 
-def test_what_was_applied_prints_names_and_no_values() -> None:
-    from prunerecover.surgery.apply_edits import Applied
-
-    parameter = torch.nn.Parameter(torch.ones(3))
-    assert repr(Applied({"a.weight": parameter})) == "Applied(removed=[a.weight], added=[])"
-
-
 def test_new_parameters_follow_back_through_several_edits_and_keep_what_is_frozen() -> None:
     model = build("timm")
     before = dict(model.named_parameters())
@@ -136,11 +129,3 @@ def test_copies_leave_hooks_and_compiled_calls_behind() -> None:
         assert copied._compiled_call_impl is None
     assert share_copy(model).head.weight is model.head.weight
     assert model._compiled_call_impl is not None
-
-
-def test_snapshot_sees_a_change() -> None:
-    model = build("timm")
-    before = snapshot(model)
-    with torch.no_grad():
-        model.head.bias[0] += 1
-    assert not equal(before, snapshot(model))

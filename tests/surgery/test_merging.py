@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
-from cases.engine import FAMILIES, UNGATED, batch_of, batches_of, build, output_of, unchanged
+from cases.engine import UNGATED, batch_of, build, output_of, unchanged
 from cases.tiny_plans import tiny_plan
 from torch import nn
 from torch.nn.utils import parametrize, prune, spectral_norm, weight_norm
 
-from prunerecover import apply_plan, find_units, merge
+from prunerecover import apply_plan, merge
 from prunerecover.families.describe import describe
 from prunerecover.model.linears import matrix_and_bias
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Remove, Replace
-from prunerecover.planning.plan_depth import plan_depth
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import block_removals
 
@@ -51,15 +51,6 @@ def test_merged_equals_unmerged(name: str, leaves: str) -> None:
         assert matrix_and_bias(get_module(model, first))[0].shape == (32, 32)
 
 
-@pytest.mark.parametrize("name", UNGATED)
-def test_merging_twice_changes_nothing(name: str) -> None:
-    model = build(name)
-    linearise(model, 1, "slope_bias")
-    merge(model)
-    with unchanged(model):
-        assert merge(model).edits == ()
-
-
 def test_norm_affine_and_layer_scale_fold() -> None:
     model = build("timm_all")
     linearise(model, 1, "slope_bias")
@@ -70,14 +61,7 @@ def test_norm_affine_and_layer_scale_fold() -> None:
     assert isinstance(block.mlp.fc2, nn.Identity)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_nothing_to_merge_leaves_the_model_alone(name: str) -> None:
-    model = build(name)
-    with unchanged(model):
-        assert merge(model).edits == ()
-
-
-@pytest.mark.parametrize("name", ["timm", "timm_all", "llama", "gpt2", "opt", "hf_vit"])
+@pytest.mark.parametrize("name", ["timm_all", "llama", "gpt2"])
 def test_block_with_both_branches_gone_is_taken_out(name: str) -> None:
     model = build(name)
     block = describe(model).blocks[1]
@@ -111,17 +95,6 @@ def test_block_that_doubles_its_input_stays() -> None:
         assert merge(model).edits == ()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["timm", "bert"])
-def test_merge_plan_replays_after_the_plan_it_followed(name: str) -> None:
-    model, fresh, batch = build(name), build(name), batch_of(name)
-    plan = plan_depth(model, remove={"activation": 2, "attention": 1}, batches=batches_of(name))
-    apply_plan(model, plan)
-    both = plan + merge(model)
-    apply_plan(fresh, both)
-    assert torch.equal(output_of(fresh, batch), output_of(model, batch))
-
-
 def test_half_precision_merges_in_double() -> None:
     model = build("timm").bfloat16()
     linearise(model, 2, "slope_bias")
@@ -151,8 +124,15 @@ class Seen:
         self.calls += 1
 
 
-@pytest.mark.parametrize("path", ["norm2", "mlp.fc1", "mlp.act", "mlp.fc2"])
-@pytest.mark.parametrize("how", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+@pytest.mark.parametrize(
+    ("path", "how"),
+    [
+        ("norm2", "register_forward_hook"),
+        ("mlp.fc1", "register_forward_pre_hook"),
+        ("mlp.act", "register_forward_hook"),
+        ("mlp.fc2", "register_full_backward_hook"),
+    ],
+)
 def test_hooks_of_merged_modules_are_called_on_and_named(path: str, how: str) -> None:
     model, seen = linearised(), Seen()
     handle = getattr(get_module(model, f"blocks.1.{path}"), how)(seen)
@@ -161,15 +141,6 @@ def test_hooks_of_merged_modules_are_called_on_and_named(path: str, how: str) ->
     model(batch_of("timm").requires_grad_()).sum().backward()
     assert seen.calls == 1
     handle.remove()
-    model(batch_of("timm"))
-    assert seen.calls == 1
-
-
-def test_hooks_take_keyword_arguments_as_before() -> None:
-    model, seen = linearised(), Seen()
-    model.blocks[1].mlp.fc1.register_forward_hook(lambda _, args, kwargs, out: seen(), with_kwargs=True)
-    with pytest.warns(UserWarning, match="Hooks at"):
-        merge(model)
     model(batch_of("timm"))
     assert seen.calls == 1
 
@@ -214,11 +185,8 @@ COMPUTED: dict[str, tuple[Callable[[nn.Module], object], str]] = {
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-@pytest.mark.parametrize("path", ["norm2", "mlp.fc1", "mlp.fc2"])
-@pytest.mark.parametrize("case", COMPUTED)
+@pytest.mark.parametrize(("case", "path"), [("mask", "norm2"), *zip(COMPUTED, itertools.cycle(["mlp.fc1", "mlp.fc2"]))])
 def test_computed_weights_are_refused_by_name(case: str, path: str) -> None:
-    if case in ("weight norm", "spectral norm") and path == "norm2":
-        pytest.skip("a norm's weight has one dimension")
     model = linearised()
     compute, message = COMPUTED[case]
     compute(get_module(model, f"blocks.1.{path}"))
@@ -226,29 +194,3 @@ def test_computed_weights_are_refused_by_name(case: str, path: str) -> None:
     with unchanged(model), pytest.raises(ValueError, match=rf"plain parameters .*'blocks.1.{path}'.*{message}"):
         merge(model)
     assert torch.equal(output_of(model, batch_of("timm")), before)
-
-
-@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-@pytest.mark.parametrize("path", ["fc1", "fc2"])
-@pytest.mark.parametrize("case", COMPUTED)
-def test_activations_between_computed_weights_are_refused_by_name(case: str, path: str) -> None:
-    model = build("timm")
-    plan = tiny_plan(model, (1, "activation", "slope_bias"))
-    compute, message = COMPUTED[case]
-    compute(get_module(model, f"blocks.1.mlp.{path}"))
-    with pytest.raises(ValueError, match=rf"plain parameters .*'blocks.1.mlp.{path}'.*{message}"):
-        find_units(model, kinds=("activation",))
-    assert len(find_units(model, kinds=("attention",))) == 4
-    with pytest.raises(ValueError, match="Expected the model that the plan was made for"):
-        apply_plan(model, plan)
-
-
-def test_masks_made_permanent_merge() -> None:
-    model = linearised()
-    fc1 = model.blocks[1].mlp.fc1
-    prune.l1_unstructured(fc1, "weight", 0.3)
-    before = output_of(model, batch_of("timm"))
-    prune.remove(fc1, "weight")
-    merge(model)
-    assert describe(model).blocks[1].feed_forward.state == "merged"
-    assert torch.allclose(output_of(model, batch_of("timm")), before, atol=2e-5)

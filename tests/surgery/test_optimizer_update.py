@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import itertools
 
 import pytest
 import torch
-from cases.models.habits import dataset, loader, tiny_vit, tokens
-from cases.models.tiny import tiny_llama
-from cases.sampling import one_in
+from cases.models.habits import dataset, loader, tiny_vit
 from torch.nn import functional as F
 
 from prunerecover import (
@@ -34,10 +31,7 @@ def train(model, optimizer, scheduler, epochs=1):
             scheduler.step()
 
 
-@pytest.mark.parametrize(
-    ("replace", "make"),
-    one_in(2, itertools.product(["calibrated", "identity"], [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])),
-)
+@pytest.mark.parametrize(("replace", "make"), [("calibrated", torch.optim.AdamW), ("identity", torch.optim.Adagrad)])
 def test_bare_loop(tmp_path, make, replace):
     """Prune during training: every remaining weight trains on with its state, and nothing else is held."""
     torch.manual_seed(0)
@@ -79,15 +73,6 @@ def test_named_parameters_keep_their_names():
     assert set(group["param_names"]) == set(names)
 
 
-def test_surgery_that_changes_nothing_changes_no_optimizer():
-    model = tiny_vit()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = list(optimizer.param_groups[0]["params"])
-    plan = plan_depth(model, remove={"attention": 0}, batches=loader(shuffle=False))
-    update_optimizer(optimizer, apply_plan(model, plan))
-    assert all(a is b for a, b in zip(optimizer.param_groups[0]["params"], before, strict=True))
-
-
 @pytest.mark.parametrize("how", ["depth", "width"])
 def test_lbfgs_starts_anew(how):
     """After surgery, its steps equal those of a new optimizer."""
@@ -119,77 +104,3 @@ def test_lbfgs_starts_anew(how):
     steps(model, optimizer)
     steps(twin, new(twin))
     assert all(torch.allclose(p, q, atol=1e-6) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
-
-
-class Texts(torch.utils.data.Dataset):
-    def __init__(self):
-        self.ids = torch.cat([batch[0] for batch in tokens()])
-
-    def __len__(self):
-        return len(self.ids)
-
-    def __getitem__(self, index):
-        return {"input_ids": self.ids[index], "labels": self.ids[index]}
-
-
-def hf_trainer(folder, model, callbacks=(), max_steps=6):
-    from transformers import Trainer, TrainingArguments
-
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        max_steps=max_steps,
-        per_device_train_batch_size=8,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        save_strategy="no",
-        learning_rate=1e-3,
-        logging_strategy="no",
-    )
-    return Trainer(model=model, args=arguments, train_dataset=Texts(), callbacks=list(callbacks))
-
-
-def calibration():
-    return [{"input_ids": batch[0]} for batch in tokens()]
-
-
-@pytest.mark.slow
-def test_inside_transformers_trainer(tmp_path):
-    """A TrainerCallback of the user's own prunes at a step; whole blocks go, and from_pretrained opens the result."""
-    from transformers import TrainerCallback
-
-    class PruneAt(TrainerCallback):
-        held = None
-
-        def on_step_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
-            if state.global_step == 3:
-                plan = plan_depth(model, remove={"block": 1}, batches=calibration())
-                update_optimizer(optimizer, apply_plan(model, plan))
-                self.held = {p for group in optimizer.param_groups for p in group["params"]}
-
-    model, callback = tiny_llama(), PruneAt()
-    trainer = hf_trainer(tmp_path, model, [callback])
-    trainer.train()
-    assert trainer.state.global_step == 6
-    assert callback.held == set(model.parameters())
-    assert set(trainer.optimizer.state) <= callback.held
-    trainer.save_model(tmp_path / "saved")
-    same = type(model).from_pretrained(tmp_path / "saved")
-    ids = calibration()[0]["input_ids"]
-    assert torch.equal(same.eval()(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
-    assert torch.equal(
-        same.generate(ids[:, :4], max_new_tokens=4, do_sample=False),
-        model.generate(ids[:, :4], max_new_tokens=4, do_sample=False),
-    )
-
-
-@pytest.mark.slow
-def test_before_transformers_trainer(tmp_path):
-    """Attention removed before training: the model is no longer standard, but save_pruned and load_pruned handle it."""
-    model = tiny_llama()
-    plan = plan_depth(model, remove={"attention": 2}, batches=calibration())
-    apply_plan(model, plan)
-    hf_trainer(tmp_path, model).train()
-    again = load_pruned(save_pruned(model, plan, tmp_path / "pruned"))
-    ids = calibration()[0]["input_ids"]
-    assert torch.equal(again(input_ids=ids).logits, model.eval()(input_ids=ids).logits)

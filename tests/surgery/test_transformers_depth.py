@@ -12,7 +12,6 @@ import pytest
 import torch
 from cases.models.cached import (
     assert_cache_is_exact,
-    cached,
     generated,
     keep_blocks,
     numbers,
@@ -32,15 +31,12 @@ from cases.models.tiny import (
     tiny_inputs,
     tiny_llama,
     tiny_qwen2,
-    tiny_timm,
 )
 from cases.sampling import one_in
 from torch import nn
 
 from prunerecover import apply_plan
-from prunerecover.families.describe import describe
 from prunerecover.model.hashing import tensors_hash
-from prunerecover.model.paths import set_module
 from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.transformers_depth import apply_config, config_edits, renumber
@@ -73,29 +69,7 @@ def auto_class(name: str) -> Any:
     return getattr(transformers, f"AutoModelFor{heads.get(name, 'CausalLM')}")
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gpt2", "opt"])
-def test_tied_weights_stay_tied(name: str, tmp_path: Path) -> None:
-    model = BUILD[name]()
-    keep_blocks(model, 1, 3)
-    model.save_pretrained(tmp_path)
-    for net in (model, auto_class(name).from_pretrained(tmp_path)):
-        assert net.get_output_embeddings().weight is net.get_input_embeddings().weight
-
-
-@pytest.mark.parametrize("name", TRANSFORMERS)
-def test_undo_restores_everything(name: str) -> None:
-    model, untouched = BUILD[name](), BUILD[name]()
-    blocks, old = keep_blocks(model, 1, 3)
-    set_module(model, describe(model).container, blocks)
-    apply_config(model, old)
-    renumber(model)
-    assert model.config.to_dict() == untouched.config.to_dict()
-    assert numbers(model) == numbers(untouched)
-    with torch.no_grad():
-        assert torch.equal(model(**tiny_inputs(name)).logits, untouched(**tiny_inputs(name)).logits)
-
-
-@pytest.mark.parametrize("name", one_in(2, ["llama", "qwen2", "gpt2", "opt"]))
+@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
 def test_blocks_and_attentions_removed_in_turns(name: str) -> None:
     model = BUILD[name]()
     keep_blocks(model, 0, 1, 3)
@@ -105,26 +79,6 @@ def test_blocks_and_attentions_removed_in_turns(name: str) -> None:
     keep_blocks(model, 0, 2)
     assert numbers(model) == [0, 1]
     assert_cache_is_exact(model)
-
-
-def test_removed_blocks_equal_a_model_without_them() -> None:
-    """Independent oracle: a dense model that skips the blocks in its forward pass."""
-    pruned, oracle = tiny_llama(), tiny_llama()
-    keep_blocks(pruned, 1, 2)
-    for index in (0, 3):
-        oracle.model.layers[index].forward = lambda hidden_states, *_, **__: hidden_states
-    ids = tiny_inputs("text")["input_ids"]
-    torch.testing.assert_close(uncached(pruned, ids), uncached(oracle, ids))
-
-
-def test_config_edits_compute_and_change_nothing() -> None:
-    model = tiny_qwen2()
-    before = copy.deepcopy(model.config.to_dict())
-    edits = config_edits(model, (1, 2, 3))
-    assert edits == {"num_hidden_layers": 3, "layer_types": alternating()[1:]}
-    assert model.config.to_dict() == before
-    edits["layer_types"].append("full_attention")
-    assert len(model.config.layer_types) == 4
 
 
 def test_lists_that_only_happen_to_have_the_models_length_stay() -> None:
@@ -160,14 +114,7 @@ def tiny_llava() -> nn.Module:
     return stir(LlavaForConditionalGeneration(config))
 
 
-def test_models_without_numbers_and_config_are_left_alone() -> None:
-    model = tiny_timm()
-    assert config_edits(model, (0, 2)) == {}
-    assert apply_config(model, {}) == {}
-    renumber(model)
-
-
-@pytest.mark.parametrize("kept", [(), (0, 4), (2, 1), (1, 1), (-1, 0)], ids=str)
+@pytest.mark.parametrize("kept", [(), (0, 4), (1, 1), (-1, 0)], ids=str)
 def test_kept_must_be_increasing_indices(kept: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="at least one kept block, as increasing indices from 0 to 3, but got"):
         config_edits(tiny_llama(), kept)
@@ -208,7 +155,7 @@ def test_layers_with_configs_of_their_own() -> None:
         config_edits(model, (0, 1))
 
 
-@pytest.mark.parametrize(("name", "removed"), one_in(5, itertools.product(DECODERS, [(0,), (2,), (0, 1), (1, 3)])))
+@pytest.mark.parametrize(("name", "removed"), zip(DECODERS, itertools.cycle([(0,), (2,), (0, 1), (1, 3)])))
 def test_cached_generation_without_some_attentions(name: str, removed: tuple[int, ...]) -> None:
     model = BUILD[name]()
     remove_attentions(model, *removed)
@@ -216,15 +163,6 @@ def test_cached_generation_without_some_attentions(name: str, removed: tuple[int
         warnings.simplefilter("error")
         renumber(model)
     assert_cache_is_exact(model)
-
-
-@pytest.mark.parametrize("name", DECODERS)
-def test_without_renumbering_the_cache_is_wrong(name: str) -> None:
-    """The reason for renumbering: the model takes the cache for empty."""
-    model = BUILD[name]()
-    remove_attentions(model, 0)
-    ids = tiny_inputs("text", length=14)["input_ids"]
-    assert (cached(model, ids) - uncached(model, ids)).abs().max() > 0.1
 
 
 def test_slots_follow_the_layer_types() -> None:
@@ -257,23 +195,3 @@ def test_gpt2_that_divides_by_the_layer_number() -> None:
     with pytest.raises(ValueError, match="do not depend on their number.*scale_attn_by_inverse_layer_idx = True"):
         config_edits(model, (0, 2, 3))
     assert config_edits(model, (0, 1)) == {"num_hidden_layers": 2}
-
-
-def test_attention_that_computes_with_its_number_keeps_it() -> None:
-    """GPT-2 of older transformers divides by the number in each call; there is no fixed `scaling` then."""
-    model = tiny_gpt2(scale_attn_by_inverse_layer_idx=True)
-    for block in model.transformer.h:
-        vars(block.attn).pop("scaling", None)
-    remove_attentions(model, 0)
-    with pytest.warns(UserWarning, match="No 'attn' that is left"):
-        renumber(model)
-    assert numbers(model) == [1, 2, 3]
-
-
-def test_gpt2_with_a_fixed_scale_moves_freely() -> None:
-    model = tiny_gpt2(scale_attn_by_inverse_layer_idx=True)
-    if not hasattr(model.transformer.h[0].attn, "scaling"):
-        pytest.skip("this transformers divides by the number in each call")
-    remove_attentions(model, 0)
-    renumber(model)
-    assert_cache_is_exact(model)

@@ -69,16 +69,6 @@ def test_layers_alike_make_a_standard_model(name: str, tmp_path: Path) -> None:
     assert torch.equal(run(model, name), run(BUILD[name](), name))
 
 
-def test_static_cache_is_as_narrow_as_the_model() -> None:
-    model: Any = tiny_llama()
-    apply_plan(model, halving(model, "llama"))
-    settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, **tiny_inputs("llama")}
-    assert torch.equal(
-        model.generate(cache_implementation="static", disable_compile=True, **settings),
-        model.generate(use_cache=False, **settings),
-    )
-
-
 @pytest.mark.slow
 def test_config_stays_until_all_layers_are_alike() -> None:
     model: Any = tiny_llama()
@@ -104,33 +94,6 @@ def test_config_that_cannot_say_it_stays(tmp_path: Path) -> None:
     assert torch.equal(run(load_pruned(tmp_path / "pruned"), "bert"), run(model, "bert"))
 
 
-class Wrapped(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone: Any = tiny_llama()
-        self.head = nn.Linear(61, 2)
-
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return self.head(self.backbone(input_ids=input_ids).logits)
-
-
-def test_a_part_of_a_network_is_a_standard_model(tmp_path: Path) -> None:
-    network = Wrapped()
-    apply_plan(network, halving(network, "llama"))
-    network.backbone.save_pretrained(tmp_path)
-    again = type(network.backbone).from_pretrained(tmp_path).eval()
-    assert torch.equal(run(again, "llama"), run(network.backbone, "llama"))
-
-
-def test_a_plan_by_ratio_is_even(tmp_path: Path) -> None:
-    model: Any = tiny_llama()
-    ids = tiny_inputs("llama")
-    batches = [{**ids, "labels": ids["input_ids"]}]
-    plan = plan_width(model, Budget(ratio={"neuron": 0.25}), batches=batches, allocation="uniform")
-    apply_plan(model, plan)
-    assert model.config.intermediate_size == 36
-
-
 # The config of another model
 
 
@@ -152,16 +115,3 @@ def test_depth_leaves_the_config_that_two_models_share() -> None:
     assert dense.config.num_hidden_layers == 4
     undo(model, applied.journal)
     assert model.config is dense.config
-
-
-def test_config_with_a_number_per_stage_stays_as_it_is() -> None:
-    """SegFormer's stages end with a head each, but its config's list of heads cannot become a single number."""
-    from transformers import SegformerConfig, SegformerForSemanticSegmentation
-
-    shape = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [2] * 4, "sr_ratios": [1] * 4}
-    model: Any = SegformerForSemanticSegmentation(SegformerConfig(**shape, decoder_hidden_size=8, num_labels=2)).eval()
-    images = torch.randn(1, 3, 32, 32)
-    groups = find_groups(model, images, ("head",)).groups
-    apply_plan(model, plan_for(model, narrow_edits(groups, {g.name: torch.tensor([1]) for g in groups}), method="test"))
-    assert model.config.num_attention_heads == [2] * 4
-    assert model(images).logits.shape == (1, 2, 8, 8)

@@ -15,7 +15,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveragi
 from prunerecover import Plan, apply_plan, find_units, plan_depth
 from prunerecover.callbacks import DepthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.checkpoint.ledger_record import KEY
 
 ONCE = {"remove": {"attention": 1, "activation": 2}, "schedule": {"start": 1}}
 
@@ -40,15 +39,6 @@ def test_stochastic_weight_averaging_follows_surgery(tmp_path):
     module, runner = fit_pruned(tmp_path, callbacks=[StochasticWeightAveraging(1e-3, swa_epoch_start=2)])
     assert Ledger.of(module).events
     assert runner.current_epoch == 4
-
-
-@pytest.mark.slow
-def test_mid_epoch_file_keeps_the_surgery(tmp_path):
-    steps = ModelCheckpoint(tmp_path / "steps", filename="{step}", every_n_train_steps=8, save_top_k=-1)
-    whole, _ = fit_pruned(tmp_path / "whole", callbacks=[steps])
-    part, runner = fit_pruned(tmp_path / "part", resume=tmp_path / "steps" / "step=8.ckpt")
-    assert Ledger.of(part).plans["net"].edits == Ledger.of(whole).plans["net"].edits
-    assert runner.global_step == 24
 
 
 @pytest.mark.slow
@@ -122,13 +112,6 @@ class _Tunable(Plain):
         return loader(shuffle=False)
 
 
-def test_ledger_holds_plain_data(tmp_path):
-    fit_pruned(tmp_path)
-    checkpoint = torch.load(tmp_path / "epoch=3.ckpt", weights_only=True)
-    assert checkpoint[KEY]["schema"] == "prunerecover.ledger/1"
-    assert list(checkpoint[KEY]["plans"]) == ["net"]
-
-
 def test_plan_is_applied_before_other_loops(tmp_path):
     module = Plain()
     plan = plan_depth(module.net, remove=REMOVE, batches=[dataset().tensors[0]])
@@ -142,18 +125,6 @@ def test_plan_is_applied_before_other_loops(tmp_path):
         assert torch.equal(module.net.eval()(images), expected(images))
     runner.fit(module, loader())  # the same callback does not do it again
     assert len(Ledger.of(module).events) == 1
-
-
-def test_two_plans_in_turn(tmp_path):
-    module = Plain()
-    images = dataset().tensors[0]
-    first = plan_depth(module.net, remove={"attention": 1}, batches=[images])
-    pruned = copy.deepcopy(module.net)
-    apply_plan(pruned, first)
-    second = plan_depth(pruned, remove={"activation": 1}, batches=[images])
-    apply_plan(pruned, second)
-    trainer_of(tmp_path, DepthPrune(plan=first), DepthPrune(plan=second)).test(module, loader(), verbose=False)
-    assert torch.equal(module.net.eval()(images), pruned.eval()(images))
 
 
 def test_checkpoints_ledger_wins_over_a_plan(tmp_path):

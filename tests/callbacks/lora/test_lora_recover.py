@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 from cases.lora import IMAGES, Watch, depth, fit, held, lora, width
-from cases.models.habits import Compiled, Manual, Plain, TwoOptimizers, Wrapped, tokens
-from lightning.pytorch.callbacks import EMAWeightAveraging, LearningRateFinder
+from cases.models.habits import Plain, Wrapped, tokens
+from lightning.pytorch.callbacks import LearningRateFinder
 
 from prunerecover import load_pruned
 from prunerecover.callbacks import DepthPrune, DistillRecover
@@ -34,20 +34,6 @@ def test_frozen_weights_rest_and_adapters_and_head_train(tmp_path):
     assert {"blocks.0.attn.qkv.weight", "patch_embed.proj.weight", "pos_embed"} <= set(adapters.frozen)
     assert held(runner) == {p for p in module.parameters() if p.requires_grad}
     assert set(runner.optimizers[0].state) == held(runner)
-
-
-@pytest.mark.slow
-def test_laying_changes_no_output(tmp_path):
-    def look(trainer, module):
-        with torch.no_grad():
-            return copy.deepcopy(module.net).eval()(IMAGES)
-
-    watch = Watch(look)
-    fit(tmp_path, watch, lora(start=1), epochs=2)
-    assert torch.equal(watch.last[0], watch.first[1])  # Watch looks before, LoRARecover comes behind it
-    watch = Watch(look)
-    fit(tmp_path, lora(start=1), watch, epochs=2)
-    assert torch.equal(watch.last[0], watch.first[1])
 
 
 def test_adapters_join_the_groups_of_their_weights(tmp_path):
@@ -92,13 +78,6 @@ def test_a_network_that_its_user_froze_is_adapted(tmp_path):
     assert all(module.net.get_parameter(name).any() for name in trained if "lora_B" in name)
     Ledger.of(module).merge(module, "net")
     assert {name for name, p in module.net.named_parameters() if p.requires_grad} == {"head.weight", "head.bias"}
-
-
-@pytest.mark.parametrize("make", [Manual, TwoOptimizers, pytest.param(Compiled, marks=pytest.mark.slow)])
-def test_foreign_modules(tmp_path, make):
-    module, runner = fit(tmp_path, depth(), lora(), make=make, epochs=2)
-    assert held(runner) == {p for p in module.parameters() if p.requires_grad}
-    assert has_adapters(module.net)
 
 
 def test_llama(tmp_path):
@@ -154,27 +133,6 @@ def test_surgery_begins_from_the_folded_network(tmp_path):
 
 
 @pytest.mark.slow
-def test_groups_are_found_again_after_folding(tmp_path):
-    groups = {}
-
-    class Look(DepthPrune):
-        def decide(self, surgery, budget):
-            module, trainer = surgery.module, surgery.trainer
-            names = {p: name for name, p in module.named_parameters()}
-            found = [{names[p] for p in group["params"]} for group in trainer.optimizers[0].param_groups]
-            groups[trainer.current_epoch] = found
-            return super().decide(surgery, budget)
-
-    steps = {"start": 0, "every": 2, "step": 1}
-    fit(tmp_path, Look(remove={"attention": 2}, schedule=steps, replace="zero", calibration=16), lora())
-    matrices, vectors = groups[2]
-    gone = {name for name in groups[0][0] | groups[0][1]} - matrices - vectors
-    assert all(".attn." in name or ".norm1." in name for name in gone)
-    assert matrices == groups[0][0] - gone
-    assert vectors == groups[0][1] - gone
-
-
-@pytest.mark.slow
 def test_distillation_beside_it(tmp_path):
     """The teacher is the dense network with the adapters of that time merged."""
     teachers = []
@@ -190,15 +148,6 @@ def test_distillation_beside_it(tmp_path):
     torch.testing.assert_close(teachers[0](IMAGES), watch.last[1], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_averaged_copies_follow(tmp_path):
-    average = EMAWeightAveraging(decay=0.9)
-    seen = Watch(lambda trainer, module: [(n, p.shape) for n, p in average._average_model.module.named_parameters()])
-    module, _ = fit(tmp_path, depth(), average, lora(), seen)
-    assert seen.last[2] == [(name, p.shape) for name, p in module.named_parameters()]
-    assert any("lora" in name for name, _ in seen.last[2])
-
-
 def test_tuners_leave_the_adapters_alone(tmp_path):
     class Tunable(Plain):
         lr = 1e-3
@@ -211,8 +160,3 @@ def test_tuners_leave_the_adapters_alone(tmp_path):
     _, runner = fit(tmp_path / "second", finder(), lora(), module=module, epochs=1)
     assert Ledger.of(module).adapters["net"] == adapters
     assert held(runner) == {p for p in module.parameters() if p.requires_grad}
-
-
-def test_fast_dev_run_tries_it(tmp_path):
-    module, _ = fit(tmp_path, lora(start=5), fast_dev_run=True)
-    assert has_adapters(module.net)

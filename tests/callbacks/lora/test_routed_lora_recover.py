@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,24 +11,19 @@ import pytest
 import torch
 from cases.fits.routed_lora import BLOCKS, Language, ManualLanguage, batches, fit, shared, tokens
 from cases.models.habits import Plain
-from cases.models.language import llama_folder
 from cases.models.routed_language import SETS, removing, sets_of
 from cases.refusals import refused
 from cases.trainers import sharded
-from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from transformers import AutoModelForCausalLM
 
-from prunerecover import load_pruned, load_routed
+from prunerecover import load_routed
 from prunerecover.callbacks import DepthPrune, DistillRecover, LoRARecover, RoutedLoRARecover
-from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.model.batches import ModelInputs
-from prunerecover.recipes.tasks.causal_lm import CausalLM
 from prunerecover.recovery.distillation import distillation_loss
 from prunerecover.recovery.lora import has_adapters
 from prunerecover.recovery.shared_lora import WithoutUnits, set_of_step, teacher_logits
 from prunerecover.routing.plan_set import PlanSet
-from prunerecover.routing.routed_causal_lm import RoutedCausalLM
 
 IDS = tokens(4)
 
@@ -70,13 +64,6 @@ def test_each_step_leaves_out_a_set_and_the_teacher_has_all_blocks(tmp_path: Pat
     assert calls.depths == expected
 
 
-def test_validation_is_of_the_whole_model(tmp_path: Path) -> None:
-    calls = Calls()
-    module = Language()
-    fit(tmp_path, calls, module=module, data=batches(4), val=batches(4, shuffle=False), epochs=1)
-    assert calls.depths[-1] == (BLOCKS, False)
-
-
 def test_the_loss_is_of_the_sets_model_and_of_the_teacher(tmp_path: Path) -> None:
     module, network = Language(), Language().net
     callback = shared(module.net, distill=0.25, temperature=2.0)
@@ -103,12 +90,6 @@ def test_adapters_alone_train(fitted: tuple[Path, Any]) -> None:
     assert all(("lora_" in name) is p.requires_grad for name, p in module.net.named_parameters())
     moved = [p for name, p in module.net.named_parameters() if "lora_B" in name]
     assert all(p.abs().sum() for p in moved)
-
-
-def test_head_is_adapted_by_name(tmp_path: Path) -> None:
-    module = Language()
-    fit(tmp_path, shared(module.net, target_modules=["q_proj", "lm_head"]), module=module, epochs=1)
-    assert "lm_head" in Ledger.of(module).adapters["net"].modules
 
 
 def test_without_distillation_the_network_is_called_once(tmp_path: Path) -> None:
@@ -166,14 +147,6 @@ def test_base_in_the_folder_is_a_standard_model(fitted: tuple[Path, Any]) -> Non
     torch.testing.assert_close(logits(opened), logits(module.net), rtol=1e-4, atol=1e-4)
 
 
-def test_checkpoint_gives_the_recovered_base(fitted: tuple[Path, Any]) -> None:
-    folder, _ = fitted
-    routed = RoutedCausalLM(load_pruned(folder / "epoch=1.ckpt"), sets_of(Language().net))
-    torch.testing.assert_close(
-        logits(routed.network(1)), logits(load_routed(folder / "routed").network(1)), rtol=1e-4, atol=1e-4
-    )
-
-
 @pytest.mark.slow
 def test_resumed_run_writes_its_folder_again(fitted: tuple[Path, Any], tmp_path: Path) -> None:
     shutil.copytree(fitted[0], tmp_path, dirs_exist_ok=True)
@@ -188,29 +161,6 @@ def test_finished_run_begun_again_leaves_its_folder_alone(fitted: tuple[Path, An
     (tmp_path / "routed" / "model" / "note.txt").touch()  # what is written again is written anew
     fit(tmp_path, resume=tmp_path / "epoch=1.ckpt")
     assert (tmp_path / "routed" / "model" / "note.txt").exists()
-
-
-@pytest.mark.slow
-def test_averaged_copies_follow(tmp_path: Path) -> None:
-    module, _ = fit(tmp_path, EMAWeightAveraging(decay=0.5))
-    assert has_adapters(module.net)
-    assert len(module.net.model.layers) == BLOCKS
-
-
-@pytest.mark.slow
-def test_second_fit_goes_on(tmp_path: Path) -> None:
-    module, _ = fit(tmp_path / "first", epochs=1)
-    before = copy.deepcopy(module.state_dict())
-    callback = shared(Language().net)
-    fit(tmp_path / "second", callback, module=module, epochs=1)
-    assert before.keys() == module.state_dict().keys()
-    assert any(not torch.equal(value, before[name]) for name, value in module.state_dict().items())
-
-
-def test_causal_lm(tmp_path: Path) -> None:
-    module = CausalLM(str(llama_folder(tmp_path / "llama", num_hidden_layers=BLOCKS)))
-    fit(tmp_path / "fit", shared(module.model), module=module, epochs=1)
-    assert len(load_routed(tmp_path / "fit" / "routed").sets.plans) == len(SETS)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,13 @@ import torch
 from cases import every_step
 from cases.fits.quality import Sized, one_by_one, pruned, trail_of
 from cases.models.habits import loader
-from cases.trainers import assert_same, every_epoch, trainer_of
+from cases.trainers import assert_same, every_epoch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from prunerecover import (
     DistillRecover,
     LoRARecover,
     Plan,
-    Prune,
     PruneReport,
     Quality,
     RecoverySchedule,
@@ -30,7 +29,6 @@ from prunerecover.callbacks.schedules.validation import validate
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.report.report import Report
 
-LOSS = Quality("val_loss", drop=10.0, mode="min")
 SETTINGS = {"calibration": 16, "merge": "never"}
 
 
@@ -122,13 +120,6 @@ def test_steps_end_with_the_largest_share(tmp_path):
     assert trail_of(module).ended == "as much as may go has gone"
 
 
-@pytest.mark.slow
-def test_depth_and_width_together(tmp_path):
-    module, _ = pruned(tmp_path, Prune(LOSS, step=0.15, **SETTINGS), epochs=4)
-    assert [step.kept for step in trail_of(module).steps] == [True] * 3
-    assert [step.left["macs"] for step in trail_of(module).steps] == pytest.approx([0.85, 0.7, 0.55], abs=0.05)
-
-
 def test_a_step_under_way_is_judged_where_a_fit_is_stopped(tmp_path):
     """Files from the rejected step do not count: "best" is a file of the kept network."""
     best = ModelCheckpoint(tmp_path, monitor="val_loss", filename="{epoch}")
@@ -165,21 +156,6 @@ def test_a_fit_that_ends_below_the_quality_comes_back_to_what_held_it(tmp_path):
     kept = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)["state_dict"]
     assert all(torch.equal(value, kept[name]) for name, value in module.state_dict().items())
     assert trainer.checkpoint_callback.best_model_path == str(tmp_path / "kept.ckpt")
-
-
-class Failing(Sized):
-    """Has a NaN metric after pruning."""
-
-    def validation_step(self, batch, batch_idx):
-        pruned = Ledger.of(self).removed_units > 0
-        self.log("quality", float("nan") if pruned else 1.0)
-
-
-@pytest.mark.slow
-def test_a_metric_that_is_no_number_is_not_kept(tmp_path):
-    prune = WidthPrune(Quality("quality", drop=0.5), step=0.2, **SETTINGS)
-    module, _ = pruned(tmp_path, prune, make=Failing)
-    assert verdicts(module) == [(0, None, False)]
 
 
 def test_other_files_are_tested_as_they_are_and_the_module_ends_as_it_was_kept(tmp_path):
@@ -246,21 +222,11 @@ def test_an_extra_validation_changes_nothing(tmp_path):
     assert files[0]["loops"] == files[1]["loops"]
 
 
-@pytest.mark.slow
-def test_a_trainer_without_the_callback_tests_the_file(tmp_path):
-    pruned(tmp_path, one_by_one(), every_epoch(tmp_path))
-    runner = trainer_of(tmp_path, one_by_one())
-    (logged,) = runner.validate(Sized(), loader(shuffle=False), ckpt_path=tmp_path / "epoch=3.ckpt", verbose=False)
-    assert logged["attentions"] == 2
-
-
 EPOCHS = 5
 RISES = Quality("val_loss", drop=0.0, mode="min")
 ALL = {
-    "kept, taken back": lambda: [one_by_one()],
     "back to the dense one": lambda: [one_by_one(drop=0.5), DistillRecover(), LoRARecover(rank=2, dropout=0.1)],
     "width": lambda: [WidthPrune(RISES, step=0.2, **SETTINGS)],
-    "depth and width": lambda: [Prune(RISES, step=0.2, **SETTINGS)],
     "all": lambda: [
         LoRARecover(rank=2, dropout=0.1, start=1),
         one_by_one(),
@@ -277,7 +243,7 @@ def test_from_any_step_and_epoch(name: str, tmp_path: Path) -> None:
     whole = every_step.fit(tmp_path / "whole", ALL[name], make=Sized, epochs=EPOCHS)
     found = sorted((tmp_path / "whole").glob("*-step=*.ckpt")) + sorted((tmp_path / "whole").glob("step=*.ckpt"))
     assert len(found) == EPOCHS * every_step.STEPS + EPOCHS
-    for file in random.Random(name).sample(found, 6):
+    for file in random.Random(name).sample(found, 4):
         resumed = every_step.fit(tmp_path / file.stem, ALL[name], file, make=Sized, epochs=EPOCHS)
         assert trail_of(resumed) == trail_of(whole), file.stem
         assert_same(whole, resumed)

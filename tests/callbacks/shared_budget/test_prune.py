@@ -11,11 +11,10 @@ from cases.planning.networks import cnn
 from cases.planning.plans import plan_with
 from cases.width.width_prune import Classifier, fit, rows, trainer
 
-from prunerecover import Budget, Plan, load_pruned, merge
+from prunerecover import Budget, Plan, load_pruned
 from prunerecover.callbacks import DistillRecover, Prune, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.cost.macs import count_macs
-from prunerecover.plan.edits import Bypass, Narrow
 from prunerecover.planning.arguments import PruningConfig
 from prunerecover.planning.planner import Planner
 from prunerecover.recipes.networks.cifar_resnet import CifarResNet
@@ -76,15 +75,6 @@ def test_where_no_depth_can_go_it_is_width_prune(tmp_path: Path) -> None:
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
 
 
-@pytest.mark.slow
-def test_surgeries_divide_the_budget(tmp_path: Path) -> None:
-    steps = prune(schedule={"every": 1, "times": 2}, budget=Budget(macs=0.2))
-    module = fit(tmp_path, steps, network="vit", epochs=2)
-    assert [event.epoch for event in Ledger.of(module).events] == [0, 1]
-    merge(module.net)
-    assert 0.75 < count_macs(module.net, IMAGE) / count_macs(Classifier("vit").net, IMAGE) < 0.82
-
-
 def mixed(network: torch.nn.Module) -> Plan:
     config = PruningConfig(kinds=("block", "channel"))
     planner = Planner(Session(network, list(rows(False))), "macs", config)
@@ -93,18 +83,6 @@ def mixed(network: torch.nn.Module) -> Plan:
     channels = next(site for site in sites if site.kind == "channel" and not site.name.startswith(block.name))
     half = len(channels.variants) // 2
     return plan_with(planner, {block.name: "zero", channels.name: channels.variants[half].name})
-
-
-@pytest.mark.slow
-def test_network_with_batchnorm_is_reconstructed_towards_the_dense_one() -> None:
-    torch.manual_seed(0)
-    network = CifarResNet(blocks=2, num_classes=4).eval()
-    plan = mixed(network)
-    assert {Bypass, Narrow} <= {type(edit) for edit in plan.edits}
-    before = prune().recovery.keep(network, plan)
-    assert before is not None
-    assert before is not network
-    assert sum(p.numel() for p in before.parameters()) == sum(p.numel() for p in network.parameters())
 
 
 @pytest.mark.slow
@@ -128,7 +106,6 @@ def test_depth_and_width_of_a_network_with_batchnorm(tmp_path: Path) -> None:
         ({"budget": THIRD, "kinds": ("heads",)}, r"Expected kinds among block, .* but got 'heads'"),
         ({"budget": THIRD, "round_to": 0}, "round_to of at least 1, but got 0"),
         ({"plan": Plan(), "kinds": "head"}, r"Expected no kinds beside a plan, which says already what goes"),
-        ({"plan": Plan(), "schedule": {"every": 1}}, "Expected a budget with schedule every=1"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
@@ -149,8 +126,3 @@ def test_what_cannot_be_is_refused_before_training(arguments: dict[str, Any], me
     with pytest.raises(ValueError, match=message):
         trainer(tmp_path, prune(schedule=2, **arguments)).fit(module, rows(), rows(False))
     assert not list((tmp_path / "files").glob("*.ckpt"))
-
-
-def test_budget_before_test_warns(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="Prune with a budget decides during a fit"):
-        trainer(tmp_path, prune()).test(Classifier("vit"), rows(False), verbose=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,50 +10,11 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from cases.fits.transformers_fits import STEPS, depth, fit, llama, trainer_of
-from cases.paths import ROOT
 from peft import LoraConfig, get_peft_model
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
 
 from prunerecover import PruneReport, PruneSchedule, Quality, RecoverySchedule, WidthPrune, attach
 from prunerecover.callbacks.trainers.follow import follow
-
-FOLDERS = ("planning", "ledger", "surgery", "calibration", "distillation")
-LIGHTNING_ALONE = {"prune_report.py", "routed_lora_recover.py", "resumed_progress.py"}
-OF_QUALITY = {"save_checkpoint", "checkpoint_callbacks"}  # a file of its best step; attach refuses it
-
-
-def names_read() -> set[str]:
-    """Return the attributes of `trainer` read in files with a part in a fit of transformers' Trainer."""
-    folders = (ROOT / "callbacks", *((ROOT / "callbacks" / name) for name in FOLDERS))
-    files = [path for folder in folders for path in folder.glob("*.py") if path.name not in LIGHTNING_ALONE]
-    found: set[str] = set()
-    for node in (node for path in files for node in ast.walk(ast.parse(path.read_text()))):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            holder = getattr(node.value, "id", getattr(node.value, "attr", ""))
-            found |= {node.attr} if holder == "trainer" else set()
-    return found
-
-
-@pytest.mark.slow
-def test_a_fit_has_all_that_callbacks_read_of_a_trainer(tmp_path: Path) -> None:
-    trainer, read = fit(tmp_path, depth()), names_read()
-    assert {"strategy", "optimizers", "current_epoch"} <= read
-    assert [name for name in sorted(read - OF_QUALITY) if not hasattr(trainer.pruning, name)] == []
-
-
-@pytest.mark.slow
-def test_the_trainer_stays_one_of_its_class(tmp_path: Path) -> None:
-    class Own(Trainer):
-        """A user's own."""
-
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            self.called = True
-            return super().compute_loss(*args, **kwargs)
-
-    trainer = fit(tmp_path, depth(), cls=Own)
-    assert isinstance(trainer, Own)
-    assert type(trainer).__name__ == "Own"
-    assert trainer.called
 
 
 def test_other_trainers_and_callbacks_are_refused(tmp_path: Path) -> None:

@@ -45,7 +45,6 @@ CASES = {
     ),
 }
 SLOW_CASES = {
-    "files within epochs": Case(lambda: [depth(), DistillRecover()], steps=(3, 9, 15, 21), settings=OFTEN),
     "depth and width in one budget": Case(
         lambda: [Prune(Budget(macs=0.3), kinds=("attention", "neuron"), calibration=16, schedule=1)], vit, **IMAGES
     ),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from cases.fits.transformers_fits import STEPS, depth, fit, images, llama, texts, trainer_of, vit
 from cases.trainers import assert_same
-from transformers import AutoModelForCausalLM, EarlyStoppingCallback, Trainer
+from transformers import AutoModelForCausalLM, EarlyStoppingCallback
 
 from prunerecover import Budget, DepthPrune, DistillRecover, LoRARecover, Prune, load_pruned
 from prunerecover.callbacks.ledger.ledger import Ledger
@@ -35,10 +35,6 @@ def test_checkpoints_of_all_moments_open(tmp_path: Path) -> None:
     assert shapes[0] > shapes[1]
     into = load_pruned(tmp_path / f"checkpoint-{3 * STEPS}", llama())
     assert torch.equal(logits(into), logits(trainer.model))
-
-
-def test_the_merged_copy_computes_the_same(tmp_path: Path) -> None:
-    trainer = fit(tmp_path, depth(importance="output_divergence"))
     torch.testing.assert_close(logits(load_pruned(tmp_path / "pruned")), logits(trainer.model))
 
 
@@ -152,14 +148,6 @@ def test_patience_begins_anew_at_a_surgery(tmp_path: Path) -> None:
     assert steps(start=2) == 5 * STEPS
 
 
-def test_evaluation_is_of_the_pruned_model_alone(tmp_path: Path) -> None:
-    """The teacher has no part in the evaluation."""
-    trainer = fit(tmp_path, depth(importance="output_divergence"), DistillRecover())
-    plain = Trainer(trainer.model, trainer.args, eval_dataset=texts(8))
-    assert trainer.evaluate()["eval_loss"] == plain.evaluate()["eval_loss"]
-    assert trainer.predict(texts(8)).predictions.shape == (8, 8, 32)
-
-
 def test_what_was_done_stands_in_the_log(tmp_path: Path) -> None:
     trainer = fit(tmp_path, depth(), DistillRecover())
     surgeries = [log for log in trainer.state.log_history if "surgery/params" in log]
@@ -191,12 +179,6 @@ def test_a_cut_off_file_says_so(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(ValueError, match="Expected weights in safetensors in .* Is a file cut"):
         load_pruned(weights.parent)
-
-
-def test_other_arguments_than_those_of_the_run_are_refused(tmp_path: Path) -> None:
-    fit(tmp_path, depth())
-    with pytest.raises(ValueError, match="Expected DepthPrune.0 with the arguments of the run that is resumed"):
-        fit(tmp_path / "b", depth(remove={"mlp": 1}), resume=tmp_path / f"checkpoint-{2 * STEPS}")
 
 
 def test_a_plan_from_elsewhere_is_applied(tmp_path: Path) -> None:

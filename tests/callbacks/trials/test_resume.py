@@ -69,12 +69,6 @@ def test_what_is_done_is_not_done_again(
     assert len(store.read_text().splitlines()) == 3
 
 
-def test_known_trials_need_no_data(tmp_path: Path, trials: list[Trial], losses: list[float]) -> None:
-    store = tmp_path / "trials.jsonl"
-    TrialRunner(seeded(), Data(), store, LOSS)(trials[:1])
-    assert TrialRunner(seeded(), None, store, LOSS)(trials[:1]) == losses[:1]
-
-
 def other_weights() -> pl.LightningModule:
     module = seeded(Counted)
     with torch.no_grad():
@@ -82,7 +76,7 @@ def other_weights() -> pl.LightningModule:
     return module
 
 
-@pytest.mark.parametrize("change", ["seed", "weights", "settings", "plan"])
+@pytest.mark.parametrize("change", ["weights", "settings", "plan"])
 def test_a_trial_that_differs_is_run(tmp_path: Path, counted: type[Counted], change: str) -> None:
     store, trial, settings = (
         tmp_path / "trials.jsonl",
@@ -92,7 +86,7 @@ def test_a_trial_that_differs_is_run(tmp_path: Path, counted: type[Counted], cha
     TrialRunner(seeded(counted), Data(), store, settings)([trial])
     module = other_weights() if change == "weights" else seeded(counted)
     other = replace(settings, trainer={"limit_train_batches": 2}) if change == "settings" else settings
-    trial = {"seed": Trial(Plan(), 1), "plan": Trial(plan_of(attention=1), 0)}.get(change, trial)
+    trial = Trial(plan_of(attention=1), 0) if change == "plan" else trial
     TrialRunner(module, Data(), store, other)([trial])
     assert counted.fits == 2
     assert len(read_records(store)) == 2
@@ -111,26 +105,6 @@ def test_trials_of_other_hyperparameters_or_calibration_are_run_again(tmp_path: 
     assert len(set(keys)) == 3
     assert run(trials[0], 0.1) == keys[:1]
     assert len((tmp_path / "trials.jsonl").read_text().splitlines()) == 3
-
-
-def test_records_are_lines_of_json(tmp_path: Path, trials: list[Trial], losses: list[float]) -> None:
-    """Each is on the disk before the next trial begins."""
-    store = tmp_path / "trials.jsonl"
-    seen: list[int] = []
-
-    class Looking(Plain):
-        def on_train_start(self) -> None:
-            seen.append(len(store.read_text().splitlines()) if store.exists() else 0)
-
-    TrialRunner(seeded(Looking), Data(), store, LOSS)(trials)
-    assert seen == [0, 1, 2]
-    lines = [json.loads(line) for line in store.read_text().splitlines()]
-    assert [line["accuracy"] for line in lines] == losses
-    assert [line["removed"] for line in lines] == [
-        {"attention": 2},
-        {"activation": 2},
-        {"activation": 1, "attention": 1},
-    ]
 
 
 # Errors.
@@ -163,21 +137,12 @@ def test_what_is_no_percentage_is_refused_and_not_kept(tmp_path: Path, trials: l
     assert not (tmp_path / "trials.jsonl").exists()
 
 
-def test_a_module_that_logs_nothing(tmp_path: Path, trials: list[Trial]) -> None:
-    class Silent(Plain):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            pass
-
-    with pytest.raises(ValueError, match="but it logged nothing"):
-        TrialRunner(seeded(Silent), Data(), tmp_path / "trials.jsonl")(trials)
-
-
 def test_trials_of_no_epochs_are_refused() -> None:
     with pytest.raises(ValueError, match="trials of at least 1 epoch, but got 0"):
         TrialSettings(epochs=0)
 
 
-@pytest.mark.parametrize("name", ["max_epochs", "callbacks", "accelerator", "devices", "strategy", "logger"])
+@pytest.mark.parametrize("name", ["max_epochs", "callbacks", "logger"])
 def test_arguments_of_the_trainer_that_trials_set_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"Expected no {name} among the trials' Trainer arguments: trials set them"):
         TrialSettings(trainer={name: 1, "limit_train_batches": 3})
@@ -196,7 +161,7 @@ def record(key: str, accuracy: float = 50.0) -> TrialRecord:
     return TrialRecord(key, {"attention": 1, "activation": 2}, 0, accuracy, 60.0, 2**20)
 
 
-@pytest.mark.parametrize("cut", [1, 30, -1])
+@pytest.mark.parametrize("cut", [1, -1])
 def test_a_line_that_was_cut_off_is_dropped_and_the_file_goes_on(tmp_path: Path, cut: int) -> None:
     store = tmp_path / "trials.jsonl"
     for key in ("a", "b"):
@@ -226,7 +191,7 @@ def test_a_file_that_was_moved_away_is_not_read(tmp_path: Path) -> None:
     assert read_records(tmp_path / "trials.jsonl") == {}
 
 
-@pytest.mark.parametrize("line", ['{"key": "b"}', '{"epoch": 3, "loss": 0.1}', "step,loss", "[1, 2]", '"key"', "{}}"])
+@pytest.mark.parametrize("line", ['{"key": "b"}', "step,loss", "[1, 2]"])
 def test_a_foreign_line_is_refused(tmp_path: Path, line: str) -> None:
     store = tmp_path / "trials.jsonl"
     append_record(store, 0, record("a"))
@@ -249,8 +214,3 @@ def test_the_table_has_a_column_per_kind() -> None:
     head, _, *rows = table([record("a", 40.0), other]).splitlines()
     assert head.startswith("| attentions removed | activations removed | neurons removed | seed |")
     assert rows == ["| 0 | 0 | 9 | 0 | 60.00 | 1.0 | 1 MiB |", "| 1 | 2 | 0 | 0 | 40.00 | 1.0 | 1 MiB |"]
-
-
-def test_the_table_begins_with_the_best() -> None:
-    rows = table([record("a", 40.0), record("b", 60.0)]).splitlines()[2:]
-    assert rows == ["| 1 | 2 | 0 | 60.00 | 1.0 | 1 MiB |", "| 1 | 2 | 0 | 40.00 | 1.0 | 1 MiB |"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases.sampling import covering
 from torch import nn
 from torchvision.models.swin_transformer import ShiftedWindowAttention, ShiftedWindowAttentionV2
 
@@ -25,10 +26,9 @@ def attention(kind: type[nn.Module], shift: list[int], bias: bool = True) -> Any
     return made
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shift", [[0, 0], [2, 2], [1, 0], [3, 2]])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "size", "shift", "bias"), covering([*KINDS], SIZES, ([0, 0], [2, 2], [1, 0], [3, 2]), (True, False))
+)
 def test_they_answer_as_torchvisions_own(
     kind: type[nn.Module], size: tuple[int, int], shift: list[int], bias: bool
 ) -> None:

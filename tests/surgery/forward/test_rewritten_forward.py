@@ -9,12 +9,11 @@ import timm
 import torch
 import torchvision
 from cases.models.rewritten import TRAPS, Block, Joined, Plain, Several, grown
-from cases.sampling import one_in
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover.recipes.networks.cifar_resnet import BasicBlock as CifarBlock
-from prunerecover.surgery.forward.rewritten_forward import calls_of, check_rewritable, without_calls
+from prunerecover.surgery.forward.rewritten_forward import calls_of, without_calls
 
 
 def image(channels: int = 4) -> Tensor:
@@ -62,13 +61,6 @@ def test_a_function_goes_from_a_block_of_the_recipes() -> None:
     block, x = CifarBlock(4, 4).eval(), image()
     expected = F.relu(block.bn2(block.conv2(block.bn1(block.conv1(x)))) + x)
     assert torch.equal(without_calls(block, ["relu:0"])(x), expected)
-
-
-def test_a_function_goes_from_a_block_with_another_shape_in_its_shortcut() -> None:
-    torch.manual_seed(0)
-    block, x = CifarBlock(4, 8).eval(), image()
-    expected = block.bn2(block.conv2(F.relu(block.bn1(block.conv1(x))))) + block.shortcut(x)
-    assert torch.equal(without_calls(block, ["relu:1"])(x), expected)
 
 
 def test_a_branch_of_a_timm_block_goes_with_its_parameters() -> None:
@@ -157,22 +149,6 @@ def test_what_callers_may_read_is_still_written_into() -> None:
     assert torch.equal(out, x)
 
 
-class AddsToItsArgument(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        n = x.shape[0]
-        n += 1
-        x += n
-        return F.gelu(x)
-
-
-def test_sums_are_still_written_into_what_callers_may_read() -> None:
-    x = image()
-    assert calls_of(AddsToItsArgument()) == ("add:0", "gelu:0")
-    out = without_calls(AddsToItsArgument(), ["gelu:0"])(x)
-    assert torch.equal(x, image() + 3)
-    assert torch.equal(out, x)
-
-
 @pytest.mark.parametrize("training", [False, True])
 def test_dropout_and_batch_norm_follow_the_mode(training: bool) -> None:
     class Dropped(Plain):
@@ -199,15 +175,3 @@ def test_a_rewritten_forward_is_rewritten_again() -> None:
     assert twice.rerouted == ("relu:0", "relu:0", "add:0[1]")
     assert type(twice).__mro__.count(Plain) == 1
     assert calls_of(twice) == ("clone:0",)
-
-
-@pytest.mark.parametrize(
-    "name", one_in(3, ["resnet18", "convnext_atto", "mixer_s16_224", "regnetx_002", "swin_tiny_patch4_window7_224"])
-)
-def test_blocks_of_timm_can_be_rewritten(name: str) -> None:
-    with torch.device("meta"):
-        model = timm.create_model(name)
-    blocks = [m for m in model.modules() if "Block" in type(m).__name__ or "Bottleneck" in type(m).__name__]
-    for block in blocks[:2]:
-        check_rewritable(block)
-        assert any(call.startswith("add:") for call in calls_of(block))
