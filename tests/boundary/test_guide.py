@@ -106,14 +106,6 @@ def test_the_first_runs_are_spread_over_splits_that_may_be_the_best() -> None:
     assert next_split(runs(LOSSES, near[:1]), LINE, 12, divergences=steep) == spread(near, 3)[1]
 
 
-@pytest.mark.parametrize("divergences", [None, {}, {LINE[2]: 0.3}, dict.fromkeys(LINE, 0.0), LOSSES])
-def test_the_first_runs_are_spread_over_all_splits_that_divergences_leave(
-    divergences: dict[Split, float] | None,
-) -> None:
-    assert max(LOSSES.values()) < 2 * min(LOSSES.values())
-    assert first_splits(LINE, (12, 12), divergences) == spread(LINE, 3)
-
-
 # The search asks for them.
 
 

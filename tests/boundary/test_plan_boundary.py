@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.boundary import BATCHES, LAYERS, QUICK, Told, Truth, attention_hurts, hill, split_of
+from cases.boundary import BATCHES, QUICK, Told, Truth, attention_hurts, hill, split_of
 from cases.engine import batches_of, build, equal, unchanged
 from cases.models.tiny import tiny_timm
 from cases.sampling import one_in
@@ -65,13 +65,6 @@ def test_each_repetition_of_a_split_takes_the_next_seed(first: int) -> None:
     assert max(seed for _, seed in told.runs) > first
 
 
-def test_repetitions_that_go_out_together_differ_in_their_seeds() -> None:
-    told = Told(hill)
-    design = [(0, 4), (2, 2), (2, 2), (4, 0), (2, 2)]
-    plan_boundary(build("timm"), n_remove=4, design=design, evaluate=told, **QUICK)
-    assert told.runs == [((0, 4), 0), ((2, 2), 0), ((2, 2), 1), ((4, 0), 0), ((2, 2), 2)]
-
-
 @pytest.mark.parametrize(
     ("design", "expected"),
     [
@@ -107,25 +100,6 @@ def test_trials_carry_the_plans_of_plan_depth() -> None:
         assert plan.edits == alone.edits
         assert equal(dict(plan.tensors), dict(alone.tensors))
         assert plan.result == alone.result
-
-
-@pytest.mark.slow
-def test_the_published_arguments_find_the_best_split_of_a_quadratic_surface() -> None:
-    told = Told(lambda m, n: 80 - 0.9 * m**2 - 0.3 * n**2)
-    plan = plan_boundary(build("timm"), n_remove=4, batches=BATCHES, evaluate=told, loss=cross_entropy, **PUBLISHED)
-    assert split_of(plan) == (1, 3)
-    assert plan.evidence["predicted"]["accuracy"] == pytest.approx(80 - 0.9 - 0.3 * 9)
-    assert plan.made_by.method == "boundary/gate_gradient"
-    assert plan.made_by.arguments["search"] == "one_shot"
-    assert plan.made_by.arguments["surface"] == "polynomial"
-    (trials,) = told.asked
-    assert trials[0].plan == Plan()
-    assert len(trials) == 1 + 2 * LAYERS + 5
-    scores = plan.evidence["importance"]
-    for kind, suffix in (("attention", ".attn"), ("activation", ".act")):
-        ranked = sorted((name for name in scores if name.endswith(suffix)), key=scores.__getitem__)
-        assert set(plan.removed[kind]) == set(ranked[: len(plan.removed[kind])])
-    assert {edit.leaves for edit in plan.edits} == {"identity"}
 
 
 def test_published_gate_gradients_need_a_loss() -> None:

@@ -97,27 +97,3 @@ def test_what_is_complete_is_computed_once() -> None:
             passes.seen_at("last", BATCHES[0])
     calls = {path: Counted.calls[id(network.get_submodule(path))] for path in LAYERS}
     assert calls == {"first.0": 1, "first.2": 1, "twice": 10, "written": 5, "pair.layer": 1, "last": 5}
-
-
-def test_modules_that_others_watch_are_computed_in_every_pass() -> None:
-    network, seen = Net().eval(), list[int]()
-    network.first[0].register_forward_hook(lambda *_: seen.append(1))
-    with torch.no_grad():
-        passes = FrontToBack(network, BATCHES[:1])
-        for _ in range(3):
-            passes.seen_at("last", BATCHES[0])
-    assert len(seen) == 1 + 3
-
-
-def test_nothing_is_kept_of_a_batch_that_takes_another_way() -> None:
-    class Sometimes(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) if x[0, 0] > 0 else self.pair(self.first(x))[0]
-
-    network = Sometimes().eval()
-    batches = [ModelInputs((sign * torch.ones(2, 4),)) for sign in (1, -1)]
-    with torch.no_grad():
-        passes = FrontToBack(network, batches)
-        before = passes.run(batches[1], "written")
-        network.first[0].weight.add_(1)
-        assert not torch.equal(passes.run(batches[1], "written"), before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -31,12 +30,6 @@ def epochs(
     return best_epoch([held], len(divergences) - 1, 1, gradients, lambda: next(left), worse=worse, first=first)
 
 
-def test_the_epoch_of_the_least_divergence_is_kept(held: Held) -> None:
-    divergence, (value,) = epochs(held, [3.0, 2.0, 1.0, 2.0])
-    assert divergence == 1.0
-    assert float(held.source) < float(value) < 2
-
-
 @pytest.mark.parametrize(("worse", "kept"), [(1.0, 0), (1.1, 1)])
 def test_an_epoch_that_is_little_worse_than_the_start_is_kept_where_it_may_be(
     held: Held, worse: float, kept: int
@@ -48,14 +41,6 @@ def test_an_epoch_that_is_little_worse_than_the_start_is_kept_where_it_may_be(
 def test_learning_ends_where_the_first_epoch_is_worse_than_it_may_be(held: Held, first: float, kept: int) -> None:
     divergence, values = epochs(held, [1.0, 1.05, 0.5], first=first)
     assert (divergence, len(values)) == ((0.5, 1) if kept else (1.0, 0))
-
-
-def test_learning_ends_where_there_are_no_gradients(held: Held) -> None:
-    given: Iterator[list[Tensor]] = iter([[torch.ones(1, 1)], []])
-    divergences = iter([3.0, 2.0])
-    divergence, values = best_epoch([held], 4, 1, lambda _: next(given), lambda: next(divergences))
-    assert divergence == 2.0
-    assert torch.equal(values[0], held.value)
 
 
 def test_gradients_are_those_of_the_divergence() -> None:

@@ -9,7 +9,6 @@ import torch
 from cases.engine import batch_of, build, output_of, unchanged
 from torch import Tensor, nn
 
-from prunerecover.calibration import token_weights as module
 from prunerecover.calibration.token_weights import token_weights
 from prunerecover.families.describe import describe
 from prunerecover.model import batches as b
@@ -77,12 +76,3 @@ def test_batches_of_several_lengths_are_weighted_by_content() -> None:
         weights = token_weights(runner, inputs)
     assert [weights.of(1, i).shape for i in (0, 1)] == [batch.kwargs["input_ids"].shape for batch in inputs]
     assert not torch.equal(*weights.of(1, 0)[:2])
-
-
-def test_tokens_of_batches_without_room_weigh_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, inputs = _two_lengths()
-    monkeypatch.setattr(module, "MOST_KEPT", 4 * len(runner.blocks) * inputs[0].kwargs["input_ids"].numel())
-    with evaluating(runner.model):
-        weights = token_weights(runner, inputs)
-    assert weights.of(1, 0).unique().numel() > 9
-    assert torch.equal(weights.of(1, 1), torch.ones(4, 5))

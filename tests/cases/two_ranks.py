@@ -156,20 +156,13 @@ def resumed(folder):
 
 def narrowed(folder):
     """Run with channels, BatchNorm and a rewritten shortcut; also from the file between the surgeries."""
-    strategies = {
-        "plain": "ddp",
-        "find_unused": "ddp_find_unused_parameters_true",
-        "static": DDPStrategy(static_graph=True),
-        "bucket_view": DDPStrategy(gradient_as_bucket_view=True),
-    }
+    strategies = {"plain": "ddp", "bucket_view": DDPStrategy(gradient_as_bucket_view=True)}
     found = {
         name: fit(folder / name, seeded(Cnn), surgeon=NarrowAt(CNN), strategy=strategy)
         for name, strategy in strategies.items()
     }
     resume = folder / "plain" / "epoch=1.ckpt"
     found["resumed"] = fit(folder / "resumed", seeded(Cnn), surgeon=NarrowAt(CNN), resume=resume)
-    average = EMAWeightAveraging(decay=0.9)
-    found["averaged"] = fit(folder / "averaged", seeded(Cnn), average, surgeon=NarrowAt(CNN), averaged=average)
     found["residual"] = fit(folder / "residual", seeded(ResidualCnn), surgeon=NarrowAt(RESIDUAL))
     surgeon = WidthPrune(Budget(macs=0.3), calibration=16, schedule={"start": 1}, merge="never")
     found["width_prune"] = fit(folder / "width_prune", seeded(Cnn), surgeon=surgeon)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from prunerecover.importance.data_free import magnitude, random
 from prunerecover.importance.first_order import gate_taylor, r_score
-from prunerecover.importance.measuring.activations import Consumer, stream
 from prunerecover.importance.measuring.unit_slices import check_names
 from prunerecover.importance.registry import IMPORTANCES
 from prunerecover.importance.u_score import u_score
@@ -148,31 +147,6 @@ def test_sites_of_keyword_inputs_and_of_tuples(score: str) -> None:
     else:
         assert (found["tuple"][:CLASSES] > 0).all()
         assert (found["tuple"][CLASSES:] == 0).all()  # not among the logits
-
-
-def test_streaming_keeps_no_activations() -> None:
-    """The memory after a batch does not grow with the number of batches."""
-    import weakref
-
-    model, alive = small_resnet(), []
-
-    class Watcher(Consumer):
-        gated = True
-        most = 0
-
-        def watches(self, group: Group, tap: Tap) -> bool:
-            return True
-
-        def see(self, tap_call: Any, values: Tensor) -> None:
-            alive.append(weakref.ref(values))
-
-        def end(self, n: int, gates: Any, gradients: Any) -> None:
-            self.most = max(self.most, sum(ref() is not None for ref in alive))
-
-    watcher = Watcher()
-    stream(model, resnet_groups(model), images(40, batch=4), [watcher], cross_entropy)
-    assert len(alive) == 10 * sum(len(group.taps) for group in resnet_groups(model))
-    assert watcher.most == 0
 
 
 def one_class() -> list[Batch]:

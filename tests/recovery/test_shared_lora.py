@@ -20,12 +20,11 @@ from transformers.modeling_outputs import BaseModelOutput
 from prunerecover.callbacks import DistillRecover
 from prunerecover.model.batches import ModelInputs
 from prunerecover.recovery.distillation import distillation_loss, feature_loss
-from prunerecover.recovery.lora import LoraSettings, inject_adapters, merge_adapters, plan_adapters
+from prunerecover.recovery.lora import LoraSettings, inject_adapters, plan_adapters
 from prunerecover.recovery.shared_lora import (
     WithoutUnits,
     self_distillation_loss,
     set_of_step,
-    teacher_logits,
     without_adapters,
 )
 from prunerecover.routing.routed_causal_lm import RoutedCausalLM
@@ -64,29 +63,6 @@ def test_logits_are_those_of_the_routed_model(make: Any, number: int) -> None:
         torch.testing.assert_close(logits(network), expected, rtol=0, atol=1e-6)
 
 
-def test_the_network_is_as_it_was_afterwards() -> None:
-    network = tiny_llama(num_hidden_layers=6)
-    before, parts, config = logits(network), dict(network.named_modules()), network.config
-    with WithoutUnits(network, sets_of(network).plans[0].edits):
-        assert len(network.model.layers) == 4  # type: ignore[union-attr,arg-type]
-    assert dict(network.named_modules()) == parts
-    assert network.config is config
-    assert config.num_hidden_layers == 6
-    assert torch.equal(logits(network), before)
-
-
-def test_all_blocks_are_back_while_it_is_paused() -> None:
-    network = tiny_llama(num_hidden_layers=6)
-    whole, plan = logits(network), sets_of(network).plans[0]
-    with WithoutUnits(network, plan.edits) as running:
-        without = logits(network)
-        with running.paused():
-            assert torch.equal(logits(network), whole)
-        assert torch.equal(logits(network), without)
-    with running.paused():
-        assert torch.equal(logits(network), whole)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradients_with_checkpointing_are_those_without(reentrant: bool) -> None:
     """The backward pass runs blocks again, at a time when all blocks are back."""
@@ -109,33 +85,6 @@ def test_gradients_with_checkpointing_are_those_without(reentrant: bool) -> None
     assert gone == {name for name, grad in checkpointed.items() if grad is None}
     for name in plain.keys() - gone:
         torch.testing.assert_close(checkpointed[name], plain[name], rtol=1e-5, atol=1e-6)
-
-
-def test_the_teacher_is_the_dense_model() -> None:
-    network = tiny_llama(num_hidden_layers=6)
-    dense = logits(network)
-    adapted(network)
-    flags = {name: p.requires_grad for name, p in network.named_parameters()}
-    network.train()
-    assert not torch.allclose(logits(network), dense)
-    assert torch.equal(teacher_logits(network, ModelInputs(kwargs={"input_ids": IDS, "labels": IDS})), dense)
-    assert {name: p.requires_grad for name, p in network.named_parameters()} == flags
-    assert network.training
-
-
-def test_merged_adapters_route_as_unmerged_ones() -> None:
-    network = tiny_llama(num_hidden_layers=6)
-    sets = sets_of(network)
-    adapters = adapted(network)
-    with torch.no_grad():
-        expected = []
-        for plan in sets.plans:
-            with WithoutUnits(network, plan.edits):
-                expected.append(logits(network))
-        merge_adapters(network, adapters)
-        routed = RoutedCausalLM(network, sets)
-        for number, unmerged in enumerate(expected):
-            torch.testing.assert_close(logits(routed.network(number)), unmerged, rtol=1e-4, atol=1e-4)
 
 
 def test_every_set_comes_once_in_a_round() -> None:

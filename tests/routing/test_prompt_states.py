@@ -69,9 +69,3 @@ def test_nothing_stays_on_the_blocks(routed: RoutedCausalLM) -> None:
     routed.generate(PROMPTS, **GREEDY)
     for number in (-1, 0, 1):
         assert not any("forward" in vars(m) or m._forward_hooks for m in routed.network(number).modules())
-
-
-def test_a_cache_of_a_fixed_size_is_filled_by_the_model(routed: RoutedCausalLM, prefills: list[int]) -> None:
-    found = routed.generate(PROMPTS[:1], cache_implementation="static", **GREEDY)
-    assert prefills.count(0) == 2
-    assert torch.equal(found, routed.generate(PROMPTS[:1], **GREEDY))

@@ -13,7 +13,6 @@ from cases.models.habits import (
     Adversarial,
     BatchOnly,
     BuiltLate,
-    Compiled,
     Iterating,
     Manual,
     OwnHooks,
@@ -37,10 +36,9 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.model.paths import unwrap
 
 EAGER = [Manual, TwoOptimizers, Adversarial, BuiltLate, OwnHooks, Watched, BatchOnly, Iterating]
-COMPILED = [pytest.param(make, marks=pytest.mark.slow) for make in (Compiled, WrappedCompiled)]
 
 
-@pytest.mark.parametrize("make", [*EAGER, *COMPILED])
+@pytest.mark.parametrize("make", [*EAGER, pytest.param(WrappedCompiled, marks=pytest.mark.slow)])
 def test_habits(tmp_path, make):
     """Units are removed, the network trains on, and the checkpoint opens in a fresh module with the same outputs."""
     module = make()

@@ -1,4 +1,4 @@
-"""A killed or interrupted run, resumed, equals an undisturbed run: five kills here, fifty in benchmarks/."""
+"""A killed or interrupted run, resumed, equals an undisturbed run: four kills here, fifty in benchmarks/."""
 
 from __future__ import annotations
 
@@ -36,22 +36,21 @@ def killed(tmp_path, *arguments):
 
 @pytest.mark.slow
 def test_steps_until_a_metric_falls_killed_and_resumed_equal_those_left_alone(tmp_path):
-    """Three kills; twenty in benchmarks/."""
-    result = killed(tmp_path, "--run", "quality", "--kills", "3", "--seed", "1")
+    """Two kills; twenty in benchmarks/."""
+    result = killed(tmp_path, "--run", "quality", "--kills", "2", "--seed", "1")
     assert result["bitwise_equal"]
     assert result["same_surgeries"]
     assert [step["kept"] for step in result["steps"]][-1] is False
-    assert {kill["moment"] for kill in result["kills_one_by_one"]} & {"surgery", "back"}
+    assert [kill["moment"] for kill in result["kills_one_by_one"]] == ["surgery", "back"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [4])
-def test_killed_and_resumed_equals_uninterrupted(tmp_path, seed):
-    result = killed(tmp_path, "--kills", "5", "--epochs", "8", "--seed", str(seed))
+def test_killed_and_resumed_equals_uninterrupted(tmp_path):
+    result = killed(tmp_path, "--kills", "4", "--epochs", "8", "--seed", "4")
     assert result["bitwise_equal"]
     assert result["same_surgeries"]
     assert len(result["events"]) == 5
-    assert len(result["kills_one_by_one"]) == 5
+    assert len(result["kills_one_by_one"]) == 4
     for kill in result["kills_one_by_one"]:  # only a step without a written checkpoint is lost
         assert kill["lost"] == (kill["moment"] in ("batch", "saving"))
     while_planning = [kill["found"] for kill in result["kills_one_by_one"] if kill["moment"] == "planning"]

@@ -123,8 +123,8 @@ def test_accumulated_batches_are_of_one_set(tmp_path: Path) -> None:
 def test_compiled_network_learns_the_same(tmp_path: Path) -> None:
     compiled = Language()
     compiled.net.compile(backend="eager")
-    plain, _ = fit(tmp_path / "plain", epochs=1)
-    found, _ = fit(tmp_path / "compiled", module=compiled, epochs=1)
+    plain, _ = fit(tmp_path / "plain", epochs=1, limit_train_batches=2)
+    found, _ = fit(tmp_path / "compiled", module=compiled, epochs=1, limit_train_batches=2)
     for left, right in zip(plain.parameters(), found.parameters(), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
 

@@ -92,21 +92,6 @@ def test_a_trial_that_differs_is_run(tmp_path: Path, counted: type[Counted], cha
     assert len(read_records(store)) == 2
 
 
-def test_trials_of_other_hyperparameters_or_calibration_are_run_again(tmp_path: Path, trials: list[Trial]) -> None:
-    def run(trial: Trial, rate: float) -> list[str]:
-        module = seeded()
-        module.save_hyperparameters({"rate": rate})
-        runner = TrialRunner(module, Data(), tmp_path / "trials.jsonl", LOSS)
-        runner([trial])
-        return [record.key for record in runner.records]
-
-    more = trials[0].plan.model_copy(update={"evidence": {**trials[0].plan.evidence, "samples": 1000}})
-    keys = run(trials[0], 0.1) + run(trials[0], 0.2) + run(replace(trials[0], plan=more), 0.1)
-    assert len(set(keys)) == 3
-    assert run(trials[0], 0.1) == keys[:1]
-    assert len((tmp_path / "trials.jsonl").read_text().splitlines()) == 3
-
-
 # Errors.
 
 
@@ -183,12 +168,6 @@ def test_every_rank_has_a_file_and_all_are_read(tmp_path: Path) -> None:
     assert set(read_records(store)) == {"of rank 1", "of rank 11"}
     append_record(store, 0, record("of rank 0"))
     assert set(read_records(store)) == {"of rank 0", "of rank 1", "of rank 11"}
-
-
-def test_a_file_that_was_moved_away_is_not_read(tmp_path: Path) -> None:
-    append_record(tmp_path / "trials.old.jsonl", 0, record("a"))
-    append_record(tmp_path / "other.trials.jsonl", 0, record("b"))
-    assert read_records(tmp_path / "trials.jsonl") == {}
 
 
 @pytest.mark.parametrize("line", ['{"key": "b"}', "step,loss", "[1, 2]"])

@@ -23,7 +23,7 @@ from prunerecover import DistillRecover, Plan, plan_depth
 from prunerecover.boundary.search import Trial
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.trials.nested import at_start_of_fit
-from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings
+from prunerecover.callbacks.trials.runner import TrialRunner
 from prunerecover.recipes.data.digits import DigitsData
 
 
@@ -61,17 +61,6 @@ def test_without_distillation_and_for_longer(tmp_path: Path, trials: list[Trial]
     assert runner([trial]) == [float(expected)]
 
 
-def test_scale_brings_the_metric_to_percent(tmp_path: Path, trials: list[Trial]) -> None:
-    hand = by_hand(seeded(), trials[0], DistillRecover(target="net")).callback_metrics["val_acc"]
-    share, percent = (
-        TrialRunner(seeded(), Data(), tmp_path / f"{scale}.jsonl", TrialSettings("val_acc", scale))(trials[:1])
-        for scale in (1.0, 100.0)
-    )
-    assert share == [float(hand)]
-    assert percent == [float(hand) * 100]
-    assert 10 < percent[0] <= 100
-
-
 @pytest.mark.slow
 def test_trials_of_a_compiled_network_do_not_train_the_original(
     tmp_path: Path, trials: list[Trial], losses: list[float]
@@ -81,17 +70,6 @@ def test_trials_of_a_compiled_network_do_not_train_the_original(
         assert TrialRunner(module, Data(), tmp_path / "trials.jsonl", LOSS)(trials[:1]) == pytest.approx(losses[:1])
     compiled = [inner for inner in module.modules() if inner._compiled_call_impl is not None]
     assert len(compiled) == 1  # as before
-
-
-@pytest.mark.slow
-def test_trials_of_a_compiled_module_do_not_train_the_original(
-    tmp_path: Path, trials: list[Trial], losses: list[float]
-) -> None:
-    module = seeded()
-    module.compile(backend="eager")
-    with unchanged(module):
-        assert TrialRunner(module, Data(), tmp_path / "trials.jsonl", LOSS)(trials[:1]) == pytest.approx(losses[:1])
-    assert module._compiled_call_impl is not None
 
 
 def test_manual_optimization(tmp_path: Path, trials: list[Trial]) -> None:

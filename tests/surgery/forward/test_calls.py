@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision
-from cases.models.rewritten import Joined, Plain, Several, grown
+from cases.models.rewritten import Plain, grown
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prunerecover.recipes.networks.cifar_resnet import BasicBlock as CifarBlock
 from prunerecover.surgery.forward.rewritten_forward import calls_of, without_calls
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -96,25 +94,6 @@ def test_operations_are_named_as_a_watch_on_the_run_names_them(name: str) -> Non
     assert all(call in found for call in seen) or name in ("softsign", "division of a number")
 
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "torchvision": (lambda: torchvision.models.resnet.Bottleneck(8, 2), (2, 8, 6, 6)),
-    "recipes": (lambda: CifarBlock(4, 4), (2, 4, 6, 6)),
-    "functions": (lambda: grown(Plain), (2, 4, 6, 6)),
-    "branches": (lambda: grown(Joined), (2, 4)),
-    "list": (lambda: grown(Several), (2, 4)),
-}
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_blocks_are_named_as_a_watch_on_the_run_names_them(name: str) -> None:
-    make, shape = NETWORKS[name]
-    module = make()
-    found, x = calls_of(module), torch.randn(shape)
-    with Watch(module) as watch:
-        module(x)
-    assert [call for call in watch.names if call in found] == list(found)
-
-
 class Both(nn.Module):
     """Child that is called like an operation."""
 
@@ -132,8 +111,3 @@ def test_a_child_has_its_name_before_an_operation() -> None:
     assert without_calls(Both(), ["relu:0"])(x) == -10
     assert without_calls(Both(), ["aten.relu:0"])(x) == -6
     assert without_calls(grown(Plain).eval(), ["aten.relu:0"]).rerouted == ("aten.relu:0",)
-
-
-def test_operands_are_counted_with_the_tensor_first() -> None:
-    module, x = Calls(FUNCTIONS["number first"]), torch.tensor([2.0])
-    assert torch.equal(without_calls(module, ["add:0[1]"])(x), x)
