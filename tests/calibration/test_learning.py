@@ -88,3 +88,9 @@ def test_no_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "forward", full)
     with pytest.warns(UserWarning, match="There is no memory to tune what stands in for removed units"):
         assert gradients_of_output(network, as_inputs(torch.randn(8, 4)), torch.randn(8, 3), [network.weight]) == ()
+
+
+def test_the_epoch_of_the_least_divergence_is_kept(held: Held) -> None:
+    divergence, (value,) = epochs(held, [3.0, 2.0, 1.0, 2.0])
+    assert divergence == 1.0
+    assert float(held.source) < float(value) < 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sklearn.linear_model import Ridge
 
 from prunerecover.calibration.moments import RIDGE, Moments
 
@@ -18,6 +19,15 @@ def moments_of(rows: torch.Tensor) -> Moments:
     for part in torch.tensor_split(rows, [20, 100]):
         moments.add(part)
     return moments
+
+
+def test_a_prediction_equals_ridge_regression_on_the_rows() -> None:
+    found = moments_of(ROWS).predict(GONE, KEPT)
+    x, y = ROWS[:, KEPT].double(), ROWS[:, GONE].double()
+    strength = (RIDGE[0] + RIDGE[1] * len(KEPT) / len(ROWS)) * float(x.var(0, correction=0).mean()) * len(x)
+    oracle = Ridge(alpha=strength).fit(x, y)
+    assert torch.allclose(found[:, :-1], torch.from_numpy(oracle.coef_), atol=1e-5)
+    assert torch.allclose(found[:, -1], torch.from_numpy(oracle.intercept_), atol=1e-4)
 
 
 @pytest.mark.parametrize("scale", [1e-19, 1e-23, 0.0])

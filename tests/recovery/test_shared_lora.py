@@ -25,6 +25,7 @@ from prunerecover.recovery.shared_lora import (
     WithoutUnits,
     self_distillation_loss,
     set_of_step,
+    teacher_logits,
     without_adapters,
 )
 from prunerecover.routing.routed_causal_lm import RoutedCausalLM
@@ -149,3 +150,15 @@ def test_hidden_states_of_transformers_models_are_matched() -> None:
 def test_teacher_of_another_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"answer alike, but got shapes \(1, 3, 4, 4\) and \(1, 5, 4, 4\)"):
         distillation_loss(torch.zeros(1, 5, 4, 4), torch.zeros(1, 3, 4, 4))
+
+
+def test_the_teacher_is_the_dense_model() -> None:
+    network = tiny_llama(num_hidden_layers=6)
+    dense = logits(network)
+    adapted(network)
+    flags = {name: p.requires_grad for name, p in network.named_parameters()}
+    network.train()
+    assert not torch.allclose(logits(network), dense)
+    assert torch.equal(teacher_logits(network, ModelInputs(kwargs={"input_ids": IDS, "labels": IDS})), dense)
+    assert {name: p.requires_grad for name, p in network.named_parameters()} == flags
+    assert network.training
