@@ -49,10 +49,7 @@ def refused(model: nn.Module, plan: Plan, message: str) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (
-            Merge(into="norm", from_=("norm",)),
-            "Expected only linear maps to merge, but 'norm' is a LayerNorm",
-        ),
+        (Merge(into="norm", from_=("norm",)), "Expected only linear maps to merge, but 'norm' is a LayerNorm"),
         (Rewrite(unit="pos_drop", in_channels=1, out_channels=10**9), "have at most the .* channels of this model's"),
         (Remove(unit="blocks.x", kind="block"), "Plan removes block 'blocks.x' but the model has"),
         (

@@ -38,12 +38,7 @@ def test_models_without_units_are_refused() -> None:
         feasible_splits((12, 0), n_remove=1)
 
 
-@given(
-    layers=sizes,
-    attention=st.floats(0.01, 0.08),
-    activation=st.floats(0.01, 0.08),
-    part=st.floats(0, 1),
-)
+@given(layers=sizes, attention=st.floats(0.01, 0.08), activation=st.floats(0.01, 0.08), part=st.floats(0, 1))
 def test_affordable_splits_are_the_undominated_ones(
     layers: tuple[int, int], attention: float, activation: float, part: float
 ) -> None:

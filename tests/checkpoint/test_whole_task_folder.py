@@ -15,16 +15,7 @@ from cases.models.language import llama_folder
 from cases.models.tiny import stir, tiny_images, tiny_inputs, tiny_timm
 from torch import Tensor, nn
 
-from prunerecover import (
-    Budget,
-    Plan,
-    apply_plan,
-    load_pruned,
-    merge,
-    plan_depth,
-    plan_width,
-    save_pruned,
-)
+from prunerecover import Budget, Plan, apply_plan, load_pruned, merge, plan_depth, plan_width, save_pruned
 from prunerecover.model.paths import get_module
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier

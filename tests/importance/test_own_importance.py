@@ -17,12 +17,7 @@ from prunerecover import Budget, Plan, find_units, plan_depth, plan_width, sensi
 from prunerecover.callbacks import DepthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.importance.context import DepthContext
-from prunerecover.importance.registry import (
-    IMPORTANCES,
-    RegisteredImportance,
-    check_finite,
-    register_importance,
-)
+from prunerecover.importance.registry import IMPORTANCES, RegisteredImportance, check_finite, register_importance
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.sensitivity_table.sensitivity import Sensitivity
 from prunerecover.width.allocation.registry import register_allocation

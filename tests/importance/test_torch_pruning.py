@@ -64,10 +64,7 @@ def theirs_of(graph: Any, ours: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:Unwrapped parameters detected")
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param("densenet", marks=pytest.mark.slow),
-        *("option_a_resnet20", "mobilenet_v2", "convnext", "deit"),
-    ],
+    [pytest.param("densenet", marks=pytest.mark.slow), *("option_a_resnet20", "mobilenet_v2", "convnext", "deit")],
 )
 def test_scores_are_the_librarys_own(name: str) -> None:
     """All groups have equal members; the score of a unit of several channels, such as a head, is their mean."""

@@ -105,11 +105,7 @@ def test_responses_need_an_end_of_text() -> None:
         ([], CHATML, r"Expected messages of an assistant that are not empty, but got roles \[\]"),
         ([{"from": "human", "value": "w5"}], CHATML, "Expected messages of role and content, but got .*from"),
         (chat("w5", "w6")[1:], STRICT, "Expected messages that the chat template .* takes, but it says: users first"),
-        (
-            chat("w5", "w6"),
-            LAST_ALONE,
-            "Expected a chat template under which a chat .* writes message 1 otherwise",
-        ),
+        (chat("w5", "w6"), LAST_ALONE, "Expected a chat template under which a chat .* writes message 1 otherwise"),
     ],
 )
 def test_chats_that_are_refused(messages: list[Any], template: str | None, message: str) -> None:

@@ -10,10 +10,7 @@ from torch.nn import functional as F
 from prunerecover.model.replacements import PassThrough, carry_attributes, replacement_for
 
 
-@pytest.mark.parametrize(
-    ("leaves", "neutral"),
-    [("zero", torch.add), ("zeros", torch.add), ("one", torch.mul)],
-)
+@pytest.mark.parametrize(("leaves", "neutral"), [("zero", torch.add), ("zeros", torch.add), ("one", torch.mul)])
 def test_neutral_element_leaves_the_other_operand(leaves: str, neutral: object) -> None:
     x = torch.randn(2, 3, dtype=torch.float64)
     made = replacement_for(leaves)(x)

@@ -91,13 +91,7 @@ def test_every_unit_has_a_cell_that_its_labels_name_and_that_says_whether_it_goe
     assert seed or is_whole(figure)
 
 
-@pytest.mark.parametrize(
-    ("name", "remove"),
-    [
-        ("detector", {"layer": 2}),
-        ("gptj", {"mlp": 1, "attention": 1}),
-    ],
-)
+@pytest.mark.parametrize(("name", "remove"), [("detector", {"layer": 2}), ("gptj", {"mlp": 1, "attention": 1})])
 def test_a_planned_network_is_drawn_whole(name: str, remove: dict[str, int]) -> None:
     model, batch = ARCHITECTURES[name]()
     plan = plan_depth(model, remove=remove, batches=[batch], importance="magnitude")

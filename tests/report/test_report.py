@@ -119,8 +119,7 @@ def test_both_models_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "said", "called"),
-    [(1, "ratio of 1 pair", "[range "), (6, "median ratio of 6 pairs", "[")],
+    ("pairs", "said", "called"), [(1, "ratio of 1 pair", "[range "), (6, "median ratio of 6 pairs", "[")]
 )
 def test_few_pairs_are_said_to_give_a_range(pairs: int, said: str, called: str) -> None:
     layer = nn.Linear(3, 3)

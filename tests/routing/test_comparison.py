@@ -37,11 +37,7 @@ def test_few_questions_are_worth_nothing() -> None:
     ("scores", "routes", "said"),
     [
         ([[0, 1]] * 9 + [[0.5, 0]], [1] * 10, "ahead of the static set on 10 questions: +0.8500 "),
-        (
-            [[1, 0.5]] * 9 + [[0, 0.1]],
-            [1] * 10,
-            "behind the static set on 10 questions: -0.4400 [-0.5000, -0.3200]. ",
-        ),
+        ([[1, 0.5]] * 9 + [[0, 0.1]], [1] * 10, "behind the static set on 10 questions: -0.4400 [-0.5000, -0.3200]. "),
         ([[1, 0]] * 9, [0] * 9, "+0.0000 [+0.0000, +0.0000]. No set does better than the static one on any of them."),
         ([[1], [0]], [0, 0], "One set serves all 2 questions: there is nothing to route."),
     ],

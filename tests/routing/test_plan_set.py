@@ -54,10 +54,7 @@ def edited(sets: PlanSet, tmp_path, change) -> None:
         (lambda data: data["plans"][0].update(schema="else"), "Expected a plan"),
         (lambda data: data["plans"][0]["source"].update(tensors="0"), "they start from different ones"),
         (lambda data: data["plans"][1]["edits"][0].update(unit="x"), "Expected blocks with numbers, but 'set 1' .* x"),
-        (
-            lambda data: data.update(names=["a", "b", " ", "d"]),
-            "a name for each plan, but one of .* is empty",
-        ),
+        (lambda data: data.update(names=["a", "b", " ", "d"]), "a name for each plan, but one of .* is empty"),
         (lambda data: data["plans"][1]["edits"][0].update(unit="model.layers.04"), "Expected blocks with numbers"),
         (lambda data: data["plans"][1]["edits"][0].update(unit="h.-1"), "Expected blocks with numbers, but 'set 1'"),
     ],

@@ -8,15 +8,7 @@ import pytest
 import torch
 from cases.engine import unchanged
 from cases.width.masks import maps
-from cases.width.narrow import (
-    CASES,
-    first_conv,
-    head_edit,
-    images,
-    neuron_edit,
-    stirred_vit,
-    tensors_held,
-)
+from cases.width.narrow import CASES, first_conv, head_edit, images, neuron_edit, stirred_vit, tensors_held
 
 from prunerecover import compare, load_pruned, save_pruned
 from prunerecover.apply import apply_plan

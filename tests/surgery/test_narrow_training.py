@@ -8,16 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cases.width.masks import built, maps
-from cases.width.narrow import (
-    CASES,
-    first_conv,
-    head_edit,
-    images,
-    neuron_edit,
-    second_conv,
-    stirred_vit,
-    vit,
-)
+from cases.width.narrow import CASES, first_conv, head_edit, images, neuron_edit, second_conv, stirred_vit, vit
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -9,16 +9,7 @@ import torch
 from cases.models.habits import dataset, loader, tiny_vit
 from torch.nn import functional as F
 
-from prunerecover import (
-    Budget,
-    apply_plan,
-    load_pruned,
-    merge,
-    plan_depth,
-    plan_width,
-    save_pruned,
-    update_optimizer,
-)
+from prunerecover import Budget, apply_plan, load_pruned, merge, plan_depth, plan_width, save_pruned, update_optimizer
 
 
 def train(model, optimizer, scheduler, epochs=1):

@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.models.cached import (
-    assert_cache_is_exact,
-    generated,
-    keep_blocks,
-    numbers,
-    remove_attentions,
-    uncached,
-)
+from cases.models.cached import assert_cache_is_exact, generated, keep_blocks, numbers, remove_attentions, uncached
 from cases.models.decoders import OTHERS
 from cases.models.tiny import (
     BUILD,

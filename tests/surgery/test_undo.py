@@ -165,11 +165,7 @@ def test_what_no_plan_explains_comes_out_as_itself(error: Exception) -> None:
 @pytest.mark.parametrize(
     ("raised", "error", "message"),
     [
-        (
-            RuntimeError("shapes"),
-            ValueError,
-            r"an edit that fits this .* \(RuntimeError: shapes\)\. Was the plan",
-        ),
+        (RuntimeError("shapes"), ValueError, r"an edit that fits this .* \(RuntimeError: shapes\)\. Was the plan"),
         (torch.OutOfMemoryError("full"), torch.OutOfMemoryError, "full"),
     ],
 )

@@ -101,11 +101,7 @@ def outer(*callbacks: pl.Callback) -> dict[str, Any]:
     module, data = seeded(), Data()
     pl.seed_everything(3, verbose=False)
     runner = pl.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        callbacks=list(callbacks),
-        **QUIET,
-        reload_dataloaders_every_n_epochs=1,
+        max_epochs=2, accelerator="cpu", callbacks=list(callbacks), **QUIET, reload_dataloaders_every_n_epochs=1
     )
     runner.fit(module, datamodule=data)
     assert module._trainer is data.trainer is runner
