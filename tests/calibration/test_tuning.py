@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any
 
 import pytest
 import torch
@@ -77,16 +76,6 @@ def test_what_is_clearly_worse_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tuning, "MAP", 1e4)
     tuned, solved = (values(mapped("llama", build("llama"), tune)) for tune in (True, False))
     torch.testing.assert_close(tuned, solved, rtol=1e-6, atol=1e-7)  # learnt in single precision
-
-
-@pytest.mark.slow
-def test_the_model_is_left_as_it_was() -> None:
-    model: Any = build("llama")
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    mapped("llama", model)
-    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
-    assert all(p.grad is None for p in model.parameters())
-    assert not any(module._forward_hooks or "forward" in vars(module) for module in model.modules())
 
 
 STAND_INS = (("mlp", "affine"), ("attention", "constant"), ("activation", "affine"), ("activation", "slope_bias"))

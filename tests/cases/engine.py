@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cases.models.tiny import BUILD, TRANSFORMERS, tiny_images, tiny_inputs, tiny_timm
+from cases.models.tiny import BUILD, tiny_images, tiny_inputs, tiny_timm
 from cases.sampling import first
 from torch import Tensor, nn
 
@@ -26,7 +26,6 @@ TIMM: dict[str, dict[str, Any]] = {
     "timm": {},
     "timm_all": {"distilled": True, "init_values": 0.5, "drop_path_rate": 0.4, "qk_norm": True},
 }
-FAMILIES = (*TRANSFORMERS, *TIMM)
 UNLIKE = ("timm_all", "llama", "gpt2", "opt_post_norm", "bert")  # between them they have every kind of layout
 PLANNED = first(3, UNLIKE)
 UNGATED = ("timm", "timm_all", "gpt2", "opt", "opt_post_norm", "bert", "hf_vit")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,16 +11,15 @@ import torch
 from cases.models.decoders import DECODERS
 from cases.models.hand_made_groups import cross_entropy, images, resnet_groups, small_resnet, vit_groups
 from cases.models.tiny import tiny_inputs
-from cases.width.scores import Batch, context, perceptron, same
+from cases.width.scores import Batch, context, same
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from prunerecover import find_units
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.first_order import gate_taylor, r_score
 from prunerecover.importance.turned_stream import block_influence
 from prunerecover.model.hooks import recording
-from prunerecover.plan.groups import Group, Tap
+from prunerecover.plan.groups import Group
 
 
 def test_r_equals_the_finite_difference_of_shrinking_a_unit() -> None:
@@ -101,19 +99,6 @@ def test_gate_taylor_of_heads_and_neurons(make_vit: Callable[..., nn.Module]) ->
     for group in groups[:2]:
         expected = gate_taylor_by_loop(model, group, batches)
         assert torch.allclose(scores[group.name], expected, rtol=1e-3, atol=1e-14)
-
-
-def test_gates_leave_entries_of_no_unit_alone() -> None:
-    """A tap in the middle of a width: its gate is a gate on those entries alone."""
-    model, groups, batches = perceptron()
-    middle = replace(groups[0], size=2, taps=(Tap("first", dim=-1, offset=1, span=2),))
-    found = gate_taylor(context(model, [middle], batches, cross_entropy))["first"]
-    expected = torch.zeros(2, dtype=torch.float64)
-    for x, y in ((x[None], y[None]) for b in batches for x, y in zip(*b, strict=True)):
-        hidden = model.first(x)
-        (gradient,) = torch.autograd.grad(F.cross_entropy(model.second(hidden.relu()), y), hidden)
-        expected += (hidden * gradient).detach()[0, 1:5].view(2, 2).sum(1).abs() / 13
-    assert torch.allclose(found, expected)
 
 
 @pytest.mark.parametrize(

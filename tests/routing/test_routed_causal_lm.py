@@ -79,12 +79,6 @@ def test_sets_share_the_weights_of_the_dense_model(dense: nn.Module, routed: Rou
     assert len(routed.state_dict()) == len(dense.state_dict())
 
 
-def test_the_dense_model_is_left_as_it_is(dense: nn.Module) -> None:
-    before = dense(input_ids=PROMPTS).logits
-    RoutedCausalLM(dense, sets_of(dense), ByNumber()).generate(PROMPTS, **GREEDY)
-    assert torch.equal(dense(input_ids=PROMPTS).logits, before)
-
-
 def test_without_a_router_the_default_set_answers(dense: nn.Module) -> None:
     routed = RoutedCausalLM(dense, sets_of(dense), default="set 2")
     assert routed.route(PROMPTS) == [2, 2, 2]

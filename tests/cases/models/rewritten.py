@@ -127,18 +127,6 @@ class Joined(nn.Module):
         return self.last(joined) * self.gain + 1
 
 
-class Several(nn.Module):
-    """List of branches, partly called in the forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.branches = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-        self.aside = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return sum((branch(x) for branch in self.branches), x)
-
-
 def grown(cls: type[nn.Module], **kwargs: Any) -> nn.Module:
     torch.manual_seed(0)
     return cls(**kwargs)

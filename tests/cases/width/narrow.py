@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from prunerecover.plan.edits import Edit, Narrow, Rewrite
 from prunerecover.plan.groups import Setting, Slice
-from prunerecover.plan.plan import Plan
-from prunerecover.surgery.provenance import plan_for
 
 
 @dataclass(frozen=True)
@@ -210,10 +208,6 @@ def layer(name: str, *settings: Setting) -> Narrow:
 
 def images(n: int = 8) -> Tensor:
     return torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(2))
-
-
-def width_of(model: nn.Module, block: int) -> Plan:
-    return plan_for(model, [head_edit(block, (0, 2)), neuron_edit(block)], method="test")
 
 
 def stirred_vit() -> nn.Module:
