@@ -7,7 +7,7 @@ import sys
 
 import lightning.pytorch as pl
 import pytest
-from cases.models.habits import Parts, Plain, TwoNetworks, Wrapped, dataset, loader, tiny_vit, tokens
+from cases.models.habits import Parts, Plain, Wrapped, dataset, loader, tiny_vit, tokens
 from cases.paths import TESTS
 from cases.trainers import every_epoch, fit, prune
 
@@ -96,14 +96,6 @@ def test_resuming_with_fewer_callbacks_is_told(tmp_path):
     fit(tmp_path, Plain(), first, later, every_epoch(tmp_path))
     with pytest.warns(UserWarning, match="a run that also had DepthPrune.1, which this Trainer has not"):
         fit(tmp_path / "again", Plain(), again, resume=tmp_path / "epoch=0.ckpt")
-
-
-def test_target_is_named_once(tmp_path):
-    module = TwoNetworks()
-    named = DepthPrune(remove={"activation": 1}, target="net", calibration=8)
-    fit(tmp_path, module, named, DistillRecover(), PruneReport(pairs=0), epochs=1)
-    assert list(Ledger.of(module).plans) == ["net"]
-    assert (tmp_path / "report" / "report.md").is_file()
 
 
 def test_gated_model_says_why_it_has_no_activation(tmp_path):

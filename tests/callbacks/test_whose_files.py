@@ -132,16 +132,6 @@ def test_the_users_own_plan_beside_the_checkpoints_stays(tmp_path):
     fit(tmp_path, Plain(), resumed, every(tmp_path), epochs=2, resume=tmp_path / "epoch=0.ckpt")
 
 
-def test_a_good_copy_of_the_teacher_is_found_beside_a_broken_one(tmp_path):
-    fit(tmp_path, Plain(), prune(), DistillRecover(), every(tmp_path), epochs=2)
-    (teacher,) = tmp_path.glob("teacher-*")
-    other = tmp_path / "copied"
-    other.mkdir()
-    (other / "epoch=1.ckpt").write_bytes((tmp_path / "epoch=1.ckpt").read_bytes())
-    (other / teacher.name).write_bytes(b"cut off")
-    fit(other, Plain(), prune(), DistillRecover(), every(other), epochs=3, resume=other / "epoch=1.ckpt")
-
-
 def written(folder):
     """Everything in a folder but checkpoints, with the time of writing."""
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".ckpt")

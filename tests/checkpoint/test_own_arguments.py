@@ -1,9 +1,13 @@
-"""Checkpoints of modules with networks, optimizers and other objects among the saved arguments."""
+"""Checkpoints of modules with saved objects, and distributed ones; nothing in them is executed."""
 
 from __future__ import annotations
 
 import functools
+import os
+import pickle
 import pkgutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,10 @@ import pytest
 import torch
 from cases.files.lightning_files import Classifier, prune, rewrite, save, stirred
 from cases.models.tiny import tiny_images, tiny_timm
+from cases.paths import ROOT
+from lightning.fabric.utilities.load import _METADATA_FILENAME
 from torch import Tensor, nn
+from torch.distributed import checkpoint as dcp
 
 from prunerecover import load_pruned
 from prunerecover.callbacks.ledger.ledger import Ledger
@@ -116,3 +123,123 @@ def test_nothing_in_a_file_is_executed(tmp_path: Path) -> None:
     rewrite(path, lambda checkpoint: checkpoint["hyper_parameters"].update({"extra": [Executes()]}))
     assert torch.equal(load_pruned(path)(tiny_images()), module.net(tiny_images()))
     assert not trace.exists()
+
+
+def as_folder(file: Path, folder: Path, key: str = "state_dict") -> Path:
+    """Write a checkpoint's content as the strategies do: weights and moments in shards, the rest in meta.pt."""
+    checkpoint = torch.load(file, weights_only=True)
+    weights = checkpoint.pop("state_dict")
+    shards: dict[str, Any] = {key: weights, "optimizer_0": {"lr": 0.1, "names": ["a"]}}
+    dcp.save(shards, checkpoint_id=folder, no_dist=True)
+    torch.save(checkpoint, folder / _METADATA_FILENAME)
+    return folder
+
+
+@pytest.fixture
+def folder(file: Path, tmp_path: Path) -> Path:
+    return as_folder(file, tmp_path / "epoch=1.ckpt")
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model"])
+def test_a_folder_opens_as_the_file_does(key: str, file: Path, tmp_path: Path) -> None:
+    folder = as_folder(file, tmp_path / "epoch=1.ckpt", key)
+    for model in (None, Classifier):
+        wanted, found = state(load_pruned(file, model)), state(load_pruned(folder, model))
+        assert wanted.keys() == found.keys()
+        assert all(torch.equal(value, found[name]) for name, value in wanted.items())
+
+
+class Payload:
+    def __reduce__(self) -> Any:
+        return os.mkdir, (os.environ["PAYLOAD"],)
+
+
+def test_an_index_that_would_execute_code(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAYLOAD", str(tmp_path / "executed"))
+    (folder / ".metadata").write_bytes(pickle.dumps(Payload()))
+    with pytest.raises(ValueError, match=r"\(UnpicklingError: .metadata names \w+.mkdir, and nothing in"):
+        load_pruned(folder)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_an_index_that_names_files_elsewhere(folder: Path) -> None:
+    index = pickle.loads((folder / ".metadata").read_bytes())
+    for info in index.storage_data.values():
+        info.relative_path = f"../{info.relative_path}"
+    (folder / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(ValueError, match=r"names \.\./__0_0\.distcp, which is no file of the folder"):
+        load_pruned(folder)
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_a_folder_that_is_not_complete(name: str, folder: Path) -> None:
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="Expected a distributed checkpoint in .*Is a file missing or cut off"):
+        load_pruned(folder)
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match="Expected a distributed checkpoint in .*Is a file missing or cut off"):
+        load_pruned(folder)
+
+
+def test_a_folder_without_what_lightning_adds(folder: Path) -> None:
+    (folder / "meta.pt").unlink()
+    with pytest.raises(ValueError, match="but .* has no meta.pt, which holds what was pruned. Is the folder complete"):
+        load_pruned(folder)
+
+
+def test_a_folder_of_deepspeed(tmp_path: Path) -> None:
+    (tmp_path / "zero_to_fp32.py").touch()
+    with pytest.raises(FileNotFoundError, match="has no plan.json. It is one of DeepSpeed: make it one file with conv"):
+        load_pruned(tmp_path)
+
+
+def test_a_file_that_is_exported_as_a_folder(folder: Path, tmp_path: Path) -> None:
+    from prunerecover.recipes.cli.export import export
+
+    export(str(folder), str(tmp_path / "out"), target="net")
+    assert torch.equal(state(load_pruned(tmp_path / "out"))["head.weight"], state(load_pruned(folder))["head.weight"])
+
+
+FIT = """
+import sys
+from pathlib import Path
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from cases.two_ranks import DepthPrune, ModelCheckpoint, ONCE, Sharded, dataset, loader, pl, plan_depth, seeded
+from cases.models.habits import Plain
+from prunerecover import load_pruned
+
+folder, devices = Path(sys.argv[1]), int(sys.argv[2])
+plan = plan_depth(seeded().net, remove=ONCE["remove"], batches=[dataset().tensors[0]])
+strategy = ModelParallelStrategy(data_parallel_size=devices, tensor_parallel_size=1)
+keep = ModelCheckpoint(folder, filename="{epoch}")
+quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+runner = pl.Trainer(max_epochs=1, accelerator="cpu", devices=devices, strategy=strategy,
+                    callbacks=[DepthPrune(plan=plan), keep], **quiet)
+module = seeded(Sharded)
+runner.fit(module, loader())
+wanted = {name: value.full_tensor() for name, value in module.net.state_dict().items()}
+if runner.is_global_zero:
+    assert (folder / "epoch=0.ckpt" / "meta.pt").is_file()
+    network, whole = load_pruned(folder / "epoch=0.ckpt"), load_pruned(folder / "epoch=0.ckpt", Plain)
+    for found in (network.state_dict(), whole.net.state_dict()):
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(value, found[name]) for name, value in wanted.items())
+    print("the same")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_what_a_sharded_fit_saves_opens(devices: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FIT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    command = [sys.executable, str(script), str(tmp_path / "run"), str(devices)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout.count("the same") == 1, done.stderr[-4000:]

@@ -15,6 +15,7 @@ from cases.models.tiny import GATED
 from cases.sampling import one_in
 from torch import Tensor, nn
 
+from prunerecover import apply_plan, find_units, plan_depth
 from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.data_free import random
@@ -22,12 +23,11 @@ from prunerecover.importance.first_order import taylor
 from prunerecover.importance.gate_gradient import gate_gradient, gated
 from prunerecover.importance.registry import IMPORTANCES
 from prunerecover.importance.turned_stream import angular_distance, block_influence
+from prunerecover.importance.without_unit import cross_entropy
 from prunerecover.model.batches import as_inputs, call, predictions_of
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Replace
 from prunerecover.plan.units import Unit
-from prunerecover.planning.plan_depth import plan_depth
-from prunerecover.sites.find import find_units
 from prunerecover.surgery.apply_edits import apply_edits
 
 
@@ -242,3 +242,39 @@ def test_loss_that_does_not_run_the_model_is_explained() -> None:
     for importance in (taylor, gate_gradient):
         with pytest.raises(ValueError, match="no gradient reached any"):
             of(importance, model, units_of(model, "timm"), batches_of("timm"), loss=lambda _, batch: loss(other, batch))
+
+
+def loss_of_class_zero(model: nn.Module, batch: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(batch), torch.zeros(len(batch), dtype=torch.long))
+
+
+@pytest.mark.slow
+def test_a_score_is_the_loss_of_the_network_without_the_unit() -> None:
+    batches = batches_of("timm")
+    units = find_units(build("timm"), kinds=("block", "attention"))
+    context = DepthContext(model=build("timm"), units=units, batches=batches, loss=loss_of_class_zero, replace="zero")
+    scores = cross_entropy(context)
+    for unit in units:
+        model = build("timm").eval()
+        others = [other.name for other in units if other.kind == unit.kind and other is not unit]
+        apply_plan(model, plan_depth(model, remove={unit.kind: 1}, batches=batches, replace="zero", ignore=others))
+        samples = sum(map(len, batches))
+        wanted = sum(float(loss_of_class_zero(model, batch)) * len(batch) for batch in batches) / samples
+        assert scores[unit.name] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_it_needs_a_loss() -> None:
+    with pytest.raises(ValueError, match=r"argument loss=f\(model, batch\) for importance='cross_entropy'"):
+        plan_depth(build("timm"), remove={"attention": 1}, batches=batches_of("timm"), importance="cross_entropy")
+
+
+def test_layers_are_ranked_by_it() -> None:
+    plan = plan_depth(
+        build("timm"),
+        remove={"layer": 2},
+        batches=batches_of("timm"),
+        importance="cross_entropy",
+        loss=loss_of_class_zero,
+        search="rounds",
+    )
+    assert len(plan.removed["layer"]) == 2

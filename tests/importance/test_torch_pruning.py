@@ -1,24 +1,27 @@
-"""Importances of torch-pruning on our groups, against the library's own scores of its own groups."""
+"""Importances of torch-pruning on our groups, against the library's own scores of its groups; what they refuse."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch_pruning as tp
+from cases.models.tiny import tiny_gpt2, tiny_mixture
 from cases.width.groups import built, found_in
 from cases.width.oracle import rewritten
-from cases.width.plan_width import labelled_batches, vit
+from cases.width.plan_width import cnn, labelled_batches, vit
 from cases.width.scores import computed, context
 from torch import Tensor, nn
 
-from prunerecover import find_groups
+from prunerecover import Budget, find_groups, plan_width
 from prunerecover.importance.measuring.dependency_group import dependency_group
 from prunerecover.importance.measuring.losses import supervised_loss
 from prunerecover.importance.registry import compute_importances
 from prunerecover.importance.torch_pruning import torch_pruning_importance
 from prunerecover.plan.groups import Group
+from prunerecover.width.groups.experts import find_experts
 
 CLASSES = {
     "group_taylor": tp.importance.GroupTaylorImportance,
@@ -123,3 +126,67 @@ def test_a_class_of_the_users_own() -> None:
     projection = twin.get_submodule(head.name.replace("qkv", "proj")).weight.grad
     heads = projection.norm(dim=0).view(head.size, -1).mean(1)
     torch.testing.assert_close(found[head.name], heads.double(), rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["GroupHessianImportance", "OBDCImportance", "ActivationImportance"])
+def test_importances_that_collect_something_of_their_own(name: str) -> None:
+    message = f"but torch-pruning's {name} collects data of its own while batches run. Use GroupTaylorImportance"
+    with pytest.raises(ValueError, match=message):
+        plan_width(cnn(), Budget(macs=0.3), batches=labelled_batches(), importance=getattr(tp.importance, name)())
+
+
+def test_a_class_in_the_place_of_an_object() -> None:
+    message = r"but got the class GroupTaylorImportance\. Pass GroupTaylorImportance\(\.\.\.\)"
+    with pytest.raises(TypeError, match=message):
+        plan_width(cnn(), Budget(macs=0.3), batches=labelled_batches(), importance=tp.importance.GroupTaylorImportance)
+
+
+def test_experts_and_fused_weights_of_unknown_modules() -> None:
+    mixture = tiny_mixture("mixtral")
+    message = (
+        r"make and read the experts of 'model\.layers\.0.*' for a score of torch-pruning, but '.*' belongs to a Mixtral"
+    )
+    with pytest.raises(ValueError, match=message):
+        computed(context(mixture, find_experts(mixture)), ["group_magnitude"])
+    gpt = tiny_gpt2()
+    groups = find_groups(gpt, {"input_ids": torch.randint(3, 60, (2, 9))}).groups
+    message = r"belongs to a Conv1D, which it does not know. Leave the group out, ignore=\['transformer"
+    with pytest.raises(ValueError, match=message):
+        computed(context(gpt, groups), ["group_magnitude"])
+
+
+def test_groups_without_what_an_importance_looks_at() -> None:
+    message = (
+        "BNScaleImportance to score 48 channels of 'blocks.0.attn.qkv', which is made of Linear, but got no scores"
+    )
+    with pytest.raises(ValueError, match=message):
+        plan_width(vit(), Budget(macs=0.3), batches=labelled_batches(), importance=tp.importance.BNScaleImportance())
+
+
+def test_scores_that_the_library_divides_by_zero() -> None:
+    model = vit()
+    nn.init.zeros_(model.blocks[0].mlp.fc1.weight)
+    nn.init.zeros_(model.blocks[0].mlp.fc2.weight)
+    group = next(g for g in find_groups(model, labelled_batches()[0][0]).groups if g.name == "blocks.0.mlp.fc1")
+    with pytest.raises(ValueError, match="the scores of 'blocks.0.mlp.fc1' are not. Are they all zero?"):
+        computed(context(model, [group]), ["group_magnitude"])
+    whole = tp.importance.GroupMagnitudeImportance(normalizer=None)
+    assert not compute_importances(context(model, [group]), [whole])[0][group.name].any()
+
+
+def test_taylor_without_a_loss() -> None:
+    model = vit()
+    groups = find_groups(model, labelled_batches()[0][0]).groups
+    for signal in ("group_taylor", tp.importance.GroupTaylorImportance()):
+        with pytest.raises(ValueError, match=r"argument loss=f\(model, batch\) for importance=.*, but got none"):
+            compute_importances(context(model, groups, labelled_batches()), [signal])
+
+
+def test_groups_of_another_model() -> None:
+    model = vit()
+    group = find_groups(model, labelled_batches()[0][0]).groups[0]
+    other = replace(
+        group, slices=tuple(part.model_copy(update={"tensor": f"x.{part.tensor}"}) for part in group.slices)
+    )
+    with pytest.raises(ValueError, match="Expected a module at 'x.blocks"):
+        computed(context(model, [other]), ["lamp"])

@@ -6,9 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from cases.engine import UNLIKE, batch_of, build, output_of, unchanged
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from prunerecover.cost.macs import count_macs
+from prunerecover.cost.memory import peak_activations
+from prunerecover.families.describe import describe
 from prunerecover.model import batches as b
+from prunerecover.model.batches import ModelInputs, as_inputs
+from prunerecover.model.block_runner import BlockRunner
+from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.plan.edits import Remove
+from prunerecover.surgery.apply_edits import apply_edits, temporarily_applied
+from prunerecover.surgery.merging import block_removals
 
 
 def test_batches_of_every_form_reach_the_model_alike() -> None:
@@ -86,3 +97,163 @@ def test_an_encoder_decoder_makes_its_inputs_of_labels() -> None:
     assert "labels" not in b.without_labels({**batch, "decoder_input_ids": batch["labels"]}, model)
     assert "labels" not in b.without_labels(batch)
     assert {group.size for group in find_groups(model, batch, kinds=("neuron",)).groups} == {32}
+
+
+class Restless(nn.Module):
+    """Draws random numbers, and writes, exchanges and adds buffers in every forward pass, in evaluation mode too."""
+
+    def __init__(self, fail: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.norm.eval()
+        self.fail = fail
+        self.register_buffer("written", torch.zeros(2))
+        self.register_buffer("exchanged", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.written += 1
+        self.exchanged = torch.rand(2)
+        self.register_buffer("added", torch.rand(2))
+        if self.fail:
+            raise RuntimeError("on purpose")
+        return self.norm(self.linear(x)) + torch.rand(())
+
+
+def state(model: nn.Module) -> tuple[list[bool], dict[str, Tensor], list[int]]:
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    return [m.training for m in model.modules()], values, [id(b) for b in model.buffers()]
+
+
+def assert_untouched(model: nn.Module, before: tuple[list[bool], dict[str, Tensor], list[int]]) -> None:
+    modes, values, identities = state(model)
+    assert modes == before[0]
+    assert identities == before[2]
+    torch.testing.assert_close(values, before[1], rtol=0, atol=0)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_counting_and_measuring_leave_no_trace() -> None:
+    model = Restless().train()
+    model.norm.eval()
+    before, random = state(model), torch.get_rng_state()
+    count_macs(model, torch.ones(2, 4))
+    peak_activations(model, ModelInputs((torch.ones(2, 4),)), torch.device("cpu"))
+    assert_untouched(model, before)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_failing_forward_leaves_no_trace() -> None:
+    model = Restless(fail=True)
+    before, random = state(model), torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="on purpose"):
+        count_macs(model, torch.ones(2, 4))
+    assert_untouched(model, before)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_arithmetic_is_ordinary_whatever_the_caller_is_in() -> None:
+    net, x = nn.Linear(2, 2), torch.ones(1, 2)
+    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+        with ordinary_arithmetic():
+            out = net(x)
+            assert out.dtype == torch.float32
+            out.sum().backward()
+        assert net(x).dtype == torch.bfloat16
+        assert torch.is_inference_mode_enabled()
+    assert net.weight.grad is not None
+
+
+def test_buffers_that_were_made_in_inference_mode_are_restored() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    with torch.inference_mode(), evaluating(model):
+        model.train()
+        model(torch.rand(3, 4))
+        assert model[1].num_batches_tracked == 1
+    assert model[1].num_batches_tracked == 0
+    assert torch.equal(model[1].running_mean, torch.zeros(4))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradients_of_a_checkpointed_part_are_those_of_the_plain_one(reentrant: bool) -> None:
+    inner, outer, x = nn.Linear(4, 4), nn.Linear(4, 1), torch.randn(3, 4)
+    seen: list[Tensor] = []
+    handle = inner.register_forward_hook(lambda _, __, output: seen.append(output))
+    with uncompiled():
+        checkpointed = outer(checkpoint(inner, x, use_reentrant=reentrant)).sum()
+        found = torch.autograd.grad(checkpointed, inner.weight)
+    handle.remove()
+    assert len(seen) == 1  # it is not run again while gradients flow
+    assert torch.equal(found[0], torch.autograd.grad(outer(inner(x)).sum(), inner.weight)[0])
+    run = torch.utils.checkpoint.CheckpointFunction
+    assert issubclass(run, torch.autograd.Function)  # outside it is PyTorch's own again
+
+
+def runner_of(model: nn.Module) -> BlockRunner:
+    return BlockRunner(model, describe(model).container)
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_cached_sweep_equals_naive_sweep(name: str) -> None:
+    """Every removal of an attention, judged from stored hidden states, equals a full forward of a pruned model."""
+    model, batch = build(name), batch_of(name)
+    runner, inputs, hidden = runner_of(model), as_inputs(batch), None
+    layout = describe(model)
+    with torch.no_grad(), unchanged(model):
+        for index, block in enumerate(layout.blocks):
+            assert block.attention is not None
+            edit = Remove(unit=block.attention.path, kind="attention")
+            naive = build(name)
+            apply_edits(naive, [edit])
+            with temporarily_applied(model, edit, {}):
+                cached = runner.finish(inputs, index, hidden)
+            assert torch.allclose(cached, output_of(naive, batch), atol=1e-5)
+            hidden = runner.advance(inputs, index, hidden, index + 1)
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_skipped_block_equals_removed_block(name: str) -> None:
+    model, batch = build(name), batch_of(name)
+    runner, inputs = runner_of(model), as_inputs(batch)
+    with torch.no_grad(), unchanged(model):
+        hidden = runner.advance(inputs, 0, None, 1)
+        for index in (1, 2, 3):
+            naive = build(name)
+            apply_edits(naive, block_removals(naive, [index]))
+            with runner.skipping([index]):
+                cached = runner.finish(inputs, 1, hidden)
+            assert torch.allclose(cached, output_of(naive, batch), atol=1e-5)
+
+
+def test_blocks_that_answer_with_a_tuple_are_skipped_in_kind() -> None:
+    """As in GPT-2 and OPT of transformers 5.0: a tensor would be taken for a tuple, its first sample for the batch."""
+
+    class Tupled(nn.Module):
+        def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor]:
+            return (hidden + 1,)
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Tupled() for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x)[0]
+            return x
+
+    model, x = Stack(), torch.zeros(2, 3)
+    runner = BlockRunner(model, "blocks")
+    middle = runner.advance(as_inputs(x), 0, None, 2)
+    assert torch.equal(runner.finish(as_inputs(x), 2, middle), torch.full((2, 3), 3.0))
+    with runner.skipping([0, 1]):
+        assert torch.equal(runner.finish(as_inputs(x), 0, None), torch.full((2, 3), 1.0))
+
+
+def test_block_that_is_never_reached_is_an_error() -> None:
+    model = build("timm")
+    model.forward = lambda x: model.head(model.patch_embed(x).mean(1))
+    with pytest.raises(RuntimeError, match="Expected the model to run block 1, but its forward pass never reached it"):
+        runner_of(model).advance(as_inputs(batch_of("timm")), 0, None, 1)

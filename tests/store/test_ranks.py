@@ -61,13 +61,12 @@ def test_the_frontier_is_that_of_one_process(results: Any) -> None:
 
 @pytest.mark.parametrize("where", ["divergence", "rebase", "walk"])
 def test_what_one_fails_with_ends_the_planning_of_all(results: Any, where: str) -> None:
-    (first, seconds), (second, _) = results["failing"][where]
+    first, second = results["failing"][where]
     assert second == "OutOfMemoryError: no memory is left"
     if where == "walk":  # between two results
         assert first.startswith("RuntimeError: Expected all ranks to search until the end, but rank 1 has left: OutOf")
     else:
         assert first == "OutOfMemoryError: no memory is left This was on rank 1."
-    assert seconds < 60
 
 
 def test_ranks_that_ask_for_other_things_are_told(results: Any) -> None:

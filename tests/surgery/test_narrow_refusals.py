@@ -1,22 +1,41 @@
-"""Refusals of narrowing give the reason, and change nothing."""
+"""Refusals of narrowing give the reason, and change nothing; narrowed models are saved, reloaded and told of."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cases.engine import unchanged
 from cases.models.habits import tiny_vit
-from cases.width.narrow import CASES, CONV1, REWRITE, bias_of, first_conv, layer, norm, plain_attributes, reads, without
+from cases.width.masks import maps
+from cases.width.narrow import (
+    CASES,
+    CONV1,
+    REWRITE,
+    bias_of,
+    first_conv,
+    head_edit,
+    layer,
+    norm,
+    plain_attributes,
+    reads,
+    tensors_held,
+    without,
+)
 from cases.width.narrow_models import Configured, Depthwise, Experts, SmallCnn, Tied, Upsampling
 from pydantic import ValidationError
 from torch import nn
 
+from prunerecover import load_pruned, save_pruned
 from prunerecover.apply import apply_plan
-from prunerecover.plan.edits import Edit, Narrow, Rewrite
+from prunerecover.cost.macs import count_macs
+from prunerecover.plan.edits import Edit, Narrow, Remove, Rewrite
 from prunerecover.plan.groups import Setting, Slice
-from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.plan.removed_units import removed_units, shortened
+from prunerecover.surgery.apply_edits import apply_edits, undo
 from prunerecover.surgery.provenance import plan_for
 
 GROUPNORM = (Slice(tensor="0.weight", dim=0), bias_of("0"))
@@ -161,3 +180,62 @@ def test_plan_for_another_model_says_so_and_changes_nothing() -> None:
         match = r"The plan removes conv1\[1, 4, 5\]; this model's tensors have other names or sizes"
         with unchanged(other), pytest.raises(ValueError, match=match):
             apply_plan(other, plan)
+
+
+def test_removed_units_are_named_as_in_the_dense_model() -> None:
+    edits = [
+        first_conv((1, 4)),
+        Remove(unit="blocks.0", kind="block"),
+        head_edit(block=0, gone=(1,)),
+        first_conv((0, 4), of=6),
+        head_edit(block=0, gone=(1,), heads=3),
+    ]
+    found = removed_units(edits)
+    assert [unit.name for unit in found if unit.kind == "channel"] == ["conv1[1]", "conv1[4]", "conv1[0]", "conv1[6]"]
+    assert [unit.name for unit in found if unit.kind == "head"] == ["blocks.1.attn[1]", "blocks.1.attn[2]"]
+    assert {unit.leaves for unit in found} == {"nothing"}
+    assert shortened(unit.name for unit in found) == ["conv1[1, 4, 0, 6]", "blocks.0", "blocks.1.attn[1, 2]"]
+    assert shortened(f"conv1[{i}]" for i in range(9)) == ["conv1[9 units]"]
+
+
+def test_edits_that_do_not_follow_each_other_are_named_as_they_are() -> None:
+    found = removed_units([first_conv((1, 4)), first_conv((7,))])
+    assert [unit.name for unit in found] == ["conv1[1]", "conv1[4]", "conv1[7]"]
+
+
+def test_plan_of_a_cnn_counts_what_is_left() -> None:
+    model = CASES["convolution"].build()
+    with unchanged(model):
+        plan = plan_for(model, [first_conv()], method="test", example=maps()[:1])
+    apply_plan(model, plan)
+    assert plan.result.macs == count_macs(model, maps()[:1])
+    assert plan.source.constructor is None
+
+
+@pytest.mark.gpu
+def test_what_was_taken_waits_on_the_cpu_and_returns_to_the_device() -> None:
+    model = CASES["shortcut"].build().cuda()
+    before = {name: (tensor, tensor.clone()) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    journal = apply_edits(model, CASES["shortcut"].edits).journal
+    assert model.shortcut.weight.is_cuda
+    journal.to_cpu()
+    assert not any(tensor.is_cuda for entry in journal.entries for tensor in tensors_held(entry))
+    undo(model, journal)
+    after = dict((*model.named_parameters(), *model.named_buffers()))
+    assert all(after[name] is tensor and torch.equal(tensor, value) for name, (tensor, value) in before.items())
+    assert all(tensor.is_cuda for tensor in after.values())
+
+
+@pytest.mark.parametrize("name", ["shortcut", "experts", "tied"])
+def test_saved_equals_reloaded_into_a_dense_model(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    model = case.build()
+    plan = plan_for(model, case.edits, method="test")
+    apply_plan(model, plan)
+    save_pruned(model, plan, tmp_path / "pruned")
+    for fresh in (case.build(), case.build().to("meta")):
+        again = load_pruned(tmp_path / "pruned", fresh)
+        assert torch.equal(again(case.example()), model(case.example()))
+        assert repr(again) == repr(model)
+    if name == "tied":
+        assert again.head.weight is again.embed.weight

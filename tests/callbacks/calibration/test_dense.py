@@ -144,15 +144,3 @@ def test_default_loss_is_the_training_steps(tmp_path, make, importance):
 def test_manual_optimization_has_to_say(tmp_path):
     with pytest.raises(ValueError, match="because Manual optimizes manually and its training step does not return"):
         importance_of(tmp_path, Manual(), importance="gate_gradient")
-
-
-def test_lowest_of_each_type_goes_in_turn_while_training(tmp_path):
-    """Stage 1, step 2 of BoundaryDPT."""
-    torch.manual_seed(1)
-    module = Quiet()
-    schedule, remove = {"every": 1, "step": 1, "alternate": True}, {"attention": 2, "activation": 2}
-    steps = prune(remove=remove, importance="gate_gradient", replace="identity", schedule=schedule)
-    fit(tmp_path, module, steps, epochs=4)
-    kinds = [event.units[0].rpartition(".")[2] for event in Ledger.of(module).events]
-    assert kinds == ["attn", "act", "attn", "act"]
-    assert {e["leaves"] for e in Ledger.of(module).plans["net"].to_dict()["edits"]} == {"identity"}

@@ -15,11 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases.engine import equal, unchanged
-from cases.models.habits import Compiled, Manual, Plain
+from cases.models.habits import Compiled, Plain
 from cases.trials import CALIBRATION, LOSS, QUIET, Data, by_hand, seeded
 from torch.utils.data import DataLoader
 
-from prunerecover import DistillRecover, Plan, plan_depth
+from prunerecover import Plan, plan_depth
 from prunerecover.boundary.search import Trial
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.trials.nested import at_start_of_fit
@@ -70,14 +70,6 @@ def test_trials_of_a_compiled_network_do_not_train_the_original(
         assert TrialRunner(module, Data(), tmp_path / "trials.jsonl", LOSS)(trials[:1]) == pytest.approx(losses[:1])
     compiled = [inner for inner in module.modules() if inner._compiled_call_impl is not None]
     assert len(compiled) == 1  # as before
-
-
-def test_manual_optimization(tmp_path: Path, trials: list[Trial]) -> None:
-    module = seeded(Manual)
-    expected = by_hand(seeded(Manual), trials[2], DistillRecover(target="net")).callback_metrics["val_loss"]
-    with unchanged(module):
-        assert TrialRunner(module, Data(), tmp_path / "trials.jsonl", LOSS)(trials[2:]) == [float(expected)]
-    assert module.steps == 0
 
 
 class Searching(pl.Callback):
