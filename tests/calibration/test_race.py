@@ -7,10 +7,8 @@ import math
 import pytest
 import torch
 from cases.engine import batches_of, build
-from torch import Tensor
 
 from prunerecover.calibration.calibrator import Calibrator
-from prunerecover.calibration.held_out import HeldOut, Terms
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.family.calibrated_sets import CalibratedSets
 from prunerecover.depth.family_planner import FamilyPlanner
@@ -60,42 +58,6 @@ def test_what_a_bound_shows_to_be_beaten_is_not_run(calibrator: Calibrator) -> N
     best = min(whole, key=lambda name: whole[name])
     assert found.pop(best) == (pytest.approx(whole[best], rel=1e-6), True)
     assert set(found.values()) == {(math.inf, False)}
-
-
-def test_what_earlier_races_added_up_is_not_computed_again(
-    calibrator: Calibrator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A later race with new costs may have another winner, and continues after the terms of earlier races."""
-    runs = []
-    term = HeldOut._term
-
-    def counted(held_out: HeldOut, number: int, start: int, state: Tensor | None) -> float:
-        runs.append(number)
-        return term(held_out, number, start, state)
-
-    with evaluating(calibrator.model):
-        stand_ins = {
-            choice.unit: choice.candidate
-            for choice in calibrator.score(find_units(calibrator.model, kinds=KINDS)).values()
-        }
-        whole = [*calibrator.judge(stand_ins).values()]
-        known = {unit.name: Terms() for unit in stand_ins}
-        first = calibrator.race(stand_ins, [], own_cost, terms=known)
-        monkeypatch.setattr(HeldOut, "_term", counted)
-        assert calibrator.race(stand_ins, [], own_cost, terms=known) == first
-        assert not runs
-
-        winner = whole.index(min(whole))
-
-        def without_it(number: int, divergence: float) -> tuple[float, ...]:
-            return (divergence + (max(whole) if number == winner else 0.0),)
-
-        calibrator.race(stand_ins, [], without_it, terms=known)
-        with_known = len(runs)
-        found = calibrator.race(stand_ins, [], without_it)
-    assert 0 < with_known < len(runs) - with_known
-    best = min(range(len(whole)), key=lambda number: without_it(number, whole[number]))
-    assert [*found.values()][best] == (pytest.approx(whole[best], rel=1e-6), True)
 
 
 @pytest.mark.slow

@@ -154,7 +154,7 @@ def test_a_checkpoint_opens_as_its_module(name: str) -> None:
     assert_expected(logits(module, name), name)
 
 
-@pytest.mark.parametrize("network", ["vit", "cnn"])
+@pytest.mark.parametrize("network", [pytest.param("vit", marks=pytest.mark.slow), "cnn"])
 def test_a_fit_goes_on_from_a_checkpoint(network: str, tmp_path: Path) -> None:
     """The surgery still to come is planned as in the present version: closer to its budget, and tuned."""
     _, trainer = cases.fit(network, EXPECTED["images"], tmp_path, OLD / f"{network}.ckpt")

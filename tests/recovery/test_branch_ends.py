@@ -57,26 +57,6 @@ def test_ends_are_found_with_the_norm_behind_them(add: str) -> None:
     assert not any(module._forward_hooks for module in network.modules())
 
 
-class Scaled(Branches):
-    """A branch is added times a number."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.add(self.short(x), self.norm(self.second(F.relu(self.first(x)))), alpha=0.5)
-
-
-@torch.no_grad()
-def test_a_sum_is_in_units_of_what_the_layer_gives() -> None:
-    torch.manual_seed(0)
-    network, inputs = Scaled("scaled").eval(), ModelInputs((IMAGES,))
-    assert branch_ends(network, LAYERS, inputs) == {"second": "norm", "short": NO_NORM}
-    passes, before = FrontToBack(network, [inputs]), network(IMAGES)
-    ((_, total),) = at_end(passes, "second", "norm", inputs)
-    network.norm.bias += 1
-    ((_, more),) = at_end(passes, "second", "norm", inputs)
-    torch.testing.assert_close(more - total, torch.ones_like(before))
-    torch.testing.assert_close(at_end(FrontToBack(network, [inputs]), "short", NO_NORM, inputs)[0][1], before + 0.5)
-
-
 class Start(Branches):
     """Stream that is a layer's own output, read and updated by a branch."""
 

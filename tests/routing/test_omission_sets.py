@@ -28,12 +28,10 @@ def test_there_is_a_set_per_task_and_loss_and_a_static_one(sets: PlanSet) -> Non
     assert set(sets.names[1:]) <= {f"{task}/{loss}" for task in TASKS for loss in ("likelihood", "contrastive")}
     assert all(len(blocks) == 2 for blocks in sets.blocks)
     assert len(set(sets.blocks)) == len(sets.blocks)
-
-
-def test_the_first_blocks_stay_for_the_router(sets: PlanSet) -> None:
     assert sets.shared_prefix >= 2
 
 
+@pytest.mark.slow
 def test_one_search_gives_every_depth(sets: PlanSet) -> None:
     shorter = [plan.first(1).removed["block"] for plan in sets.plans]
     assert all(names[0] in plan.removed["block"] for names, plan in zip(shorter, sets.plans, strict=True))

@@ -19,8 +19,6 @@ from prunerecover.width.narrow_edits import narrow_edits
 
 HALVED = {
     "llama": {"intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},
-    "mistral": {"intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},
-    "qwen2": {"intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},
     "qwen3": {"intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},
     "hf_vit": {"intermediate_size": 24, "num_attention_heads": 2, "head_dim": 8},
     "bert": {"intermediate_size": 24},
@@ -44,7 +42,7 @@ def run(model: Any, name: str) -> torch.Tensor:
     return model(**tiny_inputs(name)).logits
 
 
-@pytest.mark.parametrize("name", one_in(3, HALVED))
+@pytest.mark.parametrize("name", one_in(2, HALVED))
 def test_layers_alike_make_a_standard_model(name: str, tmp_path: Path) -> None:
     model: Any = BUILD[name]()
     given = model.config
