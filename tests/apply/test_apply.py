@@ -1,4 +1,4 @@
-"""Plans on copies, wrapped and meta models alike, also by their path; a wrong one changes nothing."""
+"""Plans on copies, wrapped and meta models alike, also by path; a wrong plan changes no model."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_a_share_that_removing_everything_does_not_meet_is_refused() -> None:
 
 
 def test_a_share_of_latency_is_measured_per_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that counts parameters, the splits equal those of a share of parameters."""
+    """With a clock of parameters, the splits equal the splits of a share of parameters."""
     timed = counts_parameters(monkeypatch)
     model, told = build("timm"), Told(hill)
     planner = quick_planner(model)

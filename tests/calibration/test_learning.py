@@ -54,7 +54,7 @@ def test_gradients_are_those_of_the_divergence() -> None:
 
 
 class Torn(nn.Linear):
-    """Stops gradients at its output."""
+    """Stops gradients at the output."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).detach()

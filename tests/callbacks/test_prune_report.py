@@ -19,7 +19,7 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 
 
 class LogsNowAndThen(Plain):
-    """Logs a metric in every second validation, others at its end and over the training epoch."""
+    """Logs a metric in every second validation, and further metrics at the end and over the training epoch."""
 
     def training_step(self, batch, batch_idx):
         self.log("train_epoch", float(self.current_epoch), on_step=False, on_epoch=True)
@@ -43,7 +43,7 @@ class LogsOddNames(Plain):
 
 
 class Table(PruneReport):
-    """Skips the drawing of figures, which takes longest."""
+    """Skips the slow drawing of figures."""
 
     def _figures(self, *arguments):
         return {}

@@ -1,4 +1,4 @@
-"""Networks whose state holds more than parameters, and weights that are not finite or of several dtypes."""
+"""Networks with more state than parameters, and weights with infinite values or of several dtypes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ QUICK: dict[str, Any] = {"importance": "magnitude", "replace": "zero"}
 
 
 class Divided(nn.Module):
-    """Halves the weights before the first evaluation, and notes this and its input, like RWKV and Swin."""
+    """Halves the weights before the first evaluation, and notes the halving and the input, like RWKV and Swin."""
 
     def __init__(self, memory: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Checkpoints of modules with saved objects, and distributed ones; nothing in them is executed."""
+"""Checkpoints of modules with saved objects, and distributed checkpoints, without execution of code."""
 
 from __future__ import annotations
 

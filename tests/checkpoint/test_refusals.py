@@ -1,4 +1,4 @@
-"""Saving never destroys foreign content, and loading never returns a model that contradicts its plan and weights."""
+"""Saving never destroys foreign content, and loading never returns a model in contradiction to plan and weights."""
 
 from __future__ import annotations
 

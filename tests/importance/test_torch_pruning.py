@@ -1,4 +1,4 @@
-"""Importances of torch-pruning on our groups, against the library's own scores of its groups; what they refuse."""
+"""Importances of torch-pruning on our groups, against the library's own scores of the same groups; refusals."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from prunerecover.language.responses import chat_row, instruction_messages, inst
 
 @pytest.fixture(scope="module")
 def metaspace() -> PreTrainedTokenizerFast:
-    """Return a tokenizer that begins words and texts with a mark, like those of Llama 1 and 2."""
+    """Return a tokenizer with a mark before words and texts, like the tokenizers of Llama 1 and 2."""
     vocabulary = {name: i for i, name in enumerate(["<unk>", "▁", "▁a", "▁b", "▁c"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     marks = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]

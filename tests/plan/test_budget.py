@@ -1,4 +1,4 @@
-"""Budgets: their kinds and shares, and refused ones."""
+"""Budgets: kinds, shares and refusals."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Start(Branches):
 
 
 class Tokens(nn.Module):
-    """BatchNorm over tokens behind a layer that mixes tokens."""
+    """BatchNorm over tokens behind a mixer of tokens."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -200,7 +200,7 @@ def test_mixtures_are_adapted_where_it_was_planned(name, changes):
 
 
 def test_weights_that_fused_kernels_read_are_not_adapted():
-    """Mamba hands the weights of its projections to a kernel, which would bypass adapters."""
+    """Mamba hands the weights of the projections to a kernel, past any adapters."""
     shape = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
     network = MambaForCausalLM(MambaConfig(**shape, tie_word_embeddings=False))
     adapters = plan_adapters(network, SETTINGS)

@@ -84,7 +84,7 @@ def test_arguments(arguments: dict, error: type[Exception], message: str) -> Non
 
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
 def test_the_decay_takes_a_share_of_the_steps(shape: str) -> None:
-    """The decay equals a recovery from that step on, and the rate before it is constant."""
+    """The decay equals a recovery from the step of the start on, after a constant rate."""
     curve, last = RecoveryCurve(0, shape, decay=0.25), RecoveryCurve(0, shape, decay=1.0)
     found = [curve.factor(step, 40) for step in range(41)]
     assert found[:30] == [1] * 30
@@ -93,7 +93,7 @@ def test_the_decay_takes_a_share_of_the_steps(shape: str) -> None:
 
 
 class Twice(AdamW):
-    """Calls its parent's step, whose hooks torch calls again."""
+    """Calls the parent's step, with hooks called again by torch."""
 
     def step(self, closure=None):
         return super().step(closure)
@@ -187,7 +187,7 @@ def test_the_best_share_is_that_of_trainings_by_hand(kind: Callable[..., Optimiz
 
 @pytest.mark.parametrize("rate", [1e-4, 1e20])
 def test_steps_that_are_left_out_say_nothing_but_the_last_ones(rate: float) -> None:
-    """A loop that skips infinite losses skips all losses after a rate that is too high."""
+    """A loop without infinite losses skips all losses after too high a rate."""
     module, optimizer, losses = problem(SGD, rate)
 
     def guarded(index: int) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""Scores against torchmetrics; pairing with loaders that never repeat a sample."""
+"""Scores against torchmetrics; pairing with loaders without repetition."""
 
 from __future__ import annotations
 

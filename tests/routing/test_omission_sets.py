@@ -39,7 +39,7 @@ def test_one_search_gives_every_depth(sets: PlanSet) -> None:
 
 @pytest.mark.slow
 def test_blocks_that_leave_an_identity_are_refused_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DiffLlama computes with the numbers of its layers, so a removed block cannot be closed up."""
+    """DiffLlama computes with the layers' numbers, so the gap of a removed block cannot be closed."""
     monkeypatch.setattr("prunerecover.routing.omission_sets.plan_depth", None)
     with pytest.raises(ValueError, match=r"without model.layers.2 the rest of this DiffLlamaForCausalLM is no model"):
         plan_omission_sets(tiny_diff_llama(), TASKS, encoding(), 1)

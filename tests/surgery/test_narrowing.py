@@ -1,4 +1,4 @@
-"""Width surgery: narrowed equals masked, all or nothing, and it can be undone."""
+"""Width surgery: narrowed equals masked, all or nothing, with an exact undo."""
 
 from __future__ import annotations
 

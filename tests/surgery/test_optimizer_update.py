@@ -65,7 +65,7 @@ def test_named_parameters_keep_their_names():
 
 
 def test_lbfgs_starts_anew():
-    """After surgery, its steps equal those of a new optimizer."""
+    """Steps after surgery equal the steps of a new optimizer."""
     model, (images, labels) = tiny_vit(), next(iter(loader(shuffle=False)))
 
     def steps(net, optimizer):

@@ -1,4 +1,4 @@
-"""Evenly narrowed transformers models are standard ones: `save_pretrained` and `from_pretrained` reopen them."""
+"""Evenly narrowed transformers models are standard models: `save_pretrained` and `from_pretrained` reopen them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Surgery is all or nothing: it can be undone, and a failed edit or plan leaves the model untouched."""
+"""Surgery is all or nothing: undo is exact, and a failed edit or plan leaves the model untouched."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Interrupted(RuntimeError):
 
 
 def interrupt_at(line: int) -> Callable[..., Any]:
-    """Return a trace function that raises at a line of surgery, but not during its undo."""
+    """Return a trace function with an exception at a line of surgery, but not during the undo."""
     left = itertools.count(line, -1)
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -142,7 +142,7 @@ def test_an_interruption_at_any_line_comes_out_as_itself_and_leaves_the_model_un
 
 
 class Sealed(nn.Module):
-    """User's module that refuses other children once told to."""
+    """User's module with a refusal of new children on demand."""
 
     error: Exception | None = None
 

@@ -47,7 +47,7 @@ def test_models_that_are_made_anew_or_hold_adapters_are_refused(tmp_path: Path) 
 
 
 def test_models_in_pieces_or_copies_are_refused(tmp_path: Path) -> None:
-    """Strategies that cannot start on this machine are simulated by the Trainer's attributes."""
+    """Strategies of other machines are simulated by the Trainer's attributes."""
     trainer = trainer_of(tmp_path)
     for name in ("is_fsdp_enabled", "is_deepspeed_enabled", "is_distributed_loading_by_transformers"):
         setattr(trainer, name, True)

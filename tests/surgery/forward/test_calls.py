@@ -95,7 +95,7 @@ def test_operations_are_named_as_a_watch_on_the_run_names_them(name: str) -> Non
 
 
 class Both(nn.Module):
-    """Child that is called like an operation."""
+    """Child with the name of an operation."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Forwards that cannot be rewritten are refused with the reason, and nothing is changed."""
+"""Forwards beyond rewriting are refused with the reason, without a change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewritten modules are ordinary ones, and the edit that removes calls is applied, undone, saved and replayed."""
+"""Rewritten modules are ordinary modules, and the removal of calls is applied, undone, saved and replayed."""
 
 from __future__ import annotations
 
