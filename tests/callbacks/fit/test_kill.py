@@ -35,16 +35,6 @@ def killed(tmp_path, *arguments):
 
 
 @pytest.mark.slow
-def test_steps_until_a_metric_falls_killed_and_resumed_equal_those_left_alone(tmp_path):
-    """Two kills; twenty in benchmarks/."""
-    result = killed(tmp_path, "--run", "quality", "--kills", "2", "--seed", "1")
-    assert result["bitwise_equal"]
-    assert result["same_surgeries"]
-    assert [step["kept"] for step in result["steps"]][-1] is False
-    assert [kill["moment"] for kill in result["kills_one_by_one"]] == ["surgery", "back"]
-
-
-@pytest.mark.slow
 def test_killed_and_resumed_equals_uninterrupted(tmp_path):
     result = killed(tmp_path, "--kills", "4", "--epochs", "8", "--seed", "4")
     assert result["bitwise_equal"]
