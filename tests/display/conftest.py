@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import time
 
 import pytest
 import rich
@@ -25,7 +26,13 @@ def terminal(monkeypatch):
 
 @pytest.fixture
 def said(monkeypatch, caplog):
-    """Return the package's messages, with progress lines every 20 milliseconds."""
+    """Return a function that waits for a number of the package's messages, with a progress line every 20 ms."""
     monkeypatch.setattr(lines, "EVERY", 0.02)
     caplog.set_level(logging.INFO, "prunerecover")
-    return lambda: [record.getMessage() for record in caplog.records if record.name == "prunerecover"]
+
+    def messages(number=0):
+        while len(found := [one.getMessage() for one in caplog.records if one.name == "prunerecover"]) < number:
+            time.sleep(0.01)
+        return found
+
+    return messages

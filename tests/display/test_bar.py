@@ -6,7 +6,6 @@ import os
 import pty
 import subprocess
 import sys
-import time
 
 import pytest
 import rich
@@ -39,7 +38,7 @@ def test_lines_take_the_place_of_a_bar_that_makes_room(terminal, said):
     with progress("planning"):
         with beside_other_displays():
             assert not rich.get_console()._live_stack
-            time.sleep(0.05)
+            said(1)
         assert rich.get_console()._live_stack
     assert said()[0] == "prunerecover: planning, 10 seconds so far."
     with beside_other_displays(), progress("alone"):

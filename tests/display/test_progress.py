@@ -114,7 +114,7 @@ def test_nothing_where_there_is_no_terminal(capsys):
 def test_lines_say_how_far_it_is_where_there_is_no_terminal(said):
     with progress("planning", expected=12_000), progress("ranking", 4) as advance:
         advance()
-        time.sleep(0.05)
+        said(2)
     first, then, *_ = said()
     assert first == "prunerecover: planning takes about 3 hours."
     assert then == "prunerecover: planning: ranking (1/4), 0% done, about 3 hours left."
@@ -130,7 +130,7 @@ from prunerecover.display import lines
 from prunerecover.display.progress import progress
 lines.EVERY = 0.1
 with progress("planning"):
-    time.sleep(0.15)
+    time.sleep(0.5)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == ""

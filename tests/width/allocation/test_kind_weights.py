@@ -142,6 +142,7 @@ def test_single_samples_leave_statistics_as_they_are() -> None:
     network = nn.Sequential(vit(), nn.BatchNorm1d(4)).eval()
     images, labels = labelled_batches()[0]
     single = [(x[None], y[None]) for x, y in zip(images, labels, strict=True)]
+    assert plan_width(network, Budget(macs=0.3), batches=single).made_by.method == "width/program"
     plan = plan_width(network, Budget(macs=0.3), batches=single, allocation="per_cost")
     assert set(plan.evidence["rates"]) == set(KINDS)
 
