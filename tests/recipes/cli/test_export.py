@@ -188,6 +188,7 @@ def test_torch_export(model: nn.Module) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model", CASES[:1], indirect=True)
 def test_onnx(model: nn.Module, tmp_path: Path) -> None:
     import onnxruntime
 
@@ -202,6 +203,7 @@ def test_onnx(model: nn.Module, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model", CASES[:1], indirect=True)
 def test_torch_compile(model: nn.Module) -> None:
     compiled = torch.compile(model, fullgraph=True)
     torch.testing.assert_close(compiled(tiny_images(seed=2)), model(tiny_images(seed=2)), rtol=1e-4, atol=1e-4)
