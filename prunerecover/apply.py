@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Form
 from prunerecover.calibration.stand_in_fits import refit_in_order
+from prunerecover.library.blocks_anew import layers_before_blocks
 from prunerecover.library.heads_anew import heads_anew
 from prunerecover.model.batches import Batches, CalibrationSet
 from prunerecover.model.copies import deep_copy
@@ -90,12 +91,13 @@ def refit(session: Session, plan: Plan) -> Plan:
         plan: Plan, as of `refit_plan`.
     """
     samples, judge, seed = session.samples, session.output, session.seed
+    blocks = [unit.name for unit in removed_units(plan.edits) if unit.kind == "block" and unit.leaves != "map"]
     with session.evaluating():
 
         def depth(done: Sequence[Edit], stage: Sequence[Edit], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             refits = [edit for edit in stage if isinstance(edit, Refit)]
             if refits:
-                return _fit_layers(session, done, refits, tensors)
+                return _fit_layers(session, done, refits, tensors, blocks)
             fitted = [edit for edit in stage if isinstance(edit, Replace | Fold) and edit.tensors]
             if fitted:
                 return _fit_depth(judge.pruned(done, tensors), stage, fitted, samples, seed)
@@ -107,9 +109,15 @@ def refit(session: Session, plan: Plan) -> Plan:
 
 
 def _fit_layers(
-    session: Session, done: Sequence[Edit], refits: Sequence[Refit], tensors: Mapping[str, Tensor]
+    session: Session,
+    done: Sequence[Edit],
+    refits: Sequence[Refit],
+    tensors: Mapping[str, Tensor],
+    gone: Sequence[str],
 ) -> dict[str, Tensor]:
     """Return the values of layers, by least squares from the present inputs to the dense outputs.
+
+    A layer right before removed blocks, whose names are `gone`, leads to the dense stream behind.
 
     Raises:
         ValueError: If a layer cannot be fitted by least squares.
@@ -121,12 +129,12 @@ def _fit_layers(
         return found
     network = deep_copy(session.output.pruned([*done, *heads], {**tensors, **found}))
     _check_refitted_whole(network, others)
-    units = {edit.unit for edit in others}
+    before = layers_before_blocks(session, network, gone) if gone else {}
+    units = {edit.unit for edit in others} - before.keys()
     fit_layers(network, session.model, Plan(edits=tuple(done)), session.samples.whole, seed=session.seed, only=units)
     for edit in others:
-        layer = get_module(network, edit.unit)
-        for name, key in zip(edit.names, edit.tensors, strict=True):
-            found[key] = layer.get_parameter(name).detach().float().cpu()
+        fitted = before.get(edit.unit) or dict(get_module(network, edit.unit).named_parameters())
+        found |= {key: fitted[name].detach().float().cpu() for name, key in zip(edit.names, edit.tensors, strict=True)}
     return found
 
 

@@ -9,7 +9,7 @@ with an output per token, such as language models, all tokens weigh the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -103,25 +103,47 @@ def row_weights(
     """
     generator, modules = torch.Generator().manual_seed(seed), dict(model.named_modules())
     found = [TokenWeights(batches) for _ in paths]
+    own, per_row = [modules[path] for path in paths], True
     for batch in batches:
-        given: list[Tensor] = []
-
-        def keep(_: nn.Module, __: Any, output: Tensor, given: list[Tensor] = given) -> Tensor:
-            given.append(output if given else output.detach().requires_grad_())
-            return given[-1]
-
-        with removed_after(*(modules[path].register_forward_hook(keep) for path in paths)), torch.enable_grad():
-            output = predictions_of(call(model, batch))
-            if output.ndim >= 3 and output.shape[:-1] == given[0].shape[:-1]:  # an output per row
-                gradients = tuple(torch.ones_like(own[..., :1]).detach() for own in given)
-            else:
-                score = _log_likelihood(without_padding(output, batch), generator)
-                gradients = torch.autograd.grad(score, given, allow_unused=True, materialize_grads=True)
-        for own, gradient in zip(found, gradients, strict=True):
-            own.add([gradient.float().square().sum(-1).reshape(batch.n_samples, -1)])
-    for own in found:
-        own.finish()
+        ones = _ones_by_row(model, own, batch) if per_row else None
+        per_row = ones is not None
+        squares = _squares_by_row(model, own, batch, generator) if ones is None else ones
+        for weights, rows in zip(found, squares, strict=True):
+            weights.add([rows])
+    for weights in found:
+        weights.finish()
     return found
+
+
+def _ones_by_row(model: nn.Module, modules: Sequence[nn.Module], batch: ModelInputs) -> list[Tensor] | None:
+    """Return a one for each row of each module's output, by sample; None if the model's output is not one per row."""
+    rows: list[torch.Size] = []
+    with torch.no_grad(), removed_after(*(one.register_forward_hook(_shape_into(rows)) for one in modules)):
+        output = predictions_of(call(model, batch))
+    if output.ndim < 3 or output.shape[:-1] != rows[0]:
+        return None
+    return [output.new_ones(shape).float().reshape(batch.n_samples, -1) for shape in rows]
+
+
+def _shape_into(rows: list[torch.Size]) -> Callable[[nn.Module, Any, Tensor], None]:
+    return lambda _, __, output: rows.append(output.shape[:-1])
+
+
+def _squares_by_row(
+    model: nn.Module, modules: Sequence[nn.Module], batch: ModelInputs, generator: torch.Generator
+) -> list[Tensor]:
+    """Return the squared gradients of the rows of each module's output, by sample."""
+    given: list[Tensor] = []
+
+    def keep(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        given.append(output if given else output.detach().requires_grad_())
+        return given[-1]
+
+    with removed_after(*(one.register_forward_hook(keep) for one in modules)), torch.enable_grad():
+        output = predictions_of(call(model, batch))
+        score = _log_likelihood(without_padding(output, batch), generator)
+        gradients = torch.autograd.grad(score, given, allow_unused=True, materialize_grads=True)
+    return [one.float().square().sum(-1).reshape(batch.n_samples, -1) for one in gradients]
 
 
 def _every_token_answers(runner: BlockRunner, batch: ModelInputs) -> bool:

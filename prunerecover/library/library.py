@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isnan, nan
 from typing import Any
 
 import torch
@@ -17,14 +17,13 @@ from prunerecover.depth.graph_fits import fit_places
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe, is_supported
-from prunerecover.graph.trace import trace_graph
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.library.blocks import blocks_of
 from prunerecover.library.edits import FITTED, Chosen, EditMaker, Fit
 from prunerecover.library.head_sizes import smaller_heads
 from prunerecover.library.moments import LARGEST, StationMoments
 from prunerecover.library.scoring import Scorer
-from prunerecover.library.stations import Station, is_read, stations_of
+from prunerecover.library.stations import Station, graph_of_few, is_read, stations_of
 from prunerecover.library.variants import BRANCHES, DENSE, LibrarySite, Variant, sites_of
 from prunerecover.library.walk import Moments, Walks
 from prunerecover.model.linears import linear_shape
@@ -91,7 +90,7 @@ class Library:
         self.stand_ins = _stand_ins(removals, session)
         self.lists = () if removals is None else _lists(removals, [unit.name for unit in units])
         self.graph = traced.graph
-        several = trace_graph(session.model, session.first.select(torch.arange(min(2, session.first.n_samples))))
+        several = graph_of_few(session.model, session.first)
         bare = sites_of(units, groups, scores, {unit.name: ("zero",) for unit in units})
         self.stations = stations_of(session.model, several, bare)
         at = {station.site for station in self.stations}
@@ -109,6 +108,13 @@ class Library:
         self.walks = Walks(session.model, self.maker, self.stations, self.blocks, fit, self.fitted_at, weights)
         self.scorer = Scorer(session.model, traced.graph, self.maker, session.samples.held_out)
         self.scored: dict[str, dict[str, Scored]] = {}
+
+    @property
+    def fits_depth(self) -> bool:
+        """Whether a fit takes over for units of depth: for branches in their place, for blocks in the layer before."""
+        at, kinds = {station.site for station in self.stations}, {site.kind for site in self.sites.values()}
+        branches = (site.name for site in self.sites.values() if site.kind in BRANCHES)
+        return at.issuperset(branches) and ("block" not in kinds or bool(self.blocks.around))
 
     def fitted_at(self, number: int, chosen: Chosen, moments: Moments) -> Chosen:
         """Return the part of a choice fitted at a station: the site's variant, or else a removed block behind.
@@ -190,7 +196,7 @@ class Library:
         for name, site in self.sites.items():
             self.scored[name] = {DENSE: Scored(site.variant(DENSE), Fit(), 0.0)}
             for variant in site.variants[1:]:
-                self.scored[name][variant.name] = Scored(*self.changed({}, name, variant.name, moments)[name], nan)
+                self.scored[name][variant.name] = Scored(*self.changed({}, name, variant.name, moments)[name], math.nan)
         self.measured([(name, v.name) for name, site in self.sites.items() for v in site.variants if v.scored])
 
     def measured(self, asked: Sequence[tuple[str, str]]) -> list[float]:
@@ -199,7 +205,7 @@ class Library:
         Args:
             asked: Names of sites and variants.
         """
-        new = [(site, name) for site, name in asked if isnan(self.scored[site][name].divergence)]
+        new = [(site, name) for site, name in asked if math.isnan(self.scored[site][name].divergence)]
 
         def divergence(number: int) -> float:
             site, name = new[number]
@@ -214,7 +220,7 @@ class Library:
     def known_scores(self) -> dict[str, dict[str, float]]:
         """Return the measured scores, by site and variant."""
         return {
-            site: {name: max(0.0, one.divergence) for name, one in own.items() if not isnan(one.divergence)}
+            site: {name: max(0.0, one.divergence) for name, one in own.items() if not math.isnan(one.divergence)}
             for site, own in self.scored.items()
         }
 

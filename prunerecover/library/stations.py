@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from prunerecover.calibration.front_to_back import FrontToBack
 from prunerecover.graph.computation_graph import ComputationGraph
+from prunerecover.graph.trace import trace_graph
 from prunerecover.library.variants import LibrarySite
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.hooks import first_tensor, until_reached
@@ -57,13 +59,22 @@ class Seen:
     factor: float = 1.0
 
 
+def graph_of_few(model: nn.Module, inputs: ModelInputs) -> ComputationGraph:
+    """Return the graph of a network on two samples: with one, broadcast operands of a sum have the shape of full ones.
+
+    Args:
+        model: Dense network, in evaluation mode.
+        inputs: Batch; of a single sample, if there are no more.
+    """
+    return trace_graph(model, inputs.select(torch.arange(min(2, inputs.n_samples))))
+
+
 def stations_of(model: nn.Module, graph: ComputationGraph, sites: Sequence[LibrarySite]) -> tuple[Station, ...]:
     """Return the stations of a network, in order of execution: one for each branch, and one at the end of each block.
 
     Args:
         model: Dense network, in evaluation mode.
-        graph: Computation graph of the network on more than one sample, if available: with one sample, broadcast
-            operands of a sum have the shape of full operands.
+        graph: Computation graph of the network; see `graph_of_few`.
         sites: Sites.
     """
     found = dict[str, Station]()

@@ -36,6 +36,7 @@ class Walks:
         batches: Calibration samples on the model's device.
         fitted_at: Function that returns the part of a choice fitted at a station, given the moments there.
         weights: Weights of rows at each station; empty: equal weights.
+        start: Network in which walks begin, such as a copy with other edits; None: the dense network.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class Walks:
         batches: Sequence[ModelInputs],
         fitted_at: FitAt,
         weights: Sequence[TokenWeights] = (),
+        start: nn.Module | None = None,
     ) -> None:
-        self.model, self.maker, self.stations, self.blocks = model, maker, stations, blocks
+        self.start = model if start is None else start
+        self.maker, self.stations, self.blocks = maker, stations, blocks
         self.batches, self.fitted_at, self.weights = batches, fitted_at, weights
         self.streams = DenseStreams(model, stations, batches)
 
@@ -63,7 +66,7 @@ class Walks:
             The choice with new fits, and the moments of every station with its own site unchanged, behind the earlier
             choices, towards each stream that the station may have to lead to.
         """
-        network, at = share_copy(self.model).eval(), {station.site for station in self.stations}
+        network, at = share_copy(self.start).eval(), {station.site for station in self.stations}
         gone = self.maker.gone_blocks(chosen)
         found = {site: own for site, own in chosen.items() if site not in at}
         found |= {block: (chosen[block][0], Fit()) for block in gone if block in self.blocks.around}

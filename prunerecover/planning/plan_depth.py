@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace as with_arguments
 from pathlib import Path
+from typing import Any, get_args
 
 from torch import nn
 
 from prunerecover.depth.arguments import DepthConfig, budget_of
+from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.planners import planner_for
 from prunerecover.display.interrupted import resumable
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import Divergence, comparing_by
+from prunerecover.families.describe import is_supported
 from prunerecover.importance.context import Importance
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.importance.saved_scores import SavedScores
+from prunerecover.model.arguments import check_patterns, matches
 from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.evidence import DepthEvidence, RemovedShare
 from prunerecover.plan.plan import Plan
+from prunerecover.planning.arguments import PruningConfig
+from prunerecover.planning.budget_search import BudgetSearch, Candidate
+from prunerecover.planning.planner import Planner
+from prunerecover.refusal import Refusal
 from prunerecover.session.asked import planned_as_asked
 from prunerecover.session.session import Session
+from prunerecover.sites.find import find_units
 from prunerecover.store.search_store import results_in
+
+LIBRARY_KINDS = ("block", "attention", "mlp")  # of the units in a library for depth alone
 
 
 def plan_depth(
@@ -60,22 +73,25 @@ def plan_depth(
             distance of attentions and MLPs need a supported family.
         loss: `loss(model, batch) -> scalar`, for "cross_entropy" and importances with gradients.
         replace: Replacement of removed units. "calibrated" fits replacements, picks each by its effect on the output
-            and tunes all on the output, without labels. Whole blocks of a supported family leave a map in the layer
-            before, without new parameters; units known from the graph alone leave a linear map of the channels, a slope
-            and bias, or a constant, where that changes the output less for its cost. "zero" and "identity" are there by
-            name.
-        search: Search by name; None (the default): "greedy" in supported families, "joint" in other networks, where
-            divergence ranks, else "one_shot". "joint" removes one unit at a time by divergence per saved cost, ranks
-            the others again on the pruned network, and then exchanges chosen units for better ones: units interact.
-            "greedy" does so without exchanges, and "exact" judges every unit at each step, instead of promising units
-            alone. For a share of a cost in a supported family, all three also search without blocks, without MLPs and
-            without activations, and keep the best set. They minimise the output divergence, or, with
-            importance="cross_entropy", the `loss`: the likelihood of text (`language.likelihood.next_token_loss`), of
-            answers (`answer_loss`), or your own. "run" takes one contiguous run of blocks of a supported family: among
-            the runs that turn the residual stream least, the run of least output divergence, or, with
-            importance="angular_distance", of least angle at the last token (Gromov et al., arXiv 2403.17887), or, with
-            importance="block_influence", of least mean cosine distance. "one_shot" ranks once. "two_to_one" ranks once,
-            and takes two other units for each attention; "rounds" ranks again after each removal, by any importance.
+            and tunes all on the output, without labels. Whole blocks leave a refit or map in the layer before, without
+            new parameters; units known from the graph alone leave a linear map of the channels, a slope and bias, or a
+            constant, where that changes the output less for its cost. "zero" and "identity" are there by name.
+        search: Search by name; None (the default): the best available. For a share of a cost in a supported family, by
+            output divergence with calibrated replacements, that is the integer program over the library of variants, as
+            in `plan_pruning`: blocks, attentions and MLPs are fitted and scored alone, solved for, and the choice is
+            refined. Activations and layers by `kinds`, mixtures of experts and norms behind branches are not in that
+            library; there "greedy" is the default, and "joint" in other networks. "joint" removes one unit at a time by
+            divergence per saved cost, ranks the others again on the pruned network, and then exchanges chosen units for
+            better ones: units interact. "greedy" does so without exchanges, and "exact" judges every unit at each step,
+            instead of promising units alone. For a share of a cost in a supported family, all three also search without
+            blocks, without MLPs and without activations, and keep the best set. They minimise the output divergence,
+            or, with importance="cross_entropy", the `loss`: the likelihood of text
+            (`language.likelihood.next_token_loss`), of answers (`answer_loss`), or your own. "run" takes one contiguous
+            run of blocks of a supported family: among the runs that turn the residual stream least, the run of least
+            output divergence, or, with importance="angular_distance", of least angle at the last token (Gromov et al.,
+            arXiv 2403.17887), or, with importance="block_influence", of least mean cosine distance. "one_shot" ranks
+            once. "two_to_one" ranks once, and takes two other units for each attention; "rounds" ranks again after each
+            removal, by any importance.
         kinds: Kinds of removable units, for a budget in a share of cost; None: all kinds but layers in supported
             families, all in other networks. A budget in units names its kinds itself.
         include_strided: Whether layers that change spatial dimensions may go, too, replaced by a pooling.
@@ -124,5 +140,77 @@ def depth_plan(session: Session, budget: Budget, config: DepthConfig) -> Plan:
         budget: Budget, as in `plan_depth`.
         config: All other arguments of `plan_depth`.
     """
-    with progress("planning depth"), resumable(config.store, "result", results_in):
-        return planned_as_asked(session, budget, lambda shares: planner_for(session, shares, config).plan(shares))
+    with progress("planning depth"):
+        return planned_as_asked(session, budget, lambda shares: _in_shares(session, shares, config))
+
+
+def _in_shares(session: Session, budget: Budget, config: DepthConfig) -> Plan:
+    """Return the plan of a budget in shares or units: out of the library where the library serves, else by a search."""
+    if _is_usual(session, budget, config):
+        try:
+            planner = _library_planner(session, budget, config)
+            with session.evaluating():
+                serves = session.output.comparable and planner.unscored.fits_depth
+            if serves:
+                return _out_of_library(planner, budget, config)
+        except (Refusal, NotRemovable):  # no unit may go, or units are too large for so much: told by the search
+            pass
+    with resumable(config.store, "result", results_in):
+        return planner_for(session, budget, config).plan(budget)
+
+
+def _is_usual(session: Session, budget: Budget, config: DepthConfig) -> bool:
+    """Whether a share of a cost of a supported family is planned with enough samples, and nothing else is asked for."""
+    usual = with_arguments(config, kinds=None, ignore=(), seed=0, store=None) == DepthConfig()
+    share = budget.share is not None and budget.share[1] > 0
+    known = set(config.kinds or LIBRARY_KINDS) <= set(LIBRARY_KINDS) and is_supported(session.model)
+    return usual and share and known and session.samples.enough
+
+
+def _library_planner(session: Session, budget: Budget, config: DepthConfig) -> Planner:
+    """Return the planner of a budget out of a library of depth alone.
+
+    Raises:
+        ValueError: If a pattern in `ignore` matches nothing, or everything.
+    """
+    kinds = config.kinds or LIBRARY_KINDS
+    check_patterns(config.ignore, [unit.name for unit in find_units(session.model)], "units")
+    names = [unit.name for unit in find_units(session.model, kinds=kinds)]
+    ignore = [pattern for pattern in config.ignore if any(matches(name, (pattern,)) for name in names)]
+    shared = PruningConfig(kinds=kinds, ignore=ignore, seed=config.seed, store=config.store)
+    return Planner(session, tuple(budget.costs), shared)
+
+
+def _out_of_library(planner: Planner, budget: Budget, config: DepthConfig) -> Plan:
+    """Return the plan of a budget in a share of a cost out of the library, as a plan of depth."""
+    with planner.searching():
+        found = BudgetSearch(planner, budget).together()
+    arguments = {
+        "budget": budget.to_dict(),
+        "replace": config.replace,
+        "search": "program",
+        "kinds": sorted({site.kind for site in planner.library.sites.values()}),
+        "ignore": list(config.ignore),
+    }
+    made_by = found.plan.made_by.model_copy(update={"method": "depth/output_divergence", "arguments": arguments})
+    evidence = {**found.plan.evidence, **_removed_share(planner, budget, found)}
+    return found.plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(found.plan.tensors)
+
+
+def _removed_share(planner: Planner, budget: Budget, found: Candidate) -> dict[str, Any]:
+    """Return the evidence of the share of a counted cost removed by a plan, before and after `merge`."""
+    assert budget.share is not None
+    cost, asked = budget.share
+    if cost not in get_args(RemovedShare.model_fields["cost"].annotation):
+        return {}
+    removals = [max(own.values()) for own in planner.costs.shares(cost).values()]  # one per unit
+    removed = RemovedShare.model_validate(
+        {
+            "cost": cost,
+            "live": planner.session.cost(cost).live_share(found.plan.edits),
+            "merged": found.saved[cost],
+            "asked": asked,
+            "smallest_unit": min(share for share in removals if share > 0),
+        }
+    )
+    return DepthEvidence(removed_share=removed).to_dict()

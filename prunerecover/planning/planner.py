@@ -137,14 +137,18 @@ class Planner:
     @cached_property
     def library(self) -> Library:
         """The library, scored."""
+        self.unscored.score()
+        return self.unscored
+
+    @cached_property
+    def unscored(self) -> Library:
+        """The library before it is scored."""
         width = self._width
         scores = {} if width is None else width.ranking()
         groups = () if width is None else rounded(width.groups, self.config.round_to)
         sizes = self._head_sizes() if any(group.kind == "head" for group in groups) else ()
         network = None if width is None else width.network
-        library = Library(self.session, self._chosen_among(), network, scores, (*groups, *sizes), sizes, self.store)
-        library.score()
-        return library
+        return Library(self.session, self._chosen_among(), network, scores, (*groups, *sizes), sizes, self.store)
 
     def _head_sizes(self) -> tuple[Group, ...]:
         """Return the groups of head dimensions that may be narrowed."""

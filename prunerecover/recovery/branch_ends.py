@@ -126,8 +126,8 @@ class SumSeen(TorchFunctionMode):
     """Torch mode to copy the sum of a given tensor and a second operand, and to end the pass.
 
     Args:
-        seen: Record with the tensor under "given" once set by a hook; the mode writes "sum". If a parameter or number
-            multiplies the tensor first, the mode writes "scale" or "factor", and the product becomes "given".
+        seen: Record with the tensor under "given" once set by a hook; the mode writes "sum". If a tensor of factors or
+            a number multiplies the tensor first, the mode writes "scale" or "factor", and the product becomes "given".
     """
 
     def __init__(self, seen: dict[str, Tensor]) -> None:
@@ -141,14 +141,20 @@ class SumSeen(TorchFunctionMode):
         given, operands = self.seen.get("given"), (*args, *kwargs.values())
         if given is None or not any(own is given for own in operands):
             return found
-        factors = [own for own in operands if isinstance(own, nn.Parameter | float | int)]
-        if func in PRODUCTS and len(factors) == 1:
-            name = "scale" if isinstance(factors[0], nn.Parameter) else "factor"
+        if func in PRODUCTS and len(factors := [own for own in operands if _is_factor(own, given)]) == 1:
+            name = "scale" if isinstance(factors[0], Tensor) else "factor"
             self.seen |= {"given": found, name: torch.as_tensor(factors[0])}
         if func in ADDITIONS:
             self.seen["sum"] = found / (kwargs.get("alpha", 1) if operands[0] is not given else 1)
             raise Reached
         return found
+
+
+def _is_factor(operand: object, given: Tensor) -> bool:
+    """Whether an operand of a product is a number, or holds one number or one per feature of the other operand."""
+    if isinstance(operand, Tensor):
+        return operand is not given and operand.numel() in (1, given.shape[-1])
+    return isinstance(operand, float | int)
 
 
 def _is_sum(node: Node) -> bool:
