@@ -22,7 +22,7 @@ from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS, kinds_among
 from prunerecover.plan.units import Unit
 from prunerecover.store.search_store import store_folder
 
-SEARCHES = ("one_shot", "greedy", "exact", "joint", "run", "two_to_one", "rounds")
+SEARCHES = ("program", "one_shot", "greedy", "exact", "joint", "run", "two_to_one", "rounds")
 SET_SEARCHES = ("greedy", "exact", "joint")  # that judge sets of units
 SET_IMPORTANCES = ("output_divergence", "cross_entropy")  # by which they can be judged
 RUN_IMPORTANCES = ("output_divergence", "angular_distance", "block_influence")  # by which runs can be compared
@@ -55,7 +55,7 @@ class DepthConfig:
             `network(*batch.args, **batch.kwargs)`, and `batch.batch` what the training step was given; None: what the
             training step returns.
         replace: What removed units leave: "calibrated", "zero" or "identity".
-        search: "joint", "greedy", "exact", "run", "one_shot", "two_to_one" or "rounds"; None: the best that is
+        search: "program", "joint", "greedy", "exact", "run", "one_shot", "two_to_one" or "rounds"; None: the best that is
             possible.
         kinds: For a share of a cost: kinds of the units that may go; None: all but "layer" in supported families, all
             in other networks.

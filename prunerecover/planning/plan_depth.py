@@ -77,10 +77,10 @@ def plan_depth(
             new parameters; units known from the graph alone leave a linear map of the channels, a slope and bias, or a
             constant, where that changes the output less for its cost. "zero" and "identity" are there by name.
         search: Search by name; None (the default): the best available. For a share of a cost in a supported family, by
-            output divergence with calibrated replacements, that is the integer program over the library of variants, as
-            in `plan_pruning`: blocks, attentions and MLPs are fitted and scored alone, solved for, and the choice is
-            refined. Activations and layers by `kinds`, mixtures of experts and norms behind branches are not in that
-            library; there "greedy" is the default, and "joint" in other networks. "joint" removes one unit at a time by
+            output divergence with calibrated replacements, that is "program", the integer program over the library of
+            variants, as in `plan_pruning`: blocks, attentions and MLPs are fitted and scored alone, solved for, and the
+            choice is refined. Activations and layers by `kinds`, mixtures of experts, parallel branches and norms
+            behind branches are not in that library; there "greedy" is the default, and "joint" in other networks. "joint" removes one unit at a time by
             divergence per saved cost, ranks the others again on the pruned network, and then exchanges chosen units for
             better ones: units interact. "greedy" does so without exchanges, and "exact" judges every unit at each step,
             instead of promising units alone. For a share of a cost in a supported family, all three also search without
@@ -155,13 +155,20 @@ def _in_shares(session: Session, budget: Budget, config: DepthConfig) -> Plan:
                 return _out_of_library(planner, budget, config)
         except (Refusal, NotRemovable):  # no unit may go, or units are too large for so much: told by the search
             pass
+    if config.search == "program":
+        raise ValueError(
+            "Expected a budget, network and arguments that the library of depth serves, for search='program', but got "
+            "others: it plans a share of a cost that units can meet, of blocks, attentions and MLPs of a supported "
+            "family with fitted replacements, by output divergence. Leave the search out for the best that is possible."
+        )
     with resumable(config.store, "result", results_in):
         return planner_for(session, budget, config).plan(budget)
 
 
 def _is_usual(session: Session, budget: Budget, config: DepthConfig) -> bool:
     """Whether a share of a cost of a supported family is planned with enough samples, and nothing else is asked for."""
-    usual = with_arguments(config, kinds=None, ignore=(), seed=0, store=None) == DepthConfig()
+    search = None if config.search == "program" else config.search
+    usual = with_arguments(config, search=search, kinds=None, ignore=(), seed=0, store=None) == DepthConfig()
     share = budget.share is not None and budget.share[1] > 0
     known = set(config.kinds or LIBRARY_KINDS) <= set(LIBRARY_KINDS) and is_supported(session.model)
     return usual and share and known and session.samples.enough
