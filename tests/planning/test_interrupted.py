@@ -30,7 +30,7 @@ HALF = Budget(macs=0.5)
 def block() -> nn.Module:
     """Return a network with BatchNorm, for which joint, width and depth plans are compared after reconstruction."""
     torch.manual_seed(0)
-    body = (nn.Conv2d(3, 8, 3, padding=1), Residual(8), Residual(8), Residual(8), nn.AdaptiveAvgPool2d(1))
+    body = (nn.Conv2d(3, 8, 3, padding=1), Residual(8), Residual(8), nn.AdaptiveAvgPool2d(1))
     return nn.Sequential(*body, nn.Flatten(), nn.Linear(8, 4)).eval()
 
 
@@ -53,7 +53,7 @@ def interrupts(monkeypatch: pytest.MonkeyPatch) -> Interrupts:
     return Interrupts(monkeypatch)
 
 
-@pytest.mark.parametrize(("build", "parts"), [(small, (0.0, 0.5, 1.0)), (block, (0.5,))])
+@pytest.mark.parametrize(("build", "parts"), [(small, (0.0, 1.0)), (block, (0.5,))])
 def test_it_goes_on_behind_the_last_result(
     build: Callable[[], nn.Module],
     parts: Sequence[float],

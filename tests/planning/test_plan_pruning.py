@@ -263,7 +263,7 @@ def test_depth_that_leaves_settings_shares_a_budget(network: str) -> None:
     """Bypassed layers and configs that follow blocks are edits with dictionaries, which have no hash."""
     if network == "layers":
         torch.manual_seed(0)
-        body = [nn.Conv2d(3, 8, 3), *(Residual(8) for _ in range(3)), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        body = [nn.Conv2d(3, 8, 3), *(Residual(8) for _ in range(2)), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
         plan = plan_pruning(nn.Sequential(*body, nn.Linear(8, 4)).eval(), Budget(macs=0.4), batches=images())
     else:
         plan = plan_pruning(tiny_llama(), Budget(params=0.4), batches=text(2), kinds=("block", "neuron"))

@@ -30,7 +30,7 @@ def test_most_accurate_candidate_is_planned_whatever_its_output_is() -> None:
 
     for sign in (1, -1):
         asked.clear()
-        plan = plan_pruning(vit(), THIRD, batches=images(6), kinds=KINDS, evaluate=evaluate, seed=3)
+        plan = plan_pruning(vit(), THIRD, batches=images(4), kinds=KINDS, evaluate=evaluate, seed=3)
         found = SplitEvidence.of(plan.evidence)
         trials = [trial for some in asked for trial in some]
         assert {0.0, 1.0} < {one.depth for one in found.splits}, "either alone, and both together"
@@ -54,4 +54,4 @@ def test_where_one_alone_can_go_nothing_is_recovered() -> None:
 @pytest.mark.slow
 def test_as_many_accuracies_as_trials() -> None:
     with pytest.raises(ValueError, match="Expected evaluate to return one accuracy per trial, 3 in all, but got 1"):
-        plan_pruning(vit(), THIRD, batches=images(), kinds=KINDS, evaluate=lambda _: [50.0])
+        plan_pruning(vit(depth=2), THIRD, batches=images(1), kinds=KINDS, evaluate=lambda _: [50.0])
