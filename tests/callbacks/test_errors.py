@@ -52,7 +52,10 @@ def test_unknown_kind():
     [
         ({"importance": "l1"}, "Expected argument importance to be one of .*magnitude.*, but got 'l1'"),
         ({"replace": "none"}, "Expected argument replace to be one of calibrated, zero, identity, but got 'none'"),
-        ({"search": "random"}, "Expected argument search to be one of one_shot, greedy, exact, .* but got 'random'"),
+        (
+            {"search": "random"},
+            "Expected argument search to be one of program, one_shot, greedy, exact, .* but got 'random'",
+        ),
         ({"merge": "always"}, "Expected argument merge to be 'copy', 'at_surgery' or 'never', but got 'always'"),
         ({"calibration": 0}, "Expected argument calibration to be at least 1, but got 0"),
         ({"schedule": {"start": -1}}, "Expected argument start to be an epoch >= 0, but got -1"),

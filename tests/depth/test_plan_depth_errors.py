@@ -51,7 +51,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "replace": ({"remove": {"attention": 1}, "replace": "magic"}, "replace to be one of calibrated, zero, identity"),
     "search": (
         {"remove": {"attention": 1}, "search": "beam"},
-        "search to be one of one_shot, greedy, exact, joint, .* but got 'beam'",
+        "search to be one of program, one_shot, greedy, exact, joint, .* but got 'beam'",
     ),
     "no loss": (
         {"remove": {"attention": 1}, "importance": "taylor"},

@@ -55,8 +55,8 @@ def in_order(stages, shown):
 
 def test_planning_in_depth_names_its_stages(terminal):
     plan_depth(tiny_vit(), Budget(params=0.2), batches=[dataset().tensors[0]])
-    stages = ["planning depth", "running the dense network", "one unit after", "ranking units"]
-    assert in_order([*stages, "fitting what units leave"], terminal.getvalue())
+    stages = ["planning depth", "running the dense network", "fitting in order", "scoring variants"]
+    assert in_order([*stages, "refining the choice"], terminal.getvalue())
 
 
 def callbacks():

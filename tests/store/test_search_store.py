@@ -103,7 +103,7 @@ def test_it_goes_on_behind_the_last_result(name: str, tmp_path: Path, interrupts
 def test_a_latency_is_not_measured_again(
     tmp_path: Path, interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, how = tiny_llama(num_hidden_layers=6), {"budget": Budget(latency=0.3), "store": tmp_path}
+    model, how = tiny_llama(num_hidden_layers=6), {"budget": Budget(latency=0.3), "store": tmp_path, "search": "greedy"}
     timed = counts_parameters(monkeypatch)
     interrupts.begin(12)
     with pytest.raises(KeyboardInterrupt):
