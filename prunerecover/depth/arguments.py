@@ -55,8 +55,8 @@ class DepthConfig:
             `network(*batch.args, **batch.kwargs)`, and `batch.batch` what the training step was given; None: what the
             training step returns.
         replace: What removed units leave: "calibrated", "zero" or "identity".
-        search: "program", "joint", "greedy", "exact", "run", "one_shot", "two_to_one" or "rounds"; None: the best that is
-            possible.
+        search: "program", "joint", "greedy", "exact", "run", "one_shot", "two_to_one" or "rounds"; None: the best that
+            is possible.
         kinds: For a share of a cost: kinds of the units that may go; None: all but "layer" in supported families, all
             in other networks.
         include_strided: Whether layers that change spatial dimensions may go, too.

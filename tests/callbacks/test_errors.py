@@ -54,7 +54,7 @@ def test_unknown_kind():
         ({"replace": "none"}, "Expected argument replace to be one of calibrated, zero, identity, but got 'none'"),
         (
             {"search": "random"},
-            "Expected argument search to be one of program, one_shot, greedy, exact, .* but got 'random'",
+            "Expected argument search to be one of program, one_shot, .* but got 'random'",
         ),
         ({"merge": "always"}, "Expected argument merge to be 'copy', 'at_surgery' or 'never', but got 'always'"),
         ({"calibration": 0}, "Expected argument calibration to be at least 1, but got 0"),
