@@ -98,6 +98,12 @@ def test_too_few_samples_to_fit_are_refused() -> None:
         apply_plan(model, plan, refit=[batch_of("timm", 4)])
 
 
+def test_refit_of_another_model_is_refused() -> None:
+    plan = plan_depth(build("timm"), remove={"activation": 1}, batches=batches_of("timm"))
+    with pytest.raises(ValueError, match="Expected the model that the plan was made for"):
+        refit_plan(build("timm_all"), plan, batches_of("timm"))
+
+
 PLACES = {"llama": "model.layers.1.mlp.down_proj", "gpt2": "transformer.h.1.mlp.c_proj", "timm": "blocks.1.mlp.fc2"}
 BLOCKS = {"llama": "model.layers.2", "gpt2": "transformer.h.2", "timm": "blocks.2"}
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from prunerecover import MapPoint, fit_map
 from prunerecover.boundary.designs import affordable_splits, axes_and_staircase, spread
 from prunerecover.boundary.figure import plot_map
+from prunerecover.boundary.gaussian_surface import fit_gaussian
 from prunerecover.boundary.map_points import kept_fractions
 from prunerecover.boundary.surfaces import left_out_errors, monomials, pooled_rmse
 
@@ -77,6 +78,15 @@ def test_leave_two_out_equals_refits(degree: int) -> None:
         theta = np.linalg.lstsq(np.delete(terms, pair, 0), np.delete(accuracy, pair))[0]
         errors.append(accuracy[list(pair)] - terms[list(pair)] @ theta)
     assert fit_map(points, 12, degrees=(degree,)).cv_rmse == pytest.approx(np.sqrt(np.mean(np.square(errors))))
+
+
+def test_leave_two_out_of_a_gaussian_process_equals_refits() -> None:
+    kept, accuracy = arrays(noisy(spread(LINE, 5)))
+    errors = []
+    for pair in combinations(range(5), 2):
+        rest = fit_gaussian(np.delete(kept, pair, 0), np.delete(accuracy, pair), 0.5)
+        errors.append(accuracy[list(pair)] - rest.predict(kept[list(pair)]))
+    assert fit_gaussian(kept, accuracy, 0.5).cv_rmse == pytest.approx(np.sqrt(np.mean(np.square(errors))), rel=1e-6)
 
 
 def test_too_few_runs_to_leave_out_have_no_error() -> None:

@@ -57,6 +57,15 @@ def test_every_split_of_a_share_of_macs_meets_it_and_no_unit_is_spare(share: flo
             assert macs_removed(model, search.plan_of((attention, activation - 1))) < share
 
 
+@pytest.mark.parametrize("cost", ["macs", "params"])
+def test_the_pick_of_a_share_is_the_best_split_that_meets_it(cost: str) -> None:
+    model, told = build("timm"), Told(attention_hurts)
+    plan = plan_boundary(model, Budget(**{cost: 0.3}), evaluate=told, **QUICK)
+    splits = feasible_within(quick_planner(model), Budget(**{cost: 0.3})).splits
+    assert split_of(plan) == max(splits, key=lambda split: attention_hurts(*split))
+    assert {split for split, _ in told.runs} <= set(splits)
+
+
 def activation_hurts(attention: int, activation: int) -> float:
     return 80.0 - attention - 6 * activation
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from prunerecover import MapPoint, fit_map
 from prunerecover.boundary.designs import affordable_splits, feasible_splits, spread
+from prunerecover.boundary.gaussian_surface import fit_gaussian
 from prunerecover.boundary.surfaces import fit_polynomial
 
 # T1: the domain is finite, so the best is the best of an enumeration.
@@ -62,6 +63,15 @@ def test_draws_of_a_polynomial_are_refits() -> None:
     noise = surface.sigma * np.random.default_rng(3).standard_normal((4, 22))
     refits = [fit_polynomial(kept, surface.predict(kept) + row, (2,), noise=0.5).predict(kept) for row in noise]
     assert surface.draw(kept, 4, np.random.default_rng(3)) == pytest.approx(np.array(refits))
+
+
+def test_draws_of_a_gaussian_process_have_its_mean_and_covariance() -> None:
+    kept, accuracy = arrays(noisy(spread(LINE, 4)))
+    surface = fit_gaussian(kept, accuracy, 0.5)
+    mean, covariance = surface.posterior(kept)
+    drawn = surface.draw(kept, 40_000, np.random.default_rng(0))
+    assert drawn.mean(axis=0) == pytest.approx(mean, abs=0.02)
+    assert np.cov(drawn.T) == pytest.approx(covariance, abs=0.02)
 
 
 def test_known_noise_is_a_floor_where_residuals_say_nothing() -> None:

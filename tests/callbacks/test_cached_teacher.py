@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from prunerecover import DistillRecover
 from prunerecover.callbacks.distillation.cached_teacher import CachedTeacher
 from prunerecover.callbacks.distillation.sample_keys import sample_keys
-from prunerecover.model.batches import ModelInputs
+from prunerecover.model.batches import ModelInputs, call, predictions_of
+from prunerecover.recovery.distillation import distillation_loss
 
 SURGERY = {"schedule": {"start": 0}, "remove": {"attention": 1}}
 
@@ -124,6 +125,16 @@ def test_a_text_is_known_however_long_the_others_of_its_batch_are(tmp_path: Path
     torch.testing.assert_close(found[:, :6], wanted[:, :6])  # what follows is padding
 
 
+def test_padding_is_no_part_of_the_loss(tmp_path: Path) -> None:
+    batch, teacher = padded()[0], tiny_llama().eval()
+    module, losses = Texts(), Losses()
+    student = predictions_of(call(module.lm, ModelInputs(kwargs=batch)))
+    wanted = predictions_of(call(teacher, ModelInputs(kwargs=batch)))
+    real = batch["attention_mask"].bool()
+    fit(tmp_path, module, DistillRecover(teacher=teacher), losses, data=DataLoader([batch], batch_size=None), epochs=1)
+    assert losses.seen == pytest.approx([distillation_loss(student[real], wanted[real]).item()], rel=1e-5)
+
+
 @pytest.mark.parametrize("classes", [3, 40])
 def test_each_sample_is_answered_once(tmp_path: Path, classes: int) -> None:
     network = Counting(classes).eval()
@@ -137,6 +148,17 @@ def test_each_sample_is_answered_once(tmp_path: Path, classes: int) -> None:
         other = CachedTeacher(network, tmp_path / "new", earlier=[tmp_path])
         torch.testing.assert_close(other(ModelInputs((x,))), teacher(ModelInputs((x,))))
     assert network.samples == 0
+
+
+def test_another_teacher_has_answers_of_its_own(tmp_path: Path) -> None:
+    x = torch.randn(4, 6)
+    networks = [Counting().eval() for _ in range(2)]
+    networks[1].load_state_dict(networks[0].state_dict())
+    with torch.no_grad():
+        networks[1].head.bias[-1] += 1e-6
+        answers = [CachedTeacher(network, tmp_path)(ModelInputs((x,))) for network in networks]
+    assert len(list(tmp_path.iterdir())) == 2
+    assert not torch.equal(*answers)
 
 
 def test_augmented_samples_end_the_cache(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases.models.tiny import BUILD, tiny_inputs, tiny_llama, tiny_timm
+from cases.models.tiny import BUILD, tiny_gpt2, tiny_inputs, tiny_llama, tiny_timm
 from cases.sampling import one_in
 from cases.tiny_plans import CASES, logits, pruned, tiny_plan
 from safetensors import safe_open
@@ -89,6 +89,16 @@ def test_tied_weights_are_stored_once_and_stay_tied(name: str, tmp_path: Path) -
         assert loaded.lm_head.weight is loaded.get_input_embeddings().weight
 
 
+def test_weights_that_were_parted_stay_parted(tmp_path: Path) -> None:
+    model = tiny_gpt2()
+    plan = tiny_plan(model, (1, "attention", "zero"))
+    apply_plan(model, plan)
+    model.lm_head.weight = nn.Parameter(2 * model.lm_head.weight.detach())
+    path = save_pruned(model, plan, tmp_path / "pruned")
+    for loaded in (load_pruned(path), load_pruned(path, tiny_gpt2())):
+        assert torch.equal(logits(loaded, "gpt2"), logits(model, "gpt2"))
+
+
 def test_weights_tied_across_modules_that_the_library_keeps_apart(tmp_path: Path) -> None:
     model = tiny_llama()
     plan = tiny_plan(model, (1, "attention", "zero"))
@@ -118,6 +128,17 @@ def test_into_a_dense_model_in_place(tmp_path: Path) -> None:
     kept = {id(p) for p in loaded.parameters()} & {id(p) for p in parameters.values()}
     assert id(parameters["blocks.0.attn.qkv.weight"]) not in kept
     assert id(parameters["head.weight"]) in kept
+
+
+def test_frozen_parameters_stay_frozen(tmp_path: Path) -> None:
+    path = save_pruned(*pruned("everything"), tmp_path / "pruned")
+    dense = tiny_timm()
+    dense.patch_embed.requires_grad_(False)
+    loaded = load_pruned(path, dense)
+    assert {n for n, p in loaded.named_parameters() if not p.requires_grad} == {
+        "patch_embed.proj.weight",
+        "patch_embed.proj.bias",
+    }
 
 
 def test_wrapped_models(tmp_path: Path) -> None:

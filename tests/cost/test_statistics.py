@@ -30,6 +30,14 @@ def test_wilson_equals_published_table(correct: int, total: int, low: float, hig
     assert found.value == correct / total
 
 
+def test_wilson_follows_its_formula_at_other_levels() -> None:
+    p, n, z = 0.93, 400, stats.norm.ppf(0.995)
+    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    found = wilson_interval(372, 400, confidence=0.99)
+    expected = [(centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)]
+    assert [found.low, found.high] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(("correct", "total"), [(0, 0), (-1, 5), (6, 5)])
 def test_wilson_refuses_impossible_counts(correct: int, total: int) -> None:
     with pytest.raises(ValueError, match="Expected 0 <= correct <= total with at least one sample"):

@@ -143,6 +143,17 @@ def test_scores_read_back_exactly(scored: Sensitivity, file: Path) -> None:
         assert all(torch.equal(found.scores[name][unit], value) for unit, value in by_unit.items())
 
 
+def not_again(*_: object, **__: object) -> None:
+    raise AssertionError("scored again")
+
+
+@pytest.mark.slow
+def test_width_takes_them_for_every_budget(vit: nn.Module, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = plan_width(vit, Budget(macs=0.2), batches=LABELLED)
+    monkeypatch.setattr("prunerecover.width.planner.compute_importances", not_again)
+    assert plan_width(vit, Budget(macs=0.2), batches=LABELLED, scores=file).edits == wanted.edits
+
+
 @pytest.mark.parametrize("search", ["one_shot", "greedy"])
 def test_depth_takes_them_for_every_budget(vit: nn.Module, file: Path, search: str) -> None:
     for remove in ({"attention": 1}, {"activation": 2}):

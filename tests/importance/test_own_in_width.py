@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from cases.models.hand_made_groups import cross_entropy, images, resnet_groups, small_resnet
 from cases.width.own import Favourites, first_stay
 from cases.width.plan_width import cnn, labelled_batches
@@ -19,6 +22,7 @@ from prunerecover.importance.context import WidthContext
 from prunerecover.importance.first_order import GateTaylor, gate_taylor
 from prunerecover.importance.registry import compute_importances
 from prunerecover.importance.streaming import StreamedImportance
+from prunerecover.recipes.cli.main import main
 
 
 def planned(**arguments: Any) -> Plan:
@@ -48,6 +52,12 @@ def test_low_goes_first_by_the_first_and_high_stays_by_the_second() -> None:
             assert list(edit.gone) == list(range(edit.of // 2))
     none = planned(budget=None, allocation="tolerance", tolerance=0.0, importance=[by_number, opposite])
     assert not none.edits
+
+
+@pytest.mark.slow
+def test_one_of_ours_called_by_hand_plans_as_its_name_does() -> None:
+    assert planned(importance=lambda context: gate_taylor(context)).edits == planned(importance="gate_taylor").edits
+    assert planned(importance=gate_taylor).edits == planned(importance="gate_taylor").edits
 
 
 def test_the_context_is_what_planning_was_given() -> None:
@@ -110,6 +120,33 @@ def test_the_signature_of_names_is_as_it_was() -> None:
 
 
 # On the command line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("importance", "name"),
+    [
+        ("cases.width.own.first_stay", "first_stay"),
+        ('{"class_path": "cases.width.own.Favourites", "init_args": {"every": 2}}', "Favourites"),
+    ],
+)
+def test_an_import_path_or_a_class_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, importance: str, name: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["prunerecover"])
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    recipe = {
+        "trainer": {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "limit_train_batches": 1, **quiet},
+        "model": {"class_path": "DigitsClassifier", "init_args": {"depth": 2, "embed_dim": 16}},
+        "data": {"class_path": "DigitsData"},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    plan_file = tmp_path / "plan.json"
+    command = ["plan", "--config", str(tmp_path / "recipe.yaml"), "--calibration", "32", "--output", str(plan_file)]
+    assert main([*command, "--method=per_cost", "--method.macs=0.2", f"--method.importance={importance}"]) == 0
+    assert Plan.load(plan_file).made_by.arguments["importance"] == name
+    assert f"importance='{name}'" in (tmp_path / "plan.md").read_text()
+    assert (tmp_path / "plan.scores.safetensors").is_file()
 
 
 # Refusals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -46,6 +47,14 @@ def test_separation_of_scalars_equals_scipy_for_any_class_sizes(sizes: list[int]
     assert class_separation(values, labels).tolist() == pytest.approx(expected, rel=1e-12)
 
 
+def test_u_of_scalars_equals_scipy() -> None:
+    model, groups, batches = perceptron()
+    outputs = seen(model, batches, groups[0].taps[0])
+    labels = torch.cat([y for _, y in batches])
+    expected = [largest_distance(outputs[:, [j]], labels) for j in range(5)]
+    assert u_score(context(model, groups, batches))["first"].tolist() == pytest.approx(expected, rel=1e-12)
+
+
 def test_u_of_maps_equals_scipy_along_the_same_directions() -> None:
     model, batches = small_resnet(), images()
     group = next(g for g in resnet_groups(model) if g.name == "layer1.0.conv1")
@@ -66,6 +75,14 @@ def test_u_of_heads_is_that_of_tokens_times_head_dimension(make_vit: Callable[..
     heads = [tokens[:, :, h * span : (h + 1) * span].flatten(1) @ basis.T for h in range(group.size)]
     expected = [largest_distance(values, labels) for values in heads]
     assert u_score(context(model, [group], batches))[group.name].tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_u_of_several_sites_is_the_largest() -> None:
+    model, batches = small_resnet(), images()
+    group = resnet_groups(model)[1]
+    assert len(group.taps) == 2
+    alone = [u_score(context(model, [replace(group, taps=(tap,))], batches))[group.name] for tap in group.taps]
+    assert torch.equal(u_score(context(model, [group], batches))[group.name], torch.maximum(*alone))
 
 
 def test_u_does_not_depend_on_how_samples_are_batched() -> None:

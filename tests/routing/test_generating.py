@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases.models.language import word_tokenizer
 from cases.models.routed_language import sets_of
 from cases.models.tiny import tiny_llama
 from torch import Tensor, nn
@@ -64,6 +65,13 @@ def test_arguments_with_a_row_per_prompt_go_with_their_prompts(routed: RoutedCau
         one = slice(row, row + 1)
         wanted = routed.network(ROUTES[row])(input_ids=PROMPTS[one], position_ids=positions[one]).logits[0]
         torch.testing.assert_close(found[row], wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_text_is_streamed(routed: RoutedCausalLM, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import TextStreamer
+
+    routed.generate(PROMPTS[:1], streamer=TextStreamer(word_tokenizer()), **GREEDY)
+    assert capsys.readouterr().out.startswith("w5 w6 w7 w8 w9 w")
 
 
 # Precision, modes, copies and threads

@@ -60,6 +60,14 @@ def test_a_budget_is_met_by_the_clock_that_is_asked_for(plan: Any) -> None:
     assert found.made_by.arguments["budget"] == {"latency": 0.3, "clock": clock_name(by_parameters)}
 
 
+@pytest.mark.slow
+def test_an_amount_of_time_is_that_of_the_clock() -> None:
+    model = vit()
+    milliseconds = 1e3 * by_parameters(model, as_inputs(torch.zeros(1)))
+    plan = plan_pruning(model, Budget(latency=f"{0.7 * milliseconds:.6f}ms", clock=by_parameters), batches=images(4))
+    assert saved(model, plan.edits) == pytest.approx(0.3, abs=0.08)
+
+
 def test_what_a_plan_uses_of_a_budget_is_measured_by_its_clock() -> None:
     model, batch = cnn(), as_inputs(images()[0][0])
     plan = plan_width(model, Budget(macs=0.3), batches=images(), importance="magnitude")

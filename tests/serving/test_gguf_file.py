@@ -69,6 +69,12 @@ def test_matrices_have_the_type_of_the_format(tmp_path: Path) -> None:
     assert vectors == {"F32"}
 
 
+def test_a_network_in_half_precision_is_written_as_it_is(tmp_path: Path) -> None:
+    model = uneven("widths").half()
+    file = opened(export(model, tmp_path / "model.gguf", tokenizer=byte_tokenizer()))
+    assert torch.equal(file.tensors["output.weight"], model.lm_head.weight.detach().float())
+
+
 def test_the_network_is_not_changed_and_a_refused_file_not_left(tmp_path: Path) -> None:
     model = uneven("maps").train()
     before = {name: value.clone() for name, value in model.state_dict().items()}

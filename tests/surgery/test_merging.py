@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from cases.engine import UNGATED, batch_of, build, output_of, unchanged
+from cases.engine import UNGATED, UNLIKE, batch_of, build, output_of, unchanged
 from cases.tiny_plans import tiny_plan
 from torch import nn
 from torch.nn.utils import parametrize, prune, spectral_norm, weight_norm
@@ -59,6 +59,13 @@ def test_norm_affine_and_layer_scale_fold() -> None:
     assert block.norm2.weight is None
     assert isinstance(block.ls2, nn.Identity)
     assert isinstance(block.mlp.fc2, nn.Identity)
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_nothing_to_merge_leaves_the_model_alone(name: str) -> None:
+    model = build(name)
+    with unchanged(model):
+        assert merge(model).edits == ()
 
 
 @pytest.mark.parametrize("name", ["timm_all", "llama", "gpt2"])

@@ -12,9 +12,9 @@ from cases.width.narrow import CASES, first_conv, head_edit, images, neuron_edit
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from prunerecover import update_optimizer
+from prunerecover import find_units, merge, plan_depth, update_optimizer
 from prunerecover.apply import apply_plan
-from prunerecover.plan.edits import Edit, Remove, Replace
+from prunerecover.plan.edits import Edit, Merge, Remove, Replace
 from prunerecover.plan.groups import Slice
 from prunerecover.plan.removed_units import removed_units
 from prunerecover.surgery.apply_edits import apply_edits, undo
@@ -150,6 +150,35 @@ def test_what_replaces_a_narrowed_unit_joins_without_a_state() -> None:
     held = optimizer.param_groups[0]["params"]
     assert len(held) == len(set(held))
     assert set(held) == set(model.parameters())
+
+
+def test_depth_after_width() -> None:
+    model, fresh = stirred_vit(), stirred_vit()
+    first = plan_for(model, [e for b in range(3) for e in (head_edit(b, (b,)), neuron_edit(b))], method="test")
+    apply_plan(model, first)
+    units = {unit.name: unit for unit in find_units(model, batches=images(1))}
+    assert units["blocks.0.attn"].params == sum(p.numel() for p in (*model.blocks[0].attn.parameters(),)) + 32
+    second = plan_depth(
+        model, remove={"attention": 1, "activation": 1, "block": 1}, batches=[images()], search="one_shot"
+    )
+    apply_plan(model, second)
+    assert set((first + second).removed) == {"head", "neuron", "attention", "activation", "block"}
+    both = first + second + merge(model)
+    apply_plan(fresh, both)
+    assert torch.equal(fresh(images()), model(images()))
+    assert sum(p.numel() for p in fresh.parameters()) == both.result.params
+
+
+def test_merged_equals_unmerged_on_a_narrowed_model() -> None:
+    model = stirred_vit().double()
+    apply_plan(model, plan_for(model, [head_edit(1, (0, 2)), neuron_edit(1)], method="test"))
+    values = {"e0.slope": torch.rand(61), "e0.bias": torch.rand(61)}
+    edit = Replace(unit="blocks.1.mlp.act", kind="activation", leaves="slope_bias", tensors=tuple(values))
+    apply_edits(model, [edit], values)
+    before = model(images().double())
+    assert [type(e) for e in merge(model).edits] == [Merge]
+    assert model.blocks[1].mlp.fc1.weight.shape == (16, 16)
+    assert torch.allclose(model(images().double()), before, atol=1e-9)
 
 
 def test_width_after_depth() -> None:

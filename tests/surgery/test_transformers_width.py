@@ -67,6 +67,16 @@ def test_layers_alike_make_a_standard_model(name: str, tmp_path: Path) -> None:
     assert torch.equal(run(model, name), run(BUILD[name](), name))
 
 
+def test_static_cache_is_as_narrow_as_the_model() -> None:
+    model: Any = tiny_llama()
+    apply_plan(model, halving(model, "llama"))
+    settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, **tiny_inputs("llama")}
+    assert torch.equal(
+        model.generate(cache_implementation="static", disable_compile=True, **settings),
+        model.generate(use_cache=False, **settings),
+    )
+
+
 @pytest.mark.slow
 def test_config_stays_until_all_layers_are_alike() -> None:
     model: Any = tiny_llama()

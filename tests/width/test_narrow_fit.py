@@ -119,6 +119,12 @@ def test_ledger_survives_pickles_and_copies(tmp_path):
         assert module.net.conv1.out_channels == 4
 
 
+def test_mixed_precision_needs_nothing(tmp_path):
+    module, _ = fit(tmp_path, precision="bf16-mixed")
+    assert module.net.conv1.weight.dtype == torch.float32
+    assert module.net.conv1.out_channels == 4
+
+
 def test_checkpoints_open_without_the_run(tmp_path):
     module, runner = fit(tmp_path)
     images, expected = dataset().tensors[0], module.net.eval()(dataset().tensors[0])

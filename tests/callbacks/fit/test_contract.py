@@ -127,6 +127,18 @@ def test_plan_is_applied_before_other_loops(tmp_path):
     assert len(Ledger.of(module).events) == 1
 
 
+def test_two_plans_in_turn(tmp_path):
+    module = Plain()
+    images = dataset().tensors[0]
+    first = plan_depth(module.net, remove={"attention": 1}, batches=[images])
+    pruned = copy.deepcopy(module.net)
+    apply_plan(pruned, first)
+    second = plan_depth(pruned, remove={"activation": 1}, batches=[images])
+    apply_plan(pruned, second)
+    trainer_of(tmp_path, DepthPrune(plan=first), DepthPrune(plan=second)).test(module, loader(), verbose=False)
+    assert torch.equal(module.net.eval()(images), pruned.eval()(images))
+
+
 def test_checkpoints_ledger_wins_over_a_plan(tmp_path):
     module = Plain()
     fit(tmp_path, module, prune(remove={"attention": 2}), ModelCheckpoint(filename="{epoch}", save_top_k=-1))

@@ -135,6 +135,23 @@ def test_surgery_begins_from_the_folded_network(tmp_path):
     torch.testing.assert_close(seen["plain"], watch.last[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_groups_are_found_again_after_folding(tmp_path):
+    groups = []
+
+    class Look(DepthPrune):
+        def decide(self, surgery, budget):
+            names = {p: name for name, p in surgery.module.named_parameters()}
+            groups.append([{names[p] for p in group["params"]} for group in surgery.trainer.optimizers[0].param_groups])
+            return super().decide(surgery, budget)
+
+    steps = {"every": 2, "step": 1}
+    fit(tmp_path, Look(remove={"attention": 2}, schedule=steps, replace="zero", calibration=16), lora())
+    gone = set.union(*groups[0]) - set.union(*groups[1])
+    assert all(".attn." in name or ".norm1." in name for name in gone)
+    assert groups[1] == [group - gone for group in groups[0]]
+
+
 def test_tuners_leave_the_adapters_alone(tmp_path):
     class Tunable(Plain):
         lr = 1e-3

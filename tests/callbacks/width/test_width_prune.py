@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from prunerecover import Budget, Plan, load_pruned, plan_width
-from prunerecover.callbacks import WidthPrune
+from prunerecover.callbacks import DepthPrune, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.cost.macs import count_macs
 
@@ -61,6 +61,14 @@ def test_batchnorm_is_recalibrated_at_the_surgery(tmp_path: Path) -> None:
     module = fit(tmp_path, prune(calibration=48), limit_train_batches=1, epochs=2)
     norm = module.net.bn1
     assert int(norm.num_batches_tracked) == 4 + 1  # four calibration batches, one training step since
+
+
+@pytest.mark.slow
+def test_batchnorm_is_recalibrated_after_surgery_in_depth_as_well(tmp_path: Path) -> None:
+    steps = DepthPrune(remove={"layer": 1}, calibration=48, schedule={"start": 1})
+    module = fit(tmp_path, steps, limit_train_batches=1, epochs=2)
+    assert Ledger.of(module).events
+    assert int(module.net.bn1.num_batches_tracked) == 4 + 1
 
 
 @pytest.mark.slow

@@ -49,6 +49,16 @@ def test_a_segmenter_is_exported_with_its_head(segmenter: tuple[Path, ImageSegme
         torch.testing.assert_close(exported.network(given), module(given), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
+def test_the_onnx_file_of_a_segmenter_scores_pixels(segmenter: tuple[Path, ImageSegmenter], tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    path, module = segmenter
+    assert main(["export", str(path), "--output", str(tmp_path / "model.onnx")]) == 0
+    (found,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(None, {"images": (given := images()).numpy()})
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(found), module(given), rtol=1e-3, atol=1e-4)
+
+
 def test_sizes_are_fixed_if_asked(segmenter: tuple[Path, ImageSegmenter], monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[tuple[int, ...], bool]] = []
     write = lambda network, path, dynamic, format, example_inputs: calls.append((tuple(example_inputs.shape), dynamic))  # noqa: E731
@@ -185,6 +195,12 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> nn.Module:
 def test_torch_export(model: nn.Module) -> None:
     exported = torch.export.export(model, (tiny_images(),)).module()
     torch.testing.assert_close(exported(tiny_images(seed=2)), model(tiny_images(seed=2)))
+
+
+def test_another_batch_size(model: nn.Module) -> None:
+    batch = torch.export.Dim("batch", min=2)
+    exported = torch.export.export(model, (tiny_images(4),), dynamic_shapes=({0: batch},)).module()
+    torch.testing.assert_close(exported(tiny_images(7)), model(tiny_images(7)))
 
 
 @pytest.mark.slow

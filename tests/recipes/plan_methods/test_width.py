@@ -68,6 +68,16 @@ def test_fair_meets_a_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", ["width", "per_cost", "fair"])
+def test_equal_layers(method: str, tmp_path: Path) -> None:
+    options = [f"--method={method}", "--method.params=0.3", "--method.equal_layers=true"]
+    plan = run(tmp_path, *options, recipe=VIT)
+    kept = [(group.kind, group.kept) for group in plan.kept_groups]
+    assert len(set(kept)) == len({kind for kind, _ in kept}) < len(kept)
+    assert plan.made_by.arguments["equal_layers"] is True
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The plan removes")  # steps are large
 @pytest.mark.parametrize(
     ("method", "given", "number"),

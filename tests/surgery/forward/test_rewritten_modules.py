@@ -50,6 +50,13 @@ def test_it_is_shown_with_what_was_taken_out() -> None:
     assert "def forward(self, x):" in inspect.getsource(new.forward)
 
 
+def test_its_state_is_loaded_strictly() -> None:
+    block, _ = rewritten()
+    other, x = without_calls(BasicBlock(4, 4).eval(), ["relu:0"]), torch.randn(2, 4, 6, 6)
+    other.load_state_dict(block.state_dict(), strict=True)
+    assert torch.equal(other(x), block(x))
+
+
 @pytest.mark.slow
 def test_it_is_exported_to_onnx() -> None:
     onnxruntime = pytest.importorskip("onnxruntime")

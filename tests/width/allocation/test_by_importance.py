@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -70,6 +71,21 @@ def test_late_updates_find_what_a_plain_loop_finds(share: float, per: Any, dampi
             assert costs.full.macs - back.macs < share * costs.full.macs
 
 
+def test_per_cost_is_close_to_the_best_of_all_choices() -> None:
+    """The best has the least removed scores of all ways to meet the budget; greedy is within the worth of a unit."""
+    groups, costs = small()
+    scores = drawn(groups, seed=3)
+    mass = {name: torch.cat([torch.zeros(1), scores.sort().values.cumsum(0)]) for name, scores in scores.items()}
+    best = float("inf")
+    for counts in product(*(range(int(0.9 * g.size) + 1) for g in groups)):
+        kept = {g.name: g.size - count for g, count in zip(groups, counts, strict=True)}
+        if costs.total(kept).macs <= 0.6 * costs.full.macs:
+            best = min(best, sum(float(mass[g.name][count]) for g, count in zip(groups, counts, strict=True)))
+    removed = gone(per_cost(groups, scores, costs, Budget(macs=0.4)))
+    lost = sum(float(mass[name][count]) for name, count in removed.items())
+    assert best <= lost <= best * 1.25
+
+
 def test_units_go_in_the_order_of_their_scores() -> None:
     groups, costs = resnet20()
     scores = drawn(groups)
@@ -109,6 +125,16 @@ def test_both_costs_is_the_mean_of_the_shares_and_the_default_for_parameters() -
     assert gone(per_cost(groups, scores, costs, Budget(macs=0.4))) == gone(
         per_cost(groups, scores, costs, Budget(macs=0.4), per="macs")
     )
+
+
+def test_scale_of_scores_does_not_matter() -> None:
+    groups, costs = resnet20()
+    scores = drawn(groups)
+    louder = {name: 1000 * scores for name, scores in scores.items()}
+    for rule in RULES.values():
+        assert gone(rule(groups, scores, costs, Budget(macs=0.3))) == gone(
+            rule(groups, louder, costs, Budget(macs=0.3))
+        )
 
 
 @pytest.mark.parametrize("rule", [*RULES, "tolerance"])

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from cases.models.habits import tiny_vit
 from cases.models.tiny import tiny_mixture
 from cases.width.plan_width import Batches, cnn, labelled_batches, vit
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover import Budget, apply_plan, plan_width, recalibrate_batchnorm
+from prunerecover.callbacks import WidthPrune
+from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import ModelInputs, split_batches
 from prunerecover.model.copies import deep_copy
+from prunerecover.recipes.data.digits import DigitsData
+from prunerecover.recipes.tasks.image_classifier import ImageClassifier
 from prunerecover.session.pruned_output import PrunedOutput, subsample
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
@@ -26,6 +33,7 @@ from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.planner import WidthPlanner
+from prunerecover.width.tuning import EPOCHS
 
 
 def inputs() -> list[ModelInputs]:
@@ -216,3 +224,31 @@ def test_budgets_that_are_near_are_weighed_once(monkeypatch: pytest.MonkeyPatch)
     for share, trials in ((0.3, 1), (0.32, 1), (0.36, 2)):
         planner.decided(Budget(macs=share))
         assert len(asked) == trials * number_of_trials(KINDS)
+
+
+@pytest.mark.slow
+def test_the_fit_of_a_trainer_weighs_kinds_and_leaves_statistics_alone(tmp_path: Path) -> None:
+    """Inside a Trainer, the module is in training mode, and the loss comes from the training step."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.BatchNorm2d(1), tiny_vit(num_classes=10, num_heads=4))
+    module = ImageClassifier("resnet18", num_classes=10)
+    module.model = body
+    kept: list[dict[str, Tensor]] = []
+    divergence = PrunedOutput.divergence
+
+    def watched(trial: PrunedOutput, *args: Any) -> float:
+        before = {name: value.clone() for name, value in body.state_dict().items()}
+        found = divergence(trial, *args)
+        assert all(torch.equal(value, before[name]) for name, value in body.state_dict().items())
+        kept.append(before)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrunedOutput, "divergence", watched)
+        prune = WidthPrune(Budget(macs=0.3), calibration=32, merge="never", allocation="per_cost")
+        settings = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        trainer = pl.Trainer(max_steps=1, accelerator="cpu", callbacks=[prune], default_root_dir=tmp_path, **settings)
+        trainer.fit(module, datamodule=DigitsData())
+    assert len(kept) == number_of_trials(KINDS) + 1 + EPOCHS, "and what weights take over is tuned"
+    (plan,) = Ledger.of(module).plans.values()
+    assert plan.removed

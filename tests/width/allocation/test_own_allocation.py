@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.plan.groups import Group
 from prunerecover.recipes.plan_methods.width import PerCostPlan
 from prunerecover.session.session import Session
-from prunerecover.width.allocation.by_importance import lowest, uniform
+from prunerecover.width.allocation.by_importance import lowest, per_cost, uniform
 from prunerecover.width.allocation.cost_model import Cost, CostModel
 from prunerecover.width.allocation.registry import ALLOCATIONS, RegisteredAllocation, register_allocation
 from prunerecover.width.arguments import WidthRule
@@ -39,6 +39,13 @@ def test_a_callable_decides_what_goes() -> None:
     narrowed = {edit.unit: list(edit.gone) for edit in plan.edits if edit.op == "narrow"}
     assert narrowed == {group.name: [int(scores[group.name].argmin())] for group in planner.groups}
     assert plan.made_by.method == "width/least_of_each"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "rule", "name"), [(cnn, uniform, "uniform"), (vit, per_cost, "per_cost")])
+def test_our_own_rules_as_callables_plan_as_their_names_do(rule: Any, name: str, make: Callable[[], Any]) -> None:
+    """Also with weighed kinds, a part of `per_cost` by name and as a function."""
+    assert planned(make(), allocation=rule).edits == planned(make(), allocation=name).edits
 
 
 def test_it_is_given_groups_scores_costs_and_budget() -> None:

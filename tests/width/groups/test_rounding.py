@@ -97,6 +97,15 @@ def test_groups_of_other_widths_stay_whole_or_become_multiples() -> None:
         plan_width(model, Budget(remove={"neuron": 33}), batches=TEXT, round_to=64, **QUICK)
 
 
+@pytest.mark.filterwarnings("ignore:The plan removes")  # steps are large
+def test_equal_layers_are_multiples_too() -> None:
+    how: dict[str, Any] = {"equal_layers": True, "round_to": 8, "kinds": "neuron", **QUICK}
+    plan = plan_width(tiny_llama(), Budget(params=0.1), batches=TEXT, **how)
+    (kept,) = {group.kept for group in plan.kept_groups}
+    assert kept % 8 == 0
+    assert kept < 48
+
+
 def test_a_tolerance_is_kept_by_multiples() -> None:
     how: dict[str, Any] = {"tolerance": 0.3, **settings("tolerance")}
     free, steps = (plan_width(cnn(), batches=labelled_batches(), round_to=n, **how) for n in (None, 4))

@@ -130,6 +130,28 @@ def test_undone_and_saved_it_is_what_it_was(case: Case, tmp_path: Path) -> None:
     assert torch.equal(output(opened, case.inputs), output(model, case.inputs))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["timm", "bert", "encoder"])
+def test_heads_and_their_dimensions_go_in_either_order(name: str) -> None:
+    case, models = CASES[name], []
+    for order in (1, -1):
+        model = case.build()
+        groups = find_groups(model, case.inputs, KINDS)
+        ordered = sorted(groups, key=lambda one: order * KINDS.index(one.kind))
+        gone = {one.name: torch.tensor([1]) if one.kind == "head" else torch.arange(KEPT, 8) for one in groups}
+        apply_edits(model, [*groups.edits, *narrow_edits(ordered, gone)])
+        models.append(model)
+    first, second = models
+    state = second.state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in first.state_dict().items())
+    assert torch.equal(output(first, case.inputs), output(second, case.inputs))
+    attention: Any = get_module(case.build(), case.attention)
+    queries = case.made(attention)[0][0][[0, 2, 3], :KEPT].flatten(0, 1)
+    narrow: Any = get_module(first, case.attention)
+    held = next(p for p in narrow.parameters() if p.ndim == 2)
+    assert torch.equal(held[: 3 * KEPT], queries)
+
+
 def test_a_module_of_timm_is_the_one_that_timm_makes() -> None:
     from timm.models.vision_transformer import Attention
 
