@@ -57,7 +57,7 @@ def latency_shares(variants: Sequence[TimedVariant], measure: Measure, *, most: 
 
     Args:
         variants: Variants of any number of sites.
-        measure: Clock; see `surgery.saved_cost.RoughClock`.
+        measure: Clock; see `surgery.saved_cost.DenseCost.rough_share`.
         most: Largest number of measurements, at least one.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import cached_property
 
 from prunerecover.cost.alike_sites import TimedVariant, latency_shares
 from prunerecover.display.progress import progress
@@ -13,7 +12,6 @@ from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Edit
 from prunerecover.session.session import Session
 from prunerecover.store.search_store import SearchStore
-from prunerecover.surgery.saved_cost import RoughClock
 
 Shares = dict[str, dict[str, float]]  # by site, and by name of the variant
 
@@ -71,18 +69,8 @@ class VariantCosts:
 
     def rough_share(self, edits: Sequence[Edit]) -> float:
         """Return the approximate share of the latency saved by edits, from a short measurement."""
-        names = [[*map(str, edits)]]
-        return self.store.results("rough latency", names, lambda _: self.clock(edits))[0] if edits else 0.0
-
-    @cached_property
-    def clock(self) -> RoughClock:
-        """Clock of small measurements, with a count of the passes."""
-        return RoughClock(self.session.cost("latency"))
-
-    @property
-    def timed(self) -> float:
-        """Number of passes over all samples for timing."""
-        return self.clock.passes(self.session.samples.n_samples)
+        clock, names = self.session.cost("latency").on_few, [[*map(str, edits)]]
+        return self.store.results("rough latency", names, lambda _: clock.rough_share(edits))[0] if edits else 0.0
 
     def _timed(self) -> Shares:
         macs = self.shares("macs")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from prunerecover.calibration.moments import LARGEST
 from prunerecover.calibration.stand_in_fits import Fit as StandInFit
 from prunerecover.calibration.stand_in_fits import fits_alone
 from prunerecover.calibration.token_weights import row_weights
@@ -21,7 +22,7 @@ from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.library.blocks import blocks_of
 from prunerecover.library.edits import FITTED, Chosen, EditMaker, Fit
 from prunerecover.library.head_sizes import smaller_heads
-from prunerecover.library.moments import LARGEST, StationMoments
+from prunerecover.library.moments import StationMoments
 from prunerecover.library.scoring import Scorer
 from prunerecover.library.stations import Station, graph_of_few, is_read, stations_of
 from prunerecover.library.variants import BRANCHES, DENSE, LibrarySite, Variant, sites_of

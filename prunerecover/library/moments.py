@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from prunerecover.calibration.moments import LARGEST
 from prunerecover.calibration.regression import AffineRegression
 from prunerecover.library.stations import Seen
 from prunerecover.model.linears import is_transposed, matrix_and_bias
@@ -12,7 +13,6 @@ from prunerecover.model.linears import is_transposed, matrix_and_bias
 RIDGE = 0.01  # of replacements, relative to the mean variance of the inputs
 READER = 1e-2, 0.1  # of readers: always, and times the features per row
 LEAST_SCALE = 1e-6  # of a LayerScale, relative to the largest: outputs of smaller factors do not reach the stream
-LARGEST = 4096  # input features of a fit; second moments of more would not fit into memory
 ROWS = 40  # of a fit, per input feature, at most
 
 Fitted = dict[str, Tensor]  # "weight" and "bias" of a linear, or of a replacement

@@ -45,11 +45,6 @@ class Scorer:
         for number, output in enumerate(self._runner.keep(self._twin)):
             self._dense.keep(number, output)
 
-    @property
-    def passes(self) -> float:
-        """Number of passes over the held-out samples so far."""
-        return self._runner.layers_run / max(1, len(self.batches) * len(self._graph.of_kind("layer")))
-
     def divergence(self, chosen: Chosen) -> float:
         """Return the mean divergence of a choice; infinite where the network fails, or gives another shape."""
         try:

@@ -88,14 +88,14 @@ class DenseCost:
                 return self._faster(wanted)
             return 1 - self._counted(self._twin) / self._total
 
-    def rough_ratio(self, edits: Sequence[Edit]) -> LatencyRatio:
-        """Return the remaining latency by few pairs, to within about a percent.
+    def rough_share(self, edits: Sequence[Edit]) -> float:
+        """Return the share of the latency saved by edits, by few pairs, to within about a percent.
 
         Args:
             edits: Edits in order, without fitted tensors.
         """
         with self._pruned(edits):
-            return self._ratio(FEW, warmup=1, enough=2 * CLOCKS)
+            return 1 - self._ratio(FEW, warmup=1, enough=2 * CLOCKS).ratio.value
 
     @contextmanager
     def _pruned(self, edits: Sequence[Edit]) -> Iterator[None]:
@@ -143,34 +143,6 @@ class DenseCost:
 
     def _counted(self, model: nn.Module) -> float:
         return COUNTED[self.cost].count(model, self.example, self.serving)
-
-
-class RoughClock:
-    """Clock for shares of the latency by few pairs on few samples, with a count of the samples used.
-
-    Args:
-        cost: Dense cost, of the latency.
-
-    Attributes:
-        timed: Samples that went through the network, dense or pruned.
-    """
-
-    def __init__(self, cost: DenseCost) -> None:
-        self._cost, self.timed = cost.on_few, 0
-
-    def __call__(self, edits: Sequence[Edit]) -> float:
-        """Return the share of the latency saved by edits.
-
-        Args:
-            edits: Edits in order, without fitted tensors.
-        """
-        found = self._cost.rough_ratio(edits)
-        self.timed += 2 * (1 + found.pairs) * found.batch_size
-        return 1 - found.ratio.value
-
-    def passes(self, samples: int) -> float:
-        """Return the measurements so far as a number of passes over `samples` calibration samples."""
-        return self.timed / samples
 
 
 def budget_used(

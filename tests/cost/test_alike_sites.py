@@ -9,13 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from cases.engine import batches_of, build
 
 from prunerecover.cost.alike_sites import MOST, SIZES, TimedVariant, latency_shares
-from prunerecover.model.batches import as_inputs
 from prunerecover.plan.edits import Edit, Remove
-from prunerecover.surgery.saved_cost import FEW, TIMED, DenseCost, RoughClock
 
 SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)  # saved shares of a site's MACs
 
@@ -144,18 +140,3 @@ def test_variants_that_cost_more_are_refused() -> None:
 def test_no_measurement_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one measurement, but got 0. 16 are usual"):
         latency_shares([], AffineClock({}), most=0)
-
-
-def test_a_rough_clock_counts_what_it_times() -> None:
-    model = build("timm")
-    clock = RoughClock(DenseCost(model, "latency", as_inputs(batches_of("timm")[0])))
-    size = clock._cost.example.n_samples
-    assert -1 < clock([Remove(unit="blocks.0.mlp", kind="mlp")]) < 1
-    pairs = clock.timed / size / 2 - 1
-    assert 4 <= pairs <= FEW
-    assert clock.passes(samples=2 * size) == pairs + 1
-
-
-def test_a_rough_clock_times_few_samples() -> None:
-    cost = DenseCost(build("timm"), "latency", as_inputs(torch.zeros(4 * TIMED, 3, 32, 32)))
-    assert RoughClock(cost)._cost.example.n_samples == TIMED

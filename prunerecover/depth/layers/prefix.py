@@ -32,12 +32,10 @@ class Piece:
     Attributes:
         path: Of the module.
         last: Index of its last node.
-        layers: How many layers it runs.
     """
 
     path: str
     last: int
-    layers: int
 
 
 class PrefixRunner:
@@ -47,16 +45,11 @@ class PrefixRunner:
         graph: Of the dense network; variants have its module paths.
         batches: How many there are.
         run: Runs a network on the batch of a number.
-
-    Attributes:
-        layers_run: How many calls of layers were computed so far, per batch.
     """
 
     def __init__(self, graph: ComputationGraph, batches: int, run: Callable[[nn.Module, int], Any]) -> None:
         self.graph, self._run = graph, run
         self.pieces = _pieces(graph)
-        self.layers_run = 0
-        self._layers = len(graph.of_kind("layer"))
         self._copies = any(node.in_place for node in graph.nodes)
         self._kept: list[dict[str, Any]] = [{} for _ in range(batches)]
 
@@ -69,7 +62,6 @@ class PrefixRunner:
         """
         room = MOST_KEPT
         for number, kept in enumerate(self._kept):
-            self._count(first, number)
             with self._answering(network, number, first), self._keeping(network, number, first):
                 output = self._run(network, number)
             room -= sum(leaf.nbytes for leaf in tree_leaves(kept) if isinstance(leaf, Tensor))
@@ -86,14 +78,8 @@ class PrefixRunner:
             numbers: Of the batches.
         """
         for number in numbers:
-            self._count(first, number)
             with self._answering(network, number, first):
                 yield self._run(network, number)
-
-    def _count(self, first: int, batch: int) -> None:
-        known = self._kept[batch]
-        skipped = sum(piece.layers for piece in self.pieces if piece.last < first and piece.path in known)
-        self.layers_run += self._layers - skipped
 
     @contextmanager
     def _answering(self, network: nn.Module, batch: int, first: int) -> Iterator[None]:
@@ -154,7 +140,7 @@ def _pieces(graph: ComputationGraph) -> tuple[Piece, ...]:
         made = graph.calls[number]
         small = made.path and times[made.path] == 1 and (layers[number] <= most or not made.children)
         if small and layers[number]:
-            found.append(Piece(made.path, max(nodes[number]), layers[number]))
+            found.append(Piece(made.path, max(nodes[number])))
         elif layers[number]:
             waiting += made.children
     return tuple(sorted(found, key=lambda piece: piece.last))
