@@ -95,7 +95,7 @@ class Library:
         bare = sites_of(units, groups, scores, {unit.name: ("zero",) for unit in units})
         self.stations = stations_of(session.model, several, bare)
         at = {station.site for station in self.stations}
-        leaves = {u.name: (*self.stand_ins.get(u.name, ()), *_leaves(u, session, at)) for u in units}
+        leaves = {name: (*self.stand_ins.get(name, ()), *own) for name, own in _leaves(units, session, at).items()}
         sites = sites_of(units, groups, scores, leaves)
         self.sites: Mapping[str, LibrarySite] = {site.name: site for site in sites}
         self.maker = EditMaker(self.sites, network, removals, head_sizes=head_sizes)
@@ -236,22 +236,21 @@ def _lists(removals: Removals, units: Sequence[str]) -> tuple[tuple[str, ...], .
     return tuple(tuple(sorted(one)) for one in removals.block_lists if one <= set(units))
 
 
-def _leaves(unit: Unit, session: Session, at: Collection[str]) -> tuple[str, ...]:
-    """Return the replacements of a unit by name, costlier replacements first; fits from the graph are not included.
+def _leaves(units: Sequence[Unit], session: Session, at: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return the replacements of units by name, costlier replacements first; fits from the graph are not included.
 
     Args:
-        unit: Unit.
+        units: Units.
         session: Network and samples.
         at: Sites with a station, where replacements are fitted.
     """
-    if unit.kind not in BRANCHES or not is_supported(session.model):
-        return ("identity" if unit.kind == "activation" else "zero",)
-    if unit.name not in at or not session.samples.enough:
-        return ("zero",)
-    branches = {
-        own.path: own for block in describe(session.model).blocks for own in (block.attention, block.mlp) if own
-    }
-    return FITTED if branches[unit.name].dim <= LARGEST else ("constant",)
+    blocks = describe(session.model).blocks if is_supported(session.model) else ()
+    inputs = {own.path: own.dim for block in blocks for own in (block.attention, block.mlp) if own is not None}
+    found: dict[str, tuple[str, ...]] = {u.name: ("identity" if u.kind == "activation" else "zero",) for u in units}
+    for unit in units:
+        if unit.kind in BRANCHES and unit.name in inputs and unit.name in at and session.samples.enough:
+            found[unit.name] = FITTED if inputs[unit.name] <= LARGEST else ("constant",)
+    return found
 
 
 def _stand_ins(removals: Removals | None, session: Session) -> dict[str, dict[str, StandInFit]]:
