@@ -85,3 +85,10 @@ def test_latency_is_met_by_the_clock_of_the_device() -> None:
     network = tiny_timm().eval().cuda()
     plan = plan_depth(network, Budget(latency=0.3), batches=images())
     assert plan.removed
+
+
+def test_batches_may_be_on_the_device_already() -> None:
+    network = tiny_timm().eval().cuda()
+    here, there = images(), [batch.cuda() for batch in images()]
+    plans = [plan_depth(network, remove={"attention": 1}, batches=batches) for batches in (here, there)]
+    assert plans[0].removed == plans[1].removed

@@ -44,6 +44,11 @@ def test_other_forms_are_refused(bad: Any) -> None:
         b.as_inputs(bad)
 
 
+def test_batch_without_tensors_has_no_size() -> None:
+    with pytest.raises(TypeError, match="at least one tensor of one or more dimensions"):
+        _ = b.ModelInputs((3,)).n_samples
+
+
 def test_selecting_samples_leaves_unbatched_tensors_alone() -> None:
     inputs = b.ModelInputs((torch.arange(6).view(3, 2),), {"scale": torch.tensor(2.0), "table": torch.zeros(5), "n": 1})
     chosen = inputs.select(torch.tensor([2, 0]))

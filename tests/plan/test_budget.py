@@ -43,6 +43,11 @@ def test_bad_budget_is_explained(arguments: dict[str, Any], message: str) -> Non
         Budget(**arguments)
 
 
+def test_share_of_cost_has_no_count() -> None:
+    with pytest.raises(TypeError, match="a budget in units, but got one in a share of cost"):
+        Budget(latency=0.2).counts({})
+
+
 def test_budget_tells_kinds_and_share() -> None:
     assert Budget(remove={"mlp": 1}).kinds(("block", "mlp")) == ("mlp",)
     assert Budget(ratio={"block": 0.5}).counts({"block": 5}) == {"block": 2}

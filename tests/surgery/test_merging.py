@@ -163,6 +163,14 @@ def test_hooks_elsewhere_stay_without_a_word() -> None:
     assert seen.calls == 2
 
 
+def test_hooks_that_go_with_an_empty_block_are_named() -> None:
+    model = build("timm")
+    apply_plan(model, tiny_plan(model, (2, "attention", "zero"), (2, "mlp", "zero")))
+    model.blocks[2].register_forward_hook(Seen())
+    with pytest.warns(UserWarning, match=r"Hooks at blocks.2 see other values from now on, or are not called"):
+        merge(model)
+
+
 class Doubled(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * x

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from cases.fits.routed_lora import BLOCKS, Language, batches
+from cases.fits.routed_lora import fit as fit_routed
 from cases.lora import IMAGES as SMALL_IMAGES
 from cases.lora import depth as depth_of_plain
 from cases.lora import fit as fit_plain
@@ -78,6 +79,12 @@ def test_what_was_fitted_on_the_gpu_is_tested_on_either_device(tmp_path: Path, n
     assert found[0] == pytest.approx(found[1], abs=1e-3)
 
 
+def test_convolutions_with_batchnorm_are_reconstructed(tmp_path: Path) -> None:
+    module = fit(tmp_path, surgeon("WidthPrune"), network="cnn", **GPU)
+    opened = load_pruned(tmp_path / "files" / "pruned", model=Classifier().net)
+    torch.testing.assert_close(outputs(opened), outputs(module.net), atol=1e-3, rtol=0)
+
+
 @pytest.mark.parametrize("make", [Compiled, Manual])
 def test_compiled_networks_and_manual_optimization(tmp_path: Path, make: Any) -> None:
     module, _ = fit_plain(tmp_path, depth_of_plain(), make=make, **GPU)
@@ -88,6 +95,16 @@ def test_adapters_behind_a_surgery(tmp_path: Path) -> None:
     module, _ = fit_plain(tmp_path, depth_of_plain(), lora(start=1), **GPU)
     assert Ledger.of(module).adapters["net"].modules
     assert outputs(Ledger.of(module).plain_copy(module, "net"), SMALL_IMAGES).isfinite().all()
+
+
+def test_adapters_that_all_sets_share(tmp_path: Path) -> None:
+    module, _ = fit_routed(tmp_path, module=Language(), epochs=1, **GPU)
+    assert all(parameter.isfinite().all() for parameter in module.parameters())
+
+
+def test_ranks_by_nccl(tmp_path: Path) -> None:
+    module = fit(tmp_path, surgeon("DepthPrune"), network="vit", strategy="ddp", **GPU)
+    assert len(Ledger.of(module).events) == 1
 
 
 def test_sharded_with_a_plan_made_beforehand(tmp_path: Path) -> None:

@@ -122,6 +122,15 @@ def test_what_is_no_percentage_is_refused_and_not_kept(tmp_path: Path, trials: l
     assert not (tmp_path / "trials.jsonl").exists()
 
 
+def test_a_module_that_logs_nothing(tmp_path: Path, trials: list[Trial]) -> None:
+    class Silent(Plain):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            pass
+
+    with pytest.raises(ValueError, match="but it logged nothing"):
+        TrialRunner(seeded(Silent), Data(), tmp_path / "trials.jsonl")(trials)
+
+
 def test_trials_of_no_epochs_are_refused() -> None:
     with pytest.raises(ValueError, match="trials of at least 1 epoch, but got 0"):
         TrialSettings(epochs=0)

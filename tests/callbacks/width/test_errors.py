@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from prunerecover import Budget, Plan
 from prunerecover.callbacks import DepthPrune, WidthPrune
+from prunerecover.callbacks.ledger.ledger import Ledger
 
 
 @pytest.mark.parametrize(
@@ -138,3 +139,13 @@ def test_width_prune_removes_experts_and_trains_on(arguments: dict[str, Any], tm
     module = fit_language(tmp_path, WidthPrune(calibration=16, **arguments))
     assert sum(counts(module)) == 8
     assert torch.isfinite(module.net(tokens()).logits).all()
+
+
+@pytest.mark.slow
+def test_steps_do_not_take_what_others_took_beyond_their_part(tmp_path: Path) -> None:
+    """Each step asks for an expert and removes two: the router's groups must stay equal in size."""
+    scheduled = WidthPrune(Budget(remove={"expert": 4}), schedule={"every": 1, "step": 1}, calibration=16)
+    with pytest.warns(UserWarning, match="removed nothing: .*, or had surgeries before taken more than their part"):
+        module = fit_language(tmp_path, scheduled, epochs=4, name="deepseek_v3")
+    assert [len(event.units) for event in Ledger.of(module).events] == [2, 0, 2, 0]
+    assert sum(counts(module.net)) == 16 - 4
