@@ -67,7 +67,9 @@ def apply_plan(model: nn.Module, plan: Plan | str | Path, refit: Batches | None 
 def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int | None = None) -> Plan:
     """Return the plan with the same units and forms of replacements, refitted to a model, which stays bit-identical.
 
-    Refitted weights of width are tuned towards the model's output, also after edits in depth.
+    Refitted weights of width are tuned towards the model's output, also after edits in depth. Layers are fitted before
+    branches are replaced: a replaced branch right before a removed block leads to its own stream, not to the one behind
+    the block as in a new plan.
 
     Args:
         model: Model with the plan's initial structure and other weights.
@@ -91,7 +93,8 @@ def refit(session: Session, plan: Plan) -> Plan:
         plan: Plan, as of `refit_plan`.
     """
     samples, judge, seed = session.samples, session.output, session.seed
-    blocks = [unit.name for unit in removed_units(plan.edits) if unit.kind == "block" and unit.leaves != "map"]
+    gone = (unit for unit in removed_units(plan.edits) if unit.kind == "block")
+    blocks = [unit.name for unit in gone if unit.leaves in ("nothing", "zero", "identity")]
     with session.evaluating():
 
         def depth(done: Sequence[Edit], stage: Sequence[Edit], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -129,9 +132,9 @@ def _fit_layers(
         return found
     network = deep_copy(session.output.pruned([*done, *heads], {**tensors, **found}))
     _check_refitted_whole(network, others)
-    before = layers_before_blocks(session, network, gone) if gone else {}
-    units = {edit.unit for edit in others} - before.keys()
+    units = {edit.unit for edit in others}
     fit_layers(network, session.model, Plan(edits=tuple(done)), session.samples.whole, seed=session.seed, only=units)
+    before = layers_before_blocks(session, network, gone) if gone else {}
     for edit in others:
         fitted = before.get(edit.unit) or dict(get_module(network, edit.unit).named_parameters())
         found |= {key: fitted[name].detach().float().cpu() for name, key in zip(edit.names, edit.tensors, strict=True)}

@@ -42,6 +42,8 @@ def layers_before_blocks(session: Session, pruned: nn.Module, gone: Collection[s
         reader = stations[number].reader
         return {block: (chosen[block][0], Fit({reader: found.reader(None, get_module(pruned, reader))}))}
 
+    if not stations:
+        return {}
     batches = session.samples.whole
     weights = row_weights(session.model, [station.reader for station in stations], batches, session.seed)
     walks = Walks(session.model, maker, stations, blocks, batches, fitted_at, weights, start=pruned)

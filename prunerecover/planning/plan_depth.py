@@ -61,7 +61,7 @@ def plan_depth(
             networks, and for layers, the computation graph shows the removable units (see `find_sites`).
         budget: Share of the MACs, parameters or latency of the merged model, such as Budget(macs=0.3), or the amount
             left, such as Budget(macs="0.8G") a sample or Budget(latency="5ms") for the first batch. The budget is met;
-            a warning names an excess larger than the smallest unit.
+            a warning names an excess of more than two points (in a named search, of more than the smallest unit).
         remove: Number of units per kind, short for `Budget(remove=...)`.
         batches: Calibration batches: tensors, tuples with the input first, or mappings. Labels are read by importances
             with a `loss` alone, and to see whether BatchNorm statistics lag behind the weights (see
@@ -79,19 +79,19 @@ def plan_depth(
         search: Search by name; None (the default): the best available. For a share of a cost in a supported family, by
             output divergence with calibrated replacements, that is "program", the integer program over the library of
             variants, as in `plan_pruning`: blocks, attentions and MLPs are fitted and scored alone, solved for, and the
-            choice is refined. Activations and layers by `kinds`, mixtures of experts, parallel branches and norms
-            behind branches are not in that library; there "greedy" is the default, and "joint" in other networks.
-            "joint" removes one unit at a time by divergence per saved cost, ranks the others again on the pruned
-            network, and then exchanges chosen units for better ones: units interact. "greedy" does so without
-            exchanges, and "exact" judges every unit at each step, instead of promising units alone. For a share of a
-            cost in a supported family, all three also search without blocks, without MLPs and without activations, and
-            keep the best set. They minimise the output divergence, or, with importance="cross_entropy", the `loss`: the
-            likelihood of text (`language.likelihood.next_token_loss`), of answers (`answer_loss`), or your own. "run"
-            takes one contiguous run of blocks of a supported family: among the runs that turn the residual stream
-            least, the run of least output divergence, or, with importance="angular_distance", of least angle at the
-            last token (Gromov et al., arXiv 2403.17887), or, with importance="block_influence", of least mean cosine
-            distance. "one_shot" ranks once. "two_to_one" ranks once, and takes two other units for each attention;
-            "rounds" ranks again after each removal, by any importance.
+            choice is refined. Activations and layers by `kinds`, mixtures of experts, norms behind branches, and blocks
+            without a layer before them on the stream (most parallel branches) are not in that library; there "greedy"
+            is the default, and "joint" in other networks. "joint" removes one unit at a time by divergence per saved
+            cost, ranks the others again on the pruned network, and then exchanges chosen units for better ones: units
+            interact. "greedy" does so without exchanges, and "exact" judges every unit at each step, instead of
+            promising units alone. For a share of a cost in a supported family, all three also search without blocks,
+            without MLPs and without activations, and keep the best set. They minimise the output divergence, or, with
+            importance="cross_entropy", the `loss`: the likelihood of text (`language.likelihood.next_token_loss`), of
+            answers (`answer_loss`), or your own. "run" takes one contiguous run of blocks of a supported family: among
+            the runs that turn the residual stream least, the run of least output divergence, or, with
+            importance="angular_distance", of least angle at the last token (Gromov et al., arXiv 2403.17887), or, with
+            importance="block_influence", of least mean cosine distance. "one_shot" ranks once. "two_to_one" ranks once,
+            and takes two other units for each attention; "rounds" ranks again after each removal, by any importance.
         kinds: Kinds of removable units, for a budget in a share of cost; None: all kinds but layers in supported
             families, all in other networks. A budget in units names its kinds itself.
         include_strided: Whether layers that change spatial dimensions may go, too, replaced by a pooling.

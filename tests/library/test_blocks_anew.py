@@ -14,6 +14,9 @@ from prunerecover.apply import apply_plan, refit_plan
 from prunerecover.model.batches import Batches
 from prunerecover.plan.edits import Refit
 from prunerecover.plan.plan import Plan
+from prunerecover.planning.arguments import PruningConfig
+from prunerecover.planning.planner import Planner
+from prunerecover.session.session import Session
 
 
 def plan_without(*blocks: str) -> Plan:
@@ -48,3 +51,47 @@ def test_a_refit_for_other_weights_is_as_near_as_the_refit_of_a_new_plan(blocks:
         {key: kept[name].detach() for name, key in zip(edit.names, edit.tensors, strict=True)}
     )
     assert left < 0.8 * missed(dense, unfitted, blocks, x, None)
+
+
+class Residual(nn.Module):
+    """Two linears beside a stream."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.first, self.second = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the branch."""
+        return x + self.second(nn.functional.gelu(self.first(self.norm(x))))  # type: ignore[no-any-return]
+
+
+def residuals() -> nn.Module:
+    """Return a network of four blocks that only the graph shows."""
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*(Residual(16) for _ in range(4)))
+    return nn.Sequential(nn.Linear(12, 16), blocks, nn.LayerNorm(16), nn.Linear(16, 5)).eval()
+
+
+@pytest.mark.parametrize("block", ["zero", "affine"])
+@pytest.mark.parametrize("narrowed", ["1.0.first", "1.1.first"], ids=["earlier", "right before"])
+def test_with_the_same_weights_a_refit_is_about_as_near_the_output_as_the_plan(block: str, narrowed: str) -> None:
+    x = torch.randn(8, 64, 12, generator=torch.Generator().manual_seed(1))
+    model, batches = residuals(), list(x.split(2))
+
+    def loss(network: nn.Module, batch: Tensor) -> Tensor:
+        return network(batch).square().mean()  # type: ignore[no-any-return]
+
+    plans = Planner(Session(model, batches, loss=loss), "macs", PruningConfig(loss=loss))
+    with plans.session.evaluating():
+        sites = plans.library.sites
+        gone = next(variant.name for variant in sites["1.2"].variants if variant.leaves.startswith(block))
+        half = next(variant.name for variant in sites[narrowed].variants if variant.name.startswith("32 of"))
+        chosen, _ = plans.library.walks.walk(plans.library.chosen({narrowed: half, "1.2": gone}))
+        plan = plans.plan(chosen, 0.0)
+    apart = []
+    for one in (plan, refit_plan(model, plan, batches)):
+        pruned = copy.deepcopy(model)
+        apply_plan(pruned, one)
+        apart.append(float((pruned(x) - model(x)).norm()))
+    assert apart[1] < 1.1 * apart[0]
