@@ -50,11 +50,11 @@ class DepthConfig:
     """Arguments of planning in depth, as `plan_depth` describes them at length; checked when they are put together.
 
     Args:
-        importance: What ranks the units, by name or as a callable; the default needs no labels.
+        importance: Ranking of the units, by name or as a callable; the default needs no labels.
         loss: `loss(network, batch) -> scalar` for importances that need one. In a fit `batch` is the inputs of a call,
             `network(*batch.args, **batch.kwargs)`, and `batch.batch` what the training step was given; None: what the
             training step returns.
-        replace: What removed units leave: "calibrated", "zero" or "identity".
+        replace: Replacement of removed units: "calibrated", "zero" or "identity".
         search: "program", "joint", "greedy", "exact", "run", "one_shot", "two_to_one" or "rounds"; None: the best that
             is possible.
         kinds: For a share of a cost: kinds of the units that may go; None: all but "layer" in supported families, all
@@ -140,7 +140,7 @@ class DepthConfig:
         object.__setattr__(self, "kinds", self.kinds or ("block",))
 
     def check_ready(self, kinds: Sequence[str]) -> None:
-        """Raise ValueError if a kind is not one that may go so, or the importance needs a loss and there is none."""
+        """Raise ValueError if a kind cannot be removed by the search, or the importance lacks a loss."""
         kinds_among(kinds, DEPTH_KINDS, IN_DEPTH, some=False)
         if self.search == "run" and set(kinds) != {"block"}:
             raise ValueError(
@@ -155,35 +155,35 @@ class DepthConfig:
 
 
 def kinds_of(model: nn.Module, budget: Budget | None, kinds: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the kinds of the units that may go: those of a budget in units, those asked for, or all that are usual.
+    """Return the kinds of removable units: the kinds of a budget in units, the requested kinds, or the default kinds.
 
     Args:
-        model: Unwrapped.
-        budget: Names the kinds of its units, if it is one in units.
-        kinds: That were asked for.
+        model: Network, unwrapped.
+        budget: Budget; a budget in units names the kinds.
+        kinds: Requested kinds; None: the default kinds.
     """
     usual = tuple(kinds or (FAMILY_KINDS if is_supported(model) else DEPTH_KINDS))
     return usual if budget is None else budget.kinds(usual) or usual
 
 
 def planned_by_parts(model: nn.Module, kinds: Sequence[str], config: DepthConfig) -> bool:
-    """Whether a model is planned by the parts of its family; else by its computation graph.
+    """Whether a model is planned by the parts of a family; else by the computation graph.
 
     Args:
-        model: Unwrapped.
-        kinds: Of the units.
-        config: Of planning.
+        model: Network, unwrapped.
+        kinds: Kinds of the units.
+        config: Arguments of planning.
     """
     return known_by_parts(model, kinds) and config.search not in GRAPH_SEARCHES and not config.by_loss
 
 
 def not_ignored(units: Sequence[Unit], ignore: Sequence[str]) -> tuple[Unit, ...]:
-    """Return the units that match no shell pattern of those that stay."""
+    """Return the units without a match among shell patterns."""
     return tuple(unit for unit in units if not matches(unit.name, ignore))
 
 
 def budget_of(budget: Budget | None, remove: Mapping[str, int] | None) -> Budget:
-    """Return the budget, given as one or as units per kind.
+    """Return the budget, from a `Budget` or from units per kind.
 
     Raises:
         ValueError: If none or both are given, or a budget in several costs.

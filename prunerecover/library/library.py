@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -67,9 +68,7 @@ class Library:
     Attributes:
         sites: Sites by name, in order of execution.
         maker: Maker of the edits of variants.
-        scorer: Scorer of choices.
         blocks: Blocks between stations.
-        walks: Walks that fit choices in order.
         scored: Variants by site and name, including the unchanged site.
         lists: Names of blocks of one container, at least one of them to stay.
     """
@@ -104,11 +103,21 @@ class Library:
         if network is not None:
             readers = [reader for reader in readers_of(network.groups) if reader.module not in refitted]
             self.maker.moments = moments_of(session.model, readers, session.samples.fit)
-        fit, paths = session.samples.fit, [station.reader for station in self.stations]
-        weights = row_weights(session.model, paths, fit, session.seed) if paths else []
-        self.walks = Walks(session.model, self.maker, self.stations, self.blocks, fit, self.fitted_at, weights)
-        self.scorer = Scorer(session.model, traced.graph, self.maker, session.samples.held_out)
         self.scored: dict[str, dict[str, Scored]] = {}
+
+    @cached_property
+    def walks(self) -> Walks:
+        """Walks that fit choices in order."""
+        session, paths = self.session, [station.reader for station in self.stations]
+        weights = row_weights(session.model, paths, session.samples.fit, session.seed) if paths else []
+        return Walks(
+            session.model, self.maker, self.stations, self.blocks, session.samples.fit, self.fitted_at, weights
+        )
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        """Scorer of choices."""
+        return Scorer(self.session.model, self.graph, self.maker, self.session.samples.held_out)
 
     @property
     def fits_depth(self) -> bool:

@@ -1,9 +1,9 @@
-"""Run variants of one network on the same batches, and compute only what comes after their first change.
+"""Run variants of one network on the same batches, and compute only the part behind the first change.
 
-A network is cut into pieces: calls of modules that hold a small part of its layers each. The outputs of a base network
-are kept per piece and batch, while there is room; a variant that differs from it first at some node is run with all
-pieces before that node answering from what was kept. Any control flow, residual and long connections included: nothing
-is assumed but that the pieces before the change compute what they did.
+A network is cut into pieces: calls of modules, each with a small part of the layers. Outputs of pieces of a base
+network are kept per piece and batch, while there is room. In a run of a variant, all pieces before the first changed
+node answer with the kept outputs. Any control flow will do, residual and long connections included, as long as the
+pieces before the change compute the same.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MOST_KEPT = 1 << 30  # bytes of outputs of pieces; batches beyond are run as a w
 
 @dataclass(frozen=True)
 class Piece:
-    """A call of a module whose output is kept.
+    """Call of a module, with a kept output.
 
     Attributes:
-        path: Of the module.
-        last: Index of its last node.
+        path: Path of the module.
+        last: Index of the call's last node.
     """
 
     path: str
@@ -42,9 +42,9 @@ class PrefixRunner:
     """Runs variants of a network.
 
     Args:
-        graph: Of the dense network; variants have its module paths.
-        batches: How many there are.
-        run: Runs a network on the batch of a number.
+        graph: Graph of the dense network; variants have the same module paths.
+        batches: Number of batches.
+        run: Function that runs a network on the batch of a number.
     """
 
     def __init__(self, graph: ComputationGraph, batches: int, run: Callable[[nn.Module, int], Any]) -> None:
@@ -54,11 +54,11 @@ class PrefixRunner:
         self._kept: list[dict[str, Any]] = [{} for _ in range(batches)]
 
     def keep(self, network: nn.Module, first: int = 0) -> Iterator[Any]:
-        """Make a network the base, and yield what running it gives, batch by batch; it is the base after the last.
+        """Make a network the base for later variants, and yield the outputs by batch; the base changes after the last.
 
         Args:
-            network: That later variants are compared with.
-            first: Index of the first node in which it differs from the base before.
+            network: New base.
+            first: Index of the first node with a difference from the former base.
         """
         room = MOST_KEPT
         for number, kept in enumerate(self._kept):
@@ -70,12 +70,12 @@ class PrefixRunner:
             yield output
 
     def run(self, network: nn.Module, first: int, numbers: Sequence[int]) -> Iterator[Any]:
-        """Yield what running a variant on some batches gives.
+        """Yield the outputs of a variant on some batches.
 
         Args:
-            network: The variant.
-            first: Index of the first node in which it differs from the base.
-            numbers: Of the batches.
+            network: Variant.
+            first: Index of the first node with a difference from the base.
+            numbers: Numbers of the batches.
         """
         for number in numbers:
             with self._answering(network, number, first):
@@ -83,7 +83,7 @@ class PrefixRunner:
 
     @contextmanager
     def _answering(self, network: nn.Module, batch: int, first: int) -> Iterator[None]:
-        """Let the pieces before a node answer with what was kept."""
+        """Let the pieces before a node answer with the kept outputs."""
         replaced: list[nn.Module] = []
         try:
             for piece in self.pieces:
