@@ -58,6 +58,7 @@ from prunerecover.recovery.reconstruction_order import (
     reference_of,
 )
 from prunerecover.recovery.reconstruction_rows import FittedLayer, missing_outputs, rows_of
+from prunerecover.runtimes.subnormals import flush_subnormals
 
 ROWS = 60  # positions or tokens per input of a layer, at most
 TINY = 1e-12  # norm of weights
@@ -122,6 +123,8 @@ def fit_layers(
 ) -> None:
     """Fit the layers of a pruned network to the dense layers, and estimate BatchNorm anew, in place.
 
+    Subnormal weights of the network become zero.
+
     Args:
         network: Pruned network without wrappers, see `reconstruct`.
         dense: Dense network without wrappers, the target.
@@ -145,6 +148,7 @@ def fit_layers(
         statistics = _fit_all(network, reference, rows, calls, samples, seed, alone=only is not None)
         for name, value in statistics.items():
             network.get_buffer(name).copy_(value)
+        flush_subnormals(network)
 
 
 def _these(calls: Mapping[str, int], only: Collection[str]) -> dict[str, int]:

@@ -19,6 +19,7 @@ from prunerecover.model.arguments import check_flag
 from prunerecover.model.checks import warn_unless_finite
 from prunerecover.model.paths import unwrap
 from prunerecover.runtimes.program_file import write_program
+from prunerecover.runtimes.subnormals import without_subnormals
 from prunerecover.serving.gguf_file import write_gguf
 from prunerecover.serving.nemotron_nas import write_nemotron_nas
 
@@ -82,7 +83,7 @@ def export(
     format: str | None = None,
     tokenizer: Any = None,
 ) -> Path:
-    """Write a network for another runtime, and check what is written.
+    """Write a network for another runtime, and check what is written; subnormal weights are written as zero.
 
     Args:
         model: Network to export, or a LightningModule with the forward; not changed. Formats for servers take a
@@ -118,7 +119,7 @@ def export(
     if not found.ending and path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(f"Expected nothing at {path}, or an empty folder, but got content. Give another path.")
     with atomic_file(path) if found.ending else atomic_folder(path) as unfinished:
-        found.write(network, unfinished, asked)
+        found.write(without_subnormals(network), unfinished, asked)
     return path
 
 

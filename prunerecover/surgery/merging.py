@@ -21,6 +21,7 @@ from prunerecover.model.paths import get_module, unwrap
 from prunerecover.model.replacements import Nothing, PassThrough, Replacement
 from prunerecover.plan.edits import Config, Edit, Merge, Remove
 from prunerecover.plan.plan import Plan
+from prunerecover.runtimes.subnormals import flush_subnormals
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.optimizer_update import update_optimizer
 from prunerecover.surgery.provenance import plan_for
@@ -30,8 +31,8 @@ from prunerecover.surgery.transformers_depth import config_edits
 def merge(model: nn.Module, optimizer: Optimizer | None = None) -> Plan:
     """Merge every linearised feed-forward and every fitted map in place, where possible.
 
-    Forward and backward hooks stay at the same paths. A warning names the hooks of merged modules and of removed
-    blocks.
+    Subnormal weights of the network become zero. Forward and backward hooks stay at the same paths. A warning names
+    the hooks of merged modules and of removed blocks.
 
     Args:
         model: Pruned network, wrapped or not.
@@ -53,6 +54,7 @@ def merge(model: nn.Module, optimizer: Optimizer | None = None) -> Plan:
     plan = plan_for(model, merge_edits(model), method="merge")
     hooked = _hooked(model, plan.edits)
     applied = apply_edits(model, plan.edits)
+    flush_subnormals(model)
     if optimizer is not None:
         update_optimizer(optimizer, applied)
     if hooked:
