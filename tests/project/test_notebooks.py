@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import re
+from functools import reduce
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cases.paths import ROOT
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-needed = pytest.mark.skipif(not (find_spec("nbclient") and find_spec("ipykernel")), reason="needs pip install .[docs]")
+needed = pytest.mark.skipif(not (find_spec("nbformat") and find_spec("IPython")), reason="needs pip install .[docs]")
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -25,17 +27,30 @@ def test_outputs_are_not_kept(path: Path) -> None:
     assert text.count('"outputs": []') == text.count('"outputs"') == text.count('"execution_count": null')
 
 
+LESS = {
+    r"max_epochs=\d+": "max_epochs=1",
+    r"scene\(\) for _ in range\(\d+\)": "scene() for _ in range(16)",
+    r"scenes\(\d+\)": "scenes(32)",
+    r"calibration=\d+": "calibration=8",
+    r"\"num_hidden_layers\": 6": '"num_hidden_layers": 3',
+    r"max_new_tokens=80": "max_new_tokens=8",
+}
+
+
 @pytest.mark.slow
 @needed
 @each
 def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cell, with fewer samples and epochs, in this process."""
     import nbformat
-    from nbclient import NotebookClient
 
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {}
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            exec(
+                compile(reduce(lambda text, pair: re.sub(*pair, text), LESS.items(), cell.source), path, "exec"),
+                namespace,
+            )
     assert list(tmp_path.glob("*.onnx"))
     assert (tmp_path / "report" / "report.md").is_file()

@@ -24,7 +24,7 @@ QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": 
 class OwnModule(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.network = tiny_timm(depth=7, num_classes=4)
+        self.network = tiny_timm(depth=3, num_classes=4)
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
@@ -42,12 +42,11 @@ def own_trainer(callbacks: list[pl.Callback]) -> pl.Trainer:
 
 
 def in_a_trainer() -> dict[str, Any]:
-    """Return names with a network of one more block than the page removes activations."""
     return {"Trainer": own_trainer, "your_module": OwnModule(), "your_data": own_loader()}
 
 
 def without_lightning() -> dict[str, Any]:
-    model = tiny_timm(depth=6, num_classes=4)
+    model = tiny_timm(depth=5, num_classes=4)
     return {"model": model, "loader": own_loader(), "optimizer": torch.optim.AdamW(model.parameters())}
 
 

@@ -158,11 +158,10 @@ def test_every_refusal_names_its_cause_and_a_way_out(kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", zoo.DIMENSIONS)
-def test_a_sample_of_all_suites_is_ok(run: Run, kind: str) -> None:
+def test_a_network_of_all_suites_is_ok(run: Run, kind: str) -> None:
     rows = json.loads((ROOT / "docs" / "results" / f"{zoo.DIMENSIONS[kind].page.name}.json").read_text())["rows"]
     ok = [row for row in rows if row["outcome"] == "ok" and row["suite"] in suites.available()[0]]
-    sample = random.Random(0).sample(sorted(ok, key=lambda row: row["seconds"])[:40], 2)
-    found = run("--suite", *{row["suite"] for row in sample}, "--only", *(row["name"] for row in sample), kind=kind)
-    outcomes = {(row["suite"], row["name"]): row["outcome"] for row in found["rows"]}
-    assert {(row["suite"], row["name"]) for row in sample} <= {*outcomes}
-    assert set(outcomes.values()) <= {"ok", "slow"}, found["page"]  # slow: of this machine, not of the networks
+    drawn = random.Random(0).choice(sorted(ok, key=lambda row: row["seconds"])[:40])
+    found = run("--suite", drawn["suite"], "--only", drawn["name"], kind=kind)
+    (row,) = found["rows"]
+    assert row["outcome"] in ("ok", "slow"), found["page"]  # slow: of this machine, not of the network
