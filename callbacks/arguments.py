@@ -62,19 +62,18 @@ def check_one(given: Mapping[str, Any], example: str) -> None:
         )
 
 
-def check_distillation(weight: float, temperature: float, name: str) -> None:
+def check_distillation(teacher_weight: float, temperature: float) -> None:
     """Raise TypeError unless both are numbers, and ValueError if the weight or the temperature is out of range.
 
     Args:
-        weight: Weight of the teacher, 0 to 1.
+        teacher_weight: Weight of the teacher, 0 to 1.
         temperature: Divisor of the logits.
-        name: Name of the argument that holds the weight.
     """
-    for argument, value in ((name, weight), ("temperature", temperature)):
+    for argument, value in (("teacher_weight", teacher_weight), ("temperature", temperature)):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"Expected argument {argument} to be a number, but got {value!r}.")
-    if not 0 <= weight <= 1:
-        raise ValueError(f"Expected argument {name} to be between 0 and 1, but got {weight}.")
+    if not 0 <= teacher_weight <= 1:
+        raise ValueError(f"Expected argument teacher_weight to be between 0 and 1, but got {teacher_weight}.")
     if temperature <= 0:
         raise ValueError(f"Expected argument temperature to be positive, but got {temperature}.")
 

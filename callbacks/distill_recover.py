@@ -19,6 +19,7 @@ from prunerecover.callbacks.distillation.student import Student
 from prunerecover.callbacks.distillation.teacher import copy_dense, freeze, load_teacher, open_teacher, save_teacher
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.former import renamed
 from prunerecover.model.arguments import check_flag
 from prunerecover.model.batches import ModelInputs, call, holds_hidden_states, predictions_of, without_padding
 from prunerecover.model.evaluation import evaluating
@@ -33,7 +34,7 @@ SAMPLES = 256  # to see whether BatchNorm statistics of the teacher lag behind i
 class DistillRecover(LedgerCallback):
     """Add a term of distillation from the dense network to the loss of any LightningModule.
 
-    The loss becomes (1 - alpha) * loss + alpha * T^2 KL(teacher || student). For a backbone without a head, the hidden
+    The loss becomes (1 - w) * loss + w * T^2 KL(teacher || student). For a backbone without a head, the hidden
     states are matched instead (mean squared error relative to the teacher's). The module's own training step stays
     unchanged: a hook reads inputs and outputs of the network. Under manual optimization, the term is added in
     `manual_backward`.
@@ -41,7 +42,7 @@ class DistillRecover(LedgerCallback):
     Args:
         teacher: "dense" (the network right before its first surgery, the teacher from then on), or the path of a saved
             network or a module, the teacher from the start.
-        alpha: Weight of the teacher, 0 to 1.
+        teacher_weight: Weight w of the teacher, 0 to 1.
         temperature: Temperature T, a divisor of the logits of teacher and student.
         features: Whether hidden states after each pruned block are matched, too (mean squared error relative to the
             teacher's).
@@ -51,22 +52,25 @@ class DistillRecover(LedgerCallback):
             that stay the same in every epoch. The files lie beside the checkpoints, ready for a resumed fit, else in a
             temporary folder. Augmented samples never repeat: from the second epoch on, a warning says so, and the
             teacher runs as without a cache.
+        alpha: Former name of `teacher_weight`.
 
     Raises:
-        ValueError: If alpha or temperature is out of range, or features are to be cached.
-        TypeError: If alpha or temperature is no number, or a flag no bool.
+        ValueError: If teacher_weight or temperature is out of range, or features are to be cached.
+        TypeError: If teacher_weight or temperature is no number, or a flag no bool.
     """
 
     def __init__(
         self,
         teacher: str | Path | nn.Module = "dense",
-        alpha: float = 0.5,
+        teacher_weight: float = 0.5,
         temperature: float = 2.0,
         features: bool = False,
         target: str | None = None,
         cache: bool = False,
+        alpha: float | None = None,
     ) -> None:
-        check_distillation(alpha, temperature, "alpha")
+        teacher_weight = renamed("DistillRecover(alpha=)", alpha, teacher_weight)
+        check_distillation(teacher_weight, temperature)
         check_flag("features", features)
         check_flag("cache", cache)
         if cache and features:
@@ -74,7 +78,7 @@ class DistillRecover(LedgerCallback):
                 "Expected cache=True for a teacher's answers alone, but got features=True, too: its hidden states "
                 "after every block take many times as much. Leave one of them out."
             )
-        self.teacher, self.alpha, self.temperature = teacher, alpha, temperature
+        self.teacher, self.teacher_weight, self.temperature = teacher, teacher_weight, temperature
         self.features, self.target, self.cache = features, target, cache
         self._network: nn.Module | None = teacher if isinstance(teacher, nn.Module) else None
         self._path = ""
@@ -194,7 +198,7 @@ class DistillRecover(LedgerCallback):
         if self._matcher is not None:
             term = term + self._matcher.loss()
         module.log("distillation_loss", term.detach(), batch_size=inputs.n_samples)
-        return (1 - self.alpha) * loss + self.alpha * term
+        return (1 - self.teacher_weight) * loss + self.teacher_weight * term
 
     def _answers(self, network: nn.Module, inputs: ModelInputs) -> Tensor:
         """Return the teacher's predictions, from the cache if there is a cache."""

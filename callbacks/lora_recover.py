@@ -42,9 +42,9 @@ class LoRARecover(LedgerCallback):
         target_modules: Modules to adapt: shell patterns of paths or of path ends, e.g. "qkv" or "blocks.*.mlp.fc?".
             None: every linear of the blocks (without known blocks: every linear but the last).
         modules_to_save: Modules to train in full, by patterns as above, e.g. "head". None: the modules after the
-            blocks, the final norm and the head; without known blocks, the last linear. Replacements of branches and
-            activations train in full in any case, except linears.
-        vectors: Whether biases, norms and scales train in full, too; they are few.
+            blocks, the final norm and the head; without known blocks, the last linear. Biases, norms and scales train
+            in full, too, unless the list is empty. Replacements of branches and activations train in full in any case,
+            except linears.
         start: First epoch in which adapters train.
         target: Path of the network inside the LightningModule; default: the target of the pruning callbacks, or the
             only network.
@@ -63,7 +63,6 @@ class LoRARecover(LedgerCallback):
         dropout: float = 0.0,
         target_modules: Sequence[str] | None = None,
         modules_to_save: Sequence[str] | None = None,
-        vectors: bool = True,
         start: int = 0,
         target: str | None = None,
         seed: int = 0,
@@ -75,7 +74,7 @@ class LoRARecover(LedgerCallback):
                 dropout=dropout,
                 target_modules=_patterns(target_modules),
                 modules_to_save=_patterns(modules_to_save),
-                vectors=vectors,
+                vectors=modules_to_save is None or len(modules_to_save) > 0,
             )
         except ValidationError as error:
             first = error.errors()[0]

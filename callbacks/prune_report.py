@@ -130,7 +130,7 @@ class PruneReport(LedgerCallback):
         events = _surgeries(pl_module, target)
         shown = {name: self._logged.points[name] for name in self._shown()}
         logged = logged_metrics(shown, len(events), self._logged.dense)
-        report = compare(dense, pruned, inputs, plan=plan, search=search, pairs=self.pairs, details=details)
+        report = compare(dense, pruned, inputs, plan=plan, planning_cost=search, pairs=self.pairs, details=details)
         report = report.model_copy(update={"logged": logged, "quality": _trail(ledger, target)})
         figures = self._figures(plan, events[self._logged.begun :], logged)
         report.save(folder, figures=figures)

@@ -22,6 +22,7 @@ from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.callbacks.surgery.artifacts import artifact_folder, place_at_end, run_of
 from prunerecover.checkpoint.ledger_record import ScheduleStart
 from prunerecover.families.transformers_layers import is_transformers_model
+from prunerecover.former import renamed
 from prunerecover.model.batches import ModelInputs, logits_of
 from prunerecover.model.copies import meta_copy
 from prunerecover.model.paths import get_module, unwrap
@@ -38,7 +39,7 @@ class RoutedLoRARecover(LoRARecover):
 
     Each training step skips the blocks of one set (the same on every rank; in turn, in a random order of each round)
     and trains the adapters of the remaining blocks; validation and tests run the whole model. The loss becomes (1 -
-    distill) * loss + distill * T^2 KL(teacher || student). The teacher is the same network with all blocks and without
+    w) * loss + w * T^2 KL(teacher || student). The teacher is the same network with all blocks and without
     adapters: there is no second copy. All other parameters are frozen, and the teacher never changes. Adapters join
     optimizers, checkpoints and resumed runs as with `LoRARecover`.
 
@@ -52,11 +53,12 @@ class RoutedLoRARecover(LoRARecover):
         dropout: Share of an adapter's inputs set to zero in training.
         target_modules: Modules to adapt: shell patterns of paths or of path ends, e.g. "q_proj". None: every linear of
             the blocks. A head with a weight of its own may be named, too: "lm_head".
-        distill: Weight of the teacher, 0 to 1.
+        teacher_weight: Weight w of the teacher, 0 to 1.
         temperature: Temperature T, a divisor of the logits of teacher and student.
         start: First epoch in which adapters train.
         target: Path of the network inside the LightningModule; default: the only network.
         seed: Seed of the adapters' initial values and of the order of the sets.
+        distill: Former name of `teacher_weight`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -70,11 +72,12 @@ class RoutedLoRARecover(LoRARecover):
         alpha: float | None = None,
         dropout: float = 0.0,
         target_modules: Sequence[str] | None = None,
-        distill: float = 0.5,
+        teacher_weight: float = 0.5,
         temperature: float = 1.0,
         start: int = 0,
         target: str | None = None,
         seed: int = 0,
+        distill: float | None = None,
     ) -> None:
         super().__init__(
             rank,
@@ -82,7 +85,6 @@ class RoutedLoRARecover(LoRARecover):
             dropout,
             target_modules,
             modules_to_save=(),
-            vectors=False,
             start=start,
             target=target,
             seed=seed,
@@ -90,8 +92,9 @@ class RoutedLoRARecover(LoRARecover):
         self._given = sets
         if not isinstance(sets, PlanSet | str | Path):
             raise TypeError(f"Expected argument sets to be a PlanSet or the path of its file, but got {sets!r:.60}.")
-        check_distillation(distill, temperature, "distill")
-        self.distill, self.temperature = distill, temperature
+        teacher_weight = renamed("RoutedLoRARecover(distill=)", distill, teacher_weight)
+        check_distillation(teacher_weight, temperature)
+        self.teacher_weight, self.temperature = teacher_weight, temperature
         self._step: StepContext | None = None
         self._student: Student | None = None
         self._running: WithoutUnits | None = None
@@ -169,7 +172,7 @@ class RoutedLoRARecover(LoRARecover):
             return loss if self._running is None else self._with_teacher(module, network, loss, inputs, output)
 
         self._step = StepContext(pl_module, context)
-        self._student = Student(pl_module, network, add_term, lambda: None) if self.distill else None
+        self._student = Student(pl_module, network, add_term, lambda: None) if self.teacher_weight else None
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save the recovered weights and the sets as `routed/` beside the checkpoints."""
@@ -187,7 +190,7 @@ class RoutedLoRARecover(LoRARecover):
         key = f"{type(self).__name__}.0"
         asked = {
             "blocks": [sorted(blocks) for blocks in self.sets.blocks],
-            "distill": self.distill,
+            "distill": self.teacher_weight,
             "temperature": self.temperature,
             "seed": self.seed,
         }
@@ -207,7 +210,7 @@ class RoutedLoRARecover(LoRARecover):
             teacher = teacher_logits(network, inputs)
         term = self_distillation_loss(logits_of(output), teacher, inputs, self.temperature)
         module.log("distillation_loss", term.detach(), batch_size=inputs.n_samples)
-        return (1 - self.distill) * loss + self.distill * term
+        return (1 - self.teacher_weight) * loss + self.teacher_weight * term
 
     def detach(self) -> None:
         """Detach from the training step."""

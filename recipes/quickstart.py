@@ -179,7 +179,7 @@ def report_on(runs: list[Run], data: DigitsData, recipe: Recipe, seconds: float)
     first = runs[0]
     batches = data.test_dataloader()
     plan, search = first.plan, first.search
-    return compare(first.dense, first.pruned, images, batches=batches, plan=plan, search=search, details=details)
+    return compare(first.dense, first.pruned, images, batches=batches, plan=plan, planning_cost=search, details=details)
 
 
 def summary(report: Report) -> list[str]:

@@ -31,7 +31,7 @@ from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.page import Table, figure, signed, text
 from benchmarks.runner.rows import Figure
 from prunerecover import MapPoint, fit_map
-from prunerecover.boundary.designs import Split, axes_and_staircase, interleaved, one_type_at_a_time, spread
+from prunerecover.boundary.designs import Split, axes_and_staircase, one_type_at_a_time, spread
 from prunerecover.boundary.next_split import next_split
 from prunerecover.cost.statistics import Interval, mean_interval, paired_difference
 
@@ -76,6 +76,11 @@ def refined(runs: int, surface: str | None = None, guided: bool = False) -> Call
     return play
 
 
+def in_turn(trial: Trial) -> tuple[Split, ...]:
+    """Return the runs of Algorithm 2 (arXiv 2607.03784): attentions and activations in turn, cumulative."""
+    return tuple(((n + 1) // 2, n // 2) for n in range(sum(trial.splits[0]) + 1))
+
+
 def best_measured(runs: int) -> Callable[[Trial], Outcome]:
     """Return a method of spread runs without a surface: the best measured split wins."""
 
@@ -90,7 +95,7 @@ METHODS: dict[str, Callable[[Trial], Outcome]] = {
     "paper's 22, polynomial": fixed(lambda _: axes_and_staircase(LAYERS), "polynomial"),
     "paper's 22, Gaussian process": fixed(lambda _: axes_and_staircase(LAYERS), "gaussian_process"),
     "Algorithm 1, polynomial": fixed(lambda t: one_type_at_a_time(LAYERS, sum(t.splits[0])), "polynomial"),
-    "Algorithm 2, polynomial": fixed(lambda t: interleaved(LAYERS, sum(t.splits[0])), "polynomial"),
+    "Algorithm 2, polynomial": fixed(in_turn, "polynomial"),
     "4 spread, parabola": fixed(lambda t: spread(t.splits, 4), "parabola"),
     "5 spread, parabola": fixed(lambda t: spread(t.splits, 5), "parabola"),
     "4 spread, Gaussian process": fixed(lambda t: spread(t.splits, 4), "gaussian_process"),

@@ -31,12 +31,12 @@ from prunerecover.model.paths import get_module
 DENSE, UNTRAINED = "dense", "pruned, untrained"
 TEACHERS: dict[str, dict[str, Any] | None] = {
     "labels": None,
-    "teacher": {"alpha": 1.0},
-    BASE: {"alpha": 0.5},
-    f"{BASE} and features": {"alpha": 0.5, "features": True},
-    "teacher, T=1": {"alpha": 1.0, "temperature": 1.0},
-    f"{BASE}, T=1": {"alpha": 0.5, "temperature": 1.0},
-    "teacher and features": {"alpha": 1.0, "features": True},
+    "teacher": {"teacher_weight": 1.0},
+    BASE: {"teacher_weight": 0.5},
+    f"{BASE} and features": {"teacher_weight": 0.5, "features": True},
+    "teacher, T=1": {"teacher_weight": 1.0, "temperature": 1.0},
+    f"{BASE}, T=1": {"teacher_weight": 0.5, "temperature": 1.0},
+    "teacher and features": {"teacher_weight": 1.0, "features": True},
 }
 USUAL = tuple(TEACHERS)[:4]
 RATES = ("middle", "lowest", "highest")  # in the order of the subjects' rates
@@ -128,7 +128,7 @@ BENCHMARK = Benchmark(
     title="What a pruned network learns from",
     text=f"""What a pruned network learns from, in fits that differ in nothing else, at constant rates under
     `RecoverySchedule(lr=None)`: a warm-up of half of the steps, times a decay to zero. "labels": no `DistillRecover`.
-    "teacher": `DistillRecover(alpha=1.0)`, for which no label counts. "{BASE}": `alpha=0.5`, the default. "and
+    "teacher": `DistillRecover(teacher_weight=1.0)`, for which no label counts. "{BASE}": the default, 0.5. "and
     features": `features=True`, too, for networks whose blocks are known by name. The temperature is 2 unless a row says
     T=1. Half of the batches of images are mirrored. Behind a score: the difference from "{BASE}" at the same rate on
     the same images or texts, with its paired 95% interval; one seed. What is missing was not measured.""",

@@ -60,7 +60,7 @@ def recovered(subject: Subject, some: PlanSet, steps: int, distill: float) -> tu
     """
     pl.seed_everything(0, verbose=False)
     module = subject.module(steps)
-    callback = RoutedLoRARecover(some, rank=subject.rank, distill=distill)
+    callback = RoutedLoRARecover(some, rank=subject.rank, teacher_weight=distill)
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl.Trainer(

@@ -36,7 +36,7 @@ LENGTH, BATCH, STEPS, CALIBRATION = 128, 16, 800, 256
 OURS = "prunerecover, per cost (default)"
 METHODS: dict[str, dict[str, Any]] = {
     OURS: {},
-    "Tolerance of Difference": {"allocation": "tolerance"},
+    "Tolerance of Difference": {"allocation": "fair_pruner"},
     "gate-Taylor, uniform": {"allocation": "uniform"},
     "REAP, per cost": {"importance": "reap"},
     "REAP, uniform": {"allocation": "uniform", "importance": "reap"},

@@ -29,7 +29,7 @@ def measure(model: str, method: str) -> dict[str, Any]:
     network, plans = load(model), planner(model, SEED)
     if method == "dense":
         return {"top1": Figure.of(hits(network))}
-    how: dict[str, Any] = {"allocation": "tolerance", "replace": "zero"}
+    how: dict[str, Any] = {"allocation": "fair_pruner", "replace": "zero"}
     if method == TUNED:
         plan = plans.plan(Budget(macs=0.3), WidthRule(**how))
     else:

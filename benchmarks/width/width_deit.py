@@ -71,7 +71,7 @@ OURS = "prunerecover, per cost (default)"
 METHODS = {
     OURS: ours,
     "prunerecover, per cost, kinds as scored": as_scored,
-    "prunerecover, ToD by the book": partial(ours, allocation="tolerance", replace="zero"),
+    "prunerecover, ToD by the book": partial(ours, allocation="fair_pruner", replace="zero"),
     "prunerecover, uniform, lowest U-Score": partial(ours, allocation="uniform", importance="u_score", replace="zero"),
     "prunerecover, uniform": partial(ours, allocation="uniform"),
     "torch-pruning, Taylor, isomorphic": by_isomorphism,

@@ -251,7 +251,7 @@ METHODS: dict[str, Method] = {
     OURS: ours,
     "prunerecover, not reconstructed": ours,
     "prunerecover, nothing taken over": partial(ours, replace="zero"),
-    "prunerecover, ToD by the book": partial(ours, allocation="tolerance", replace="zero"),
+    "prunerecover, ToD by the book": partial(ours, allocation="fair_pruner", replace="zero"),
     "prunerecover, uniform, lowest U-Score": partial(ours, allocation="uniform", importance="u_score", replace="zero"),
     "prunerecover, uniform": partial(ours, allocation="uniform"),
     "network-pruner": network_pruner,

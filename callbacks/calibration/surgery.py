@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
-from prunerecover.callbacks.calibration.training_loss import training_loss
+from prunerecover.callbacks.calibration.training_loss import of_training_batches, training_loss
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.recovery.batchnorm import batchnorms
@@ -77,6 +77,10 @@ class Surgery:
     def untouched(self) -> Session:
         """Session of the network without loss and statistics, for checks that compute no scores."""
         return Session(self.network, self.inputs, seed=self.seed)
+
+    def loss_by(self, own: Loss | None) -> Loss:
+        """Return a user's loss of training batches as a loss of inputs; without a loss, that of the training step."""
+        return self.loss if own is None else of_training_batches(own)
 
     def session(self, loss: Loss | None = None) -> Session:
         """Return a session for planning.

@@ -78,6 +78,6 @@ class DepthPlanning(Planning):
         """Return the plan of `plan_depth`, calibrated on the network's inputs in training."""
         assert budget is not None, "a plan is not decided about"
         config = self.config
-        if config.reads_loss:
-            config = dataclasses.replace(config, loss=config.loss or surgery.loss)
+        if config.reads_loss or config.loss is not None:
+            config = dataclasses.replace(config, loss=surgery.loss_by(config.loss))
         return depth_plan(surgery.session(config.loss), budget, config)

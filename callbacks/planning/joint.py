@@ -22,9 +22,8 @@ class PruningArguments(TypedDict, total=False):
     """Types of the arguments of `PruningConfig`; see `plan_pruning` for details.
 
     Args:
-        loss: Function `loss(network, batch) -> scalar`. In a fit, `batch` holds the inputs of a call,
-            `network(*batch.args, **batch.kwargs)`, and `batch.batch` the batch of the training step; None: the loss of
-            the training step.
+        loss: Function `loss(network, batch) -> scalar`, as in the plan functions; in a fit, `batch` is the batch of the
+            training step. None: the loss of the training step.
         kinds: Kinds of the units that may go, in depth and width; None: the usual kinds, and experts for a share of the
             parameters.
         equal_layers: Whether layers of one kind and size keep an equal number of units, as far as a config of
@@ -77,4 +76,4 @@ class JointPlanning(Planning):
     def decide(self, surgery: Surgery, budget: Budget | None) -> Plan:
         """Return the plan of `plan_pruning`, made on the network's inputs in training."""
         assert budget is not None, "a plan is not decided about"
-        return joint_plan(surgery.session(self.config.loss or surgery.loss), budget, self.config, self.evaluate)
+        return joint_plan(surgery.session(surgery.loss_by(self.config.loss)), budget, self.config, self.evaluate)

@@ -2,9 +2,10 @@
 
 A *split* is a pair (attention, activation): numbers of removed units of each type. The splits of a budget in layers
 have the same sum, a line; a budget in cost leaves a staircase close to a line. An accuracy map (`accuracy_map`) is
-fitted to short training runs at a few splits from these functions. Algorithms 1 and 2 are from BoundaryDPT (arXiv
-2607.03784), `axes_and_staircase` is the design of its published table, and `spread` is ours: runs lie on the feasible
-splits, the splits in question. `next_split` chooses runs by earlier results.
+fitted to short training runs at a few splits from these functions. `axes_and_staircase` is the design of the published
+table of BoundaryDPT (arXiv 2607.03784), and `spread` is ours: runs lie on the feasible splits, the splits in question.
+Algorithms 1 and 2 of the paper are no designs here: no polynomial can be fitted to their runs alone. `next_split`
+chooses runs by earlier results.
 """
 
 from __future__ import annotations
@@ -132,19 +133,6 @@ def one_type_at_a_time(layers: Layers, n_remove: int) -> tuple[Split, ...]:
     attention, activation = _budgeted(layers, n_remove)
     alone = [(n, 0) for n in range(1, min(n_remove, attention) + 1)]
     return ((0, 0), *alone, *((0, n) for n in range(1, min(n_remove, activation) + 1)))
-
-
-def interleaved(layers: Layers, n_remove: int) -> tuple[Split, ...]:
-    """Return the runs of Algorithm 2 (arXiv 2607.03784): dense, then attentions and activations in turn, cumulative.
-
-    The runs lie along a diagonal, so a polynomial of degree 2 cannot be fitted to these runs alone.
-
-    Raises:
-        ValueError: If the model has fewer than `n_remove` units.
-    """
-    attention, activation = _budgeted(layers, n_remove)
-    steps = [((n + 1) // 2, n // 2) for n in range(n_remove + 1)]
-    return tuple(split for split in steps if split[0] <= attention and split[1] <= activation)
 
 
 def axes_and_staircase(layers: Layers, n_remove: int = 8, steps: int = 5) -> tuple[Split, ...]:

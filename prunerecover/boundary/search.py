@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 from prunerecover.boundary.accuracy_map import AccuracyMap
-from prunerecover.boundary.designs import Split, axes_and_staircase, interleaved, one_type_at_a_time, spread
+from prunerecover.boundary.designs import Split, axes_and_staircase, spread
 from prunerecover.boundary.feasible import TYPES, layers_of
 from prunerecover.boundary.fit_map import check_fit, fit_map
 from prunerecover.boundary.map_points import MapPoint
@@ -17,7 +17,7 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import BoundaryEvidence, DepthEvidence, PredictedSplit, Regret, TrialResult
 from prunerecover.plan.plan import Plan
 
-DESIGNS = ("line", "spread", "axes_and_staircase", "one_type_at_a_time", "interleaved")
+DESIGNS = ("line", "spread", "axes_and_staircase")
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ class BoundaryConfig:
 
     Args:
         design: Design of the runs: "line" (three spread over the splits of little divergence, the rest chosen by the
-            results), "spread", the paper's "axes_and_staircase" (its published table), "one_type_at_a_time" (Algorithm
-            1) and "interleaved" (Algorithm 2), or a list of splits.
+            results), "spread", the paper's "axes_and_staircase" (its published table), or a list of splits.
         runs: Number of runs for "line" and "spread".
         surface: Surface of the map, see `fit_map`.
         dense: Accuracy of the dense model in percent after an equal run; predictions must not lie above.
@@ -210,10 +209,6 @@ class BoundarySearch:
             return spread(self.splits, self.config.runs)
         if self.config.design == "axes_and_staircase":
             return axes_and_staircase(self.layers, min(n_remove, *self.layers))
-        if self.config.design == "one_type_at_a_time":
-            return one_type_at_a_time(self.layers, n_remove)
-        if self.config.design == "interleaved":
-            return interleaved(self.layers, n_remove)
         assert not isinstance(self.config.design, str)
         return list(self.config.design)
 

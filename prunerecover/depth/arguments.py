@@ -51,9 +51,8 @@ class DepthConfig:
 
     Args:
         importance: Ranking of the units, by name or as a callable; the default needs no labels.
-        loss: `loss(network, batch) -> scalar` for importances that need one. In a fit `batch` is the inputs of a call,
-            `network(*batch.args, **batch.kwargs)`, and `batch.batch` what the training step was given; None: what the
-            training step returns.
+        loss: Function `loss(network, batch) -> scalar` for importances that need a loss. In a fit, `batch` is the batch
+            of the training step; None: the loss of the training step.
         replace: Replacement of removed units: "calibrated", "zero" or "identity".
         search: "program", "joint", "greedy", "exact", "run", "one_shot", "two_to_one" or "rounds"; None: the best that
             is possible.

@@ -72,18 +72,18 @@ def plan_width(
             variants, as in `plan_pruning`, where it is measured best: for a share of a cost, in networks of heads and
             neurons without BatchNorm whose outputs can be compared, unless an importance is given. Heads get fewer and
             smaller then. Else, and by name, "per_cost": the least importance per saved cost goes first; the
-            weight of a head beside a neuron, and so on, is tried (`best_kind_weights`). "tolerance": FAIR-Pruner's
+            weight of a head beside a neuron, and so on, is tried (`best_kind_weights`). "fair_pruner": FAIR-Pruner's
             Tolerance of Difference. "uniform": the same share of every group. "global": the least importance first. Or
             a rule that `register_allocation` has named, or a callable `(groups, scores, costs, budget) -> {group name:
             numbers of the units that go}`.
         importance: Ranking of units, high stays; None: "gate_taylor", with channels of networks with BatchNorm in an
-            order of their own (see `channel_order`). For "tolerance" two: the one whose low values
+            order of their own (see `channel_order`). For "fair_pruner" two: the one whose low values
             propose what goes, and the one whose high values stay; None: ("u_score", "r_score"). By name: "gate_taylor",
             "u_score", "r_score", "taylor", "squared_taylor", "magnitude", "l2_norm" and "random", for experts
             "routing" and "reap", and of torch-pruning "group_taylor", "group_magnitude" and "lamp".
             Or one that `register_importance` has named, a callable `(context) -> {group name: (size,)}` (see
             `importance.context`), or an importance object of torch-pruning.
-        tolerance: For "tolerance", instead of a budget: one number in [0, 1] for all groups, as published.
+        tolerance: For "fair_pruner", instead of a budget: one number in [0, 1] for all groups, as published.
         kinds: Among "channel", "head", "neuron", "expert" and "hidden", the features of a transformer's residual stream
             (its hidden size); a budget in units names its own.
         replace: "calibrated": weights that read a group take over what its removed units did, as far as the kept ones

@@ -15,6 +15,7 @@ from prunerecover.cost.macs import macs_by_module
 from prunerecover.cost.measurement import measure
 from prunerecover.cost.statistics import is_share, mean_interval, paired_difference
 from prunerecover.families.describe import describe, is_supported
+from prunerecover.former import renamed
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.evaluation import device_of
 from prunerecover.model.paths import unwrap
@@ -34,7 +35,7 @@ def compare(
     batches: Iterable[Any] | None = None,
     metric: str | Sequence[str] | Mapping[str, Metric] | Callable[..., Any] = "top1",
     plan: Plan | None = None,
-    search: SearchCost | None = None,
+    planning_cost: SearchCost | None = None,
     device: torch.device | str | None = None,
     pairs: int = 30,
     warmup: int = 3,
@@ -42,6 +43,7 @@ def compare(
     confidence: float = 0.95,
     seed: int = 0,
     details: Mapping[str, Any] | None = None,
+    search: SearchCost | None = None,
 ) -> Report:
     """Measure a model before and after pruning, side by side; both are bit-identical afterwards.
 
@@ -54,7 +56,7 @@ def compare(
         metric: Metric `"top1"`, `"top5"`, several names, a function (predictions, labels) -> one score per sample, or
             functions by name.
         plan: Applied plan, to be summarised.
-        search: Cost of finding the plan.
+        planning_cost: Cost of finding the plan.
         device: Device to measure on; by default that of the dense model. On another device copies are measured.
         pairs: Number of interleaved pairs of timed passes; 0 skips the timing, fewer than 6 give a range and no
             interval.
@@ -63,6 +65,7 @@ def compare(
         confidence: Coverage of all intervals.
         seed: Seed of the bootstraps.
         details: JSON values to keep in the report.
+        search: Former name of `planning_cost`.
 
     Raises:
         ValueError: If a metric is unknown, or there are batches without samples.
@@ -85,7 +88,7 @@ def compare(
         latency=latency,
         metrics={} if batches is None else _compared(first, second, batches, metrics, confidence, seed),
         plan=None if plan is None else PlanSummary.of(plan),
-        search=search,
+        search=renamed("compare(search=)", search, planning_cost),
         seed=seed,
         details=dict(details or {}),
     )

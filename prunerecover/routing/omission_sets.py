@@ -1,8 +1,8 @@
-"""Omission sets: the least needed blocks of a language model, for each task and each loss.
+"""Omission sets: the least needed blocks of a language model, for each task and each objective.
 
-PuDDing (Wee et al., arXiv 2502.04348, section 4.1) removes blocks greedily, a set per task and loss, by the negative
-likelihood of right answers, and by its contrastive form. Here a search gives every depth (`Plan.first`), and the static
-set is made on the questions of all tasks together. A router has to beat the best single set for all prompts.
+PuDDing (Wee et al., arXiv 2502.04348, section 4.1) removes blocks greedily, a set per task and objective, by the
+negative likelihood of right answers, and by its contrastive form. Here a search gives every depth (`Plan.first`), and
+the static set is made on the questions of all tasks together. A router has to beat the best single set for all prompts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from prunerecover.depth.arguments import DepthConfig, planned_by_parts
 from prunerecover.depth.graph_planner import GraphPlanner
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe_blocks
+from prunerecover.former import renamed
 from prunerecover.language.likelihood import AnswerBatch, Encoding, answer_batches, answer_loss
 from prunerecover.language.questions import Question, check_questions
 from prunerecover.model.paths import unwrap
@@ -26,7 +27,7 @@ from prunerecover.routing.plan_set import PlanSet, check_routable
 from prunerecover.session.session import Session
 
 STATIC = "static"
-LOSSES = {"likelihood": False, "contrastive": True}
+OBJECTIVES = {"likelihood": False, "contrastive": True}
 
 
 def plan_omission_sets(
@@ -35,38 +36,40 @@ def plan_omission_sets(
     encoding: Encoding,
     blocks: int,
     *,
-    losses: Sequence[str] = tuple(LOSSES),
+    objectives: Sequence[str] = tuple(OBJECTIVES),
     shared_prefix: int = 2,
     search: str = "greedy",
     batch_size: int = 16,
     seed: int = 0,
     store: str | Path | None = None,
+    losses: Sequence[str] | None = None,
 ) -> PlanSet:
-    """Plan a set of blocks per task and loss, and a static set for all tasks; the model is not changed.
+    """Plan a set of blocks per task and objective, and a static set for all tasks; the model is not changed.
 
     Args:
         model: Causal language model of a supported family.
         tasks: Questions by the name of the task, from training splits without reported questions.
         encoding: Encoding of texts as tokens.
         blocks: Number of blocks to remove in each set.
-        losses: Losses: "likelihood" of right answers, "contrastive" against wrong answers, or both.
+        objectives: Objectives: "likelihood" of right answers, "contrastive" against wrong answers, or both.
         shared_prefix: Number of first blocks to keep in every set: a router may read the prompt from their output.
         search: Search, "greedy", "exact" or "joint"; see `plan_depth`.
         batch_size: Answers per batch.
         seed: Seed of the planning.
         store: Folder for intermediate results, see `plan_depth`, to resume an interrupted search; None: no folder.
+        losses: Former name of `objectives`.
 
     Returns:
-        Sets named `task/loss` behind "static" (all questions, the first loss); duplicates are dropped.
+        Sets named `task/loss` behind "static" (all questions, the first objective); duplicates are dropped.
 
     Raises:
         TypeError: If the items of a task are no questions, for example rows of a data set.
-        ValueError: If there is no task or question, a loss is unknown, too many blocks are to be removed, or blocks
-            cannot leave this model.
+        ValueError: If there is no task or question, an objective is unknown, too many blocks are to be removed, or
+            blocks cannot leave this model.
     """
-    unknown = [loss for loss in losses if loss not in LOSSES]
-    if unknown or not losses:
-        raise ValueError(f"Expected losses among {', '.join(LOSSES)}, but got {list(losses)}.")
+    objectives = renamed("plan_omission_sets(losses=)", losses, objectives)
+    if not objectives or any(objective not in OBJECTIVES for objective in objectives):
+        raise ValueError(f"Expected objectives among {', '.join(OBJECTIVES)}, but got {list(objectives)}.")
     empty = [name for name, questions in tasks.items() if not questions]
     if empty or not tasks:
         raise ValueError(f"Expected questions for every task, but {empty[0] if empty else 'no task'} has none.")
@@ -84,13 +87,13 @@ def plan_omission_sets(
     for questions in tasks.values():
         check_questions(questions)
     kept = [block.path for block in layout.blocks[:shared_prefix]]
-    wanted = {STATIC: ([q for questions in tasks.values() for q in questions], losses[0])}
-    wanted |= {f"{task}/{loss}": (list(tasks[task]), loss) for task in tasks for loss in losses}
+    wanted = {STATIC: ([q for questions in tasks.values() for q in questions], objectives[0])}
+    wanted |= {f"{task}/{objective}": (list(tasks[task]), objective) for task in tasks for objective in objectives}
     how: dict[str, Any] = {"importance": "cross_entropy", "loss": answer_loss, "search": search, "ignore": kept}
     found: dict[str, Plan] = {}
     with progress("searching for omission sets", len(wanted)) as advance:
-        for name, (questions, loss) in wanted.items():
-            batches = answer_batches(questions, encoding, contrastive=LOSSES[loss], batch_size=batch_size)
+        for name, (questions, objective) in wanted.items():
+            batches = answer_batches(questions, encoding, contrastive=OBJECTIVES[objective], batch_size=batch_size)
             if not found:
                 _check_taken_out(unwrap(model), batches[:1], DepthConfig(**how, seed=seed))
             plan = plan_depth(model, remove={"block": blocks}, batches=batches, **how, seed=seed, store=store)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -12,6 +11,7 @@ from torch import nn
 from prunerecover.depth.family.units import explain_missing_activations, known_by_parts
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.families.describe import describe, is_supported
+from prunerecover.former import renamed, warn_of
 from prunerecover.graph.branches import BranchFinder
 from prunerecover.graph.trace import Traced, trace
 from prunerecover.model.arguments import check_patterns, matches, patterns_of
@@ -85,16 +85,16 @@ def find_units(
         batches: Batches or a batch, as in `find_sites`.
         kinds: Kinds among "block", "attention", "mlp", "activation" and "layer".
         include_strided: Switch for layers that change spatial dimensions.
-        example_inputs: Former name of `batches`, for one release; likewise the former order `(model, kinds, batches)`.
+        example_inputs: Former name of `batches`, as is the former order `(model, kinds, batches)`.
 
     >>> import timm
     >>> vit = timm.create_model("vit_tiny_patch16_224", depth=2)
     >>> [unit.name for unit in find_units(vit, kinds=("attention", "activation"))]
     ['blocks.0.attn', 'blocks.0.mlp.act', 'blocks.1.attn', 'blocks.1.mlp.act']
     """
-    batches = _renamed("find_units", batches, example_inputs)
+    batches = renamed("find_units(example_inputs=)", example_inputs, batches)
     if _are_kinds(batches):
-        _warn("find_units(model, batches, kinds)", "find_units(model, kinds, batches)")
+        warn_of("find_units(model, kinds, batches)")
         batches, kinds = (None if kinds is FAMILY_KINDS else kinds), batches
     kinds = kinds_among(kinds, DEPTH_KINDS, " for a plan in depth")
     return cast("Sites[Unit]", find_sites(model, batches, kinds, include_strided=include_strided))
@@ -115,7 +115,7 @@ def find_groups(
         batches: Batches or a batch, as in `find_sites`.
         kinds: Kinds among "channel", "head", "head_dim", "neuron", "expert" and "hidden".
         ignore: Shell patterns of names of groups that stay.
-        example_inputs: Former name of `batches`, for one release.
+        example_inputs: Former name of `batches`.
 
     Raises:
         ValueError: Also if there is no group of the requested kinds.
@@ -126,7 +126,7 @@ def find_groups(
     [('0', 8)]
     """
     kinds = kinds_among(kinds, WIDTH_KINDS)
-    sites, found = _look(model, _renamed("find_groups", batches, example_inputs), kinds, ignore)
+    sites, found = _look(model, renamed("find_groups(example_inputs=)", example_inputs, batches), kinds, ignore)
     if not sites and not sites.linked:
         raise nothing_found(unwrap(model), kinds, found)
     return cast("Sites[Group]", sites)
@@ -222,14 +222,3 @@ def _are_kinds(value: Any) -> bool:
     return isinstance(value, str) or (
         isinstance(value, tuple | list) and bool(value) and all(isinstance(kind, str) for kind in value)
     )
-
-
-def _renamed(name: str, batches: Any, example_inputs: Any) -> Any:
-    if example_inputs is None:
-        return batches
-    _warn(f"{name}(model, batches, kinds)", "example_inputs=", level=4)
-    return example_inputs
-
-
-def _warn(now: str, before: str, level: int = 3) -> None:
-    warnings.warn(f"Call {now}: {before} is going to be taken no more.", DeprecationWarning, stacklevel=level)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict, get_args
 
+from prunerecover.former import warn_of
 from prunerecover.importance.context import ClassLabels, Importance
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.importance.registry import importance_of
@@ -62,6 +63,9 @@ class WidthRule:
         """Check the arguments."""
         if self.replace not in get_args(WidthReplace):
             raise ValueError(f"Expected replace among {', '.join(get_args(WidthReplace))}, but got '{self.replace}'.")
+        if self.allocation == "tolerance":
+            warn_of("allocation='tolerance'", level=4)
+            object.__setattr__(self, "allocation", "fair_pruner")
         name = self.allocated_by.name
         if not isinstance(self.importance, str) and isinstance(self.importance, Sequence):
             object.__setattr__(self, "importance", tuple(self.importance))
@@ -69,12 +73,12 @@ class WidthRule:
         if len(registered) != 1 + self.by_tolerance:
             raise ValueError(
                 f"Expected {'two importances' if self.by_tolerance else 'one importance'} for allocation='{name}', but "
-                f"got {', '.join(entry.name for entry in registered) or 'none'}. Two are for allocation='tolerance': "
+                f"got {', '.join(entry.name for entry in registered) or 'none'}. Two are for allocation='fair_pruner': "
                 "one whose low values propose what goes, and one whose high values stay, as ('u_score', 'r_score')."
             )
         if not self.by_tolerance and self.tolerance is not None:
             raise ValueError(
-                f"Expected a tolerance with allocation='tolerance' only, but got allocation='{name}'. Leave it out."
+                f"Expected a tolerance with allocation='fair_pruner' only, but got allocation='{name}'. Leave it out."
             )
         if self.tolerance is not None:
             if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float):
@@ -157,16 +161,15 @@ class WidthConfig(WidthRule):
     """All arguments of planning in width but the model, the budget and the batches; see `plan_width`.
 
     Args:
-        allocation: Rule for the sizes of groups: "per_cost", "tolerance", "uniform", "global", or a callable; None: the
-            integer program over the library of variants where possible, else "per_cost".
+        allocation: Rule for the sizes of groups: "per_cost", "fair_pruner", "uniform", "global", or a callable; None:
+            the integer program over the library of variants where possible, else "per_cost".
         importance: Importance of units, by name or as a callable; two for the allocation by tolerance: the first
             proposes units of low values for removal, the second protects units of high values. None: "gate_taylor",
             with channels of networks with BatchNorm in the order of `channel_order`, or ("u_score", "r_score").
-        tolerance: Number in [0, 1] for all groups, with `allocation="tolerance"`, instead of a budget: the largest
+        tolerance: Number in [0, 1] for all groups, with `allocation="fair_pruner"`, instead of a budget: the largest
             share of removed units protected by the second importance.
-        loss: Function `loss(network, batch) -> scalar`. In a fit, `batch` holds the inputs of a call,
-            `network(*batch.args, **batch.kwargs)`, and `batch.batch` the batch of the training step; None: the loss of
-            the training step.
+        loss: Function `loss(network, batch) -> scalar`, as in the plan functions; in a fit, `batch` is the batch of the
+            training step. None: the loss of the training step.
         labels: Function `labels(batch) -> (N,)` to integer classes, for "u_score"; None: the labels in the batches.
         kinds: Kinds among "channel", "head", "neuron", "expert" and "hidden"; a budget in units names its own.
         replace: Treatment of the weights that read a group: "calibrated" (refitted to compensate for removed units) or

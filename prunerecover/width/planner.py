@@ -2,8 +2,8 @@
 
 The default removes by gate-Taylor per cost, the best rule in our measurements; relative weights of the kinds of units
 are tried (`kind_weights`), and channels of networks with BatchNorm go in the order of `channel_order`.
-`allocation="tolerance"` is FAIR-Pruner (arXiv 2508.02291) by the book, on scores taken in evaluation mode and on whole
-dependency groups.
+`allocation="fair_pruner"` is FAIR-Pruner (arXiv 2508.02291) by the book, on scores taken in evaluation mode and on
+whole dependency groups.
 """
 
 from __future__ import annotations

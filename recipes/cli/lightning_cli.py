@@ -51,9 +51,9 @@ class PlanTrainer(pl.Trainer):
 
         Args:
             model: Module with the network.
-            method: Method and budget of the plan (`--method depth`, `graph`, `boundary`, `boundary_published`,
-                `width`, `per_cost`, `fair`, `joint`, `pudding`, `sensitivity`, `sites`, `frontier`, or a class path);
-                default: the recipe's pruning callback.
+            method: Method and budget of the plan (`--method depth`, `graph`, `boundary`, `boundary_dpt`,
+                `width`, `per_cost`, `fair_pruner`, `joint`, `pudding`, `sensitivity`, `sites`, `frontier`, or a class
+                path); default: the recipe's pruning callback.
             datamodule: Source of calibration batches; default: the module's training loader.
             output: File of the plan.
             callback: Name of the pruning callback to plan by, such as `DepthPrune`; needed only for a recipe with

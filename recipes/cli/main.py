@@ -32,8 +32,8 @@ examples:
 
 A callback of the recipe is addressed by its name: --trainer.callbacks.DepthPrune.remove '{{"attention": 1}}'. A second
 --config replaces a whole list such as the callbacks; to add one, use --trainer.callbacks+=DepthPrune.
-`prunerecover COMMAND --help` lists the options of a command, `prunerecover plan --method.help fair` those of a method:
-depth, graph, boundary, boundary_published, width, per_cost, fair, joint, frontier, pudding, sensitivity or sites."""
+`prunerecover COMMAND --help` lists the options of a command, `prunerecover plan --method.help depth` those of a method:
+depth, graph, boundary, boundary_dpt, width, per_cost, fair_pruner, joint, frontier, pudding, sensitivity or sites."""
 
 
 def recipe_names() -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from prunerecover.former import warn_of
 from prunerecover.recipes.cli.trainer_commands import with_values
 from prunerecover.recipes.data.coco_data import CocoData
 from prunerecover.recipes.data.digits import DigitsData
@@ -15,14 +16,14 @@ from prunerecover.recipes.data.language.choice_data import ChoiceData
 from prunerecover.recipes.data.language.instruction_data import InstructionData
 from prunerecover.recipes.data.language.text_data import TextData
 from prunerecover.recipes.data.segmentation_data import SegmentationData
-from prunerecover.recipes.plan_methods.boundary import BoundaryPlan, PublishedBoundaryPlan
+from prunerecover.recipes.plan_methods.boundary import BoundaryDPTPlan, BoundaryPlan
 from prunerecover.recipes.plan_methods.depth import DepthPlan, GraphPlan
 from prunerecover.recipes.plan_methods.frontier import FrontierTable
 from prunerecover.recipes.plan_methods.joint import JointPlan
 from prunerecover.recipes.plan_methods.pudding import PuddingPlan
 from prunerecover.recipes.plan_methods.sensitivity import SensitivityTable
 from prunerecover.recipes.plan_methods.sites import SitesTable
-from prunerecover.recipes.plan_methods.width import FairPlan, PerCostPlan, WidthPlan
+from prunerecover.recipes.plan_methods.width import FairPrunerPlan, PerCostPlan, WidthPlan
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier
@@ -48,16 +49,17 @@ CLASSES = {
     "depth": DepthPlan,
     "graph": GraphPlan,
     "boundary": BoundaryPlan,
-    "boundary_published": PublishedBoundaryPlan,
+    "boundary_dpt": BoundaryDPTPlan,
     "width": WidthPlan,
     "per_cost": PerCostPlan,
-    "fair": FairPlan,
+    "fair_pruner": FairPrunerPlan,
     "joint": JointPlan,
     "pudding": PuddingPlan,
     "sensitivity": SensitivityTable,
     "sites": SitesTable,
     "frontier": FrontierTable,
 }
+FORMER_METHODS = {"fair": "fair_pruner", "boundary_published": "boundary_dpt"}
 METHODS = {name: f"{method.__module__}.{method.__qualname__}" for name, method in CLASSES.items()}
 
 
@@ -74,6 +76,9 @@ def with_method_class(arguments: Sequence[str]) -> list[str]:
 
 
 def _method_class(name: str) -> str:
+    if name in FORMER_METHODS:
+        warn_of(f"--method {name}")
+        name = FORMER_METHODS[name]
     if name.isidentifier() and name not in METHODS:
         raise ValueError(f"Expected --method to be {', '.join(METHODS)} or a class path, but got '{name}'.")
     return METHODS.get(name, name)

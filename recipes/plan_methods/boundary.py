@@ -47,8 +47,7 @@ class BoundaryPlan(PlanMethod):
         params: Share of the parameters to remove; or the parameters that may be left, such as 100M.
         latency: Share of the measured latency to remove; or the time for the first batch that may be left, such as 5ms.
         trials: Settings of training and evaluation in each short recovery.
-        design: Splits to try: `line`, `spread`, `axes_and_staircase`, `one_type_at_a_time`, `interleaved`, or a list of
-            (attentions, activations) removed.
+        design: Splits to try: `line`, `spread`, `axes_and_staircase`, or a list of (attentions, activations) removed.
         runs: Number of recoveries in `line` and `spread`.
         surface: Model of the accuracy: `polynomial`, `gaussian_process` or `parabola`; None takes the surface for the
             design.
@@ -143,7 +142,7 @@ class BoundaryPlan(PlanMethod):
         write_text(beside(output, ".md"), page_of(plan, records, figure.name))
 
 
-class PublishedBoundaryPlan(BoundaryPlan):
+class BoundaryDPTPlan(BoundaryPlan):
     """Run BoundaryDPT as published: 22 runs, a polynomial surface, gate gradients per type, identity replacements.
 
     Args:

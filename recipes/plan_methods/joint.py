@@ -1,7 +1,7 @@
 """Method `joint` of `prunerecover plan`: removal of units of depth and of width within one budget.
 
 Results of the search lie in `<plan>.search` until the plan is written: an interrupted command goes on behind them.
-Recovered splits (`--method.search recovered`) leave trials beside the plan (`<plan>.trials.jsonl`, from which a killed
+Recovered splits (`--method.recover true`) leave trials beside the plan (`<plan>.trials.jsonl`, from which a killed
 search goes on), and a page with the table of trials (`<plan>.md`).
 """
 
@@ -18,6 +18,7 @@ from prunerecover.callbacks.trials.records import table
 from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings, resumable_trials
 from prunerecover.display.spelled_out import spelled_out
 from prunerecover.files.atomic import write_text
+from prunerecover.former import renamed
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import SplitEvidence, TriedSplit
 from prunerecover.plan.plan import Plan
@@ -83,10 +84,11 @@ class JointPlan(JointMethod):
     """Remove units of depth and of width within one budget (`plan_pruning`).
 
     Args:
-        search: Comparison of splits between depth and width: by the `divergence` of their outputs, or `recovered` for a
-            short while each, in this module and on its data.
+        recover: Whether splits between depth and width are compared after a short recovery each, in this module and on
+            its data, instead of by the divergence of their outputs.
         trials: Settings of training and evaluation in each short recovery.
         store: Folder of the results of the search; None: beside the plan, until that is written.
+        search: Former name of `recover`, as `recovered`.
 
     Raises:
         ValueError: If the arguments do not fit together.
@@ -94,15 +96,17 @@ class JointPlan(JointMethod):
 
     def __init__(
         self,
-        search: Literal["divergence", "recovered"] = "divergence",
+        recover: bool = False,
         trials: TrialSettings | None = None,
+        search: Literal["divergence", "recovered"] | None = None,
         **arguments: Unpack[JointPlanArguments],
     ) -> None:
-        recovers = search == "recovered"
-        if trials is not None and not recovers:
-            raise ValueError("Expected no trials, as splits are compared by their outputs. Add search=recovered.")
+        recovered = None if search is None else search == "recovered"
+        recover = renamed("--method.search recovered", recovered, recover)
+        if trials is not None and not recover:
+            raise ValueError("Expected no trials, as splits are compared by their outputs. Add recover=True.")
         budget, planning = parted(arguments)
-        how = (trials or TrialSettings()) if recovers else None
+        how = (trials or TrialSettings()) if recover else None
         super().__init__(JointPlanning(**planning), Budget(**budget), trials=how)
 
 

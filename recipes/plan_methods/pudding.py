@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.files.atomic import write_text
+from prunerecover.former import renamed
 from prunerecover.language.likelihood import Encoding
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
@@ -30,9 +31,9 @@ from prunerecover.recipes.plan_methods.base import (
 )
 from prunerecover.recipes.plan_methods.pudding_page import page, routing_of
 from prunerecover.recipes.plan_methods.pudding_questions import Asked, ask
-from prunerecover.recipes.tasks.route_picker import RouterLoss, prompt_features, train_router
+from prunerecover.recipes.tasks.route_picker import RouterObjective, prompt_features, train_router
 from prunerecover.routing.comparison import RouteComparison, compare_routes, should_route
-from prunerecover.routing.omission_sets import LOSSES, plan_omission_sets
+from prunerecover.routing.omission_sets import OBJECTIVES, plan_omission_sets
 from prunerecover.routing.plan_set import PlanSet
 from prunerecover.routing.route_table import choice_tables, route_table
 from prunerecover.routing.routed_causal_lm import RoutedCausalLM
@@ -61,7 +62,7 @@ class _Found:
 
 
 class PuddingPlan(PlanMethod):
-    """Search a set of blocks per task and loss, and train a router over the sets: PuDDing (arXiv 2502.04348).
+    """Search a set of blocks per task and objective, and train a router over the sets: PuDDing (arXiv 2502.04348).
 
     The router is compared with the best static set. The language model is the
     module's (`--model.model`), with its tokenizer.
@@ -76,12 +77,14 @@ class PuddingPlan(PlanMethod):
             encoder.
         calibration_questions: Number of questions per task to search sets on.
         router_questions: Number of questions per task for the router.
-        losses: Losses of the sets: likelihood, contrastive, or both.
-        router_loss: Loss of the router: soft_cross_entropy, cross_entropy or mse, see `RoutePicker`.
+        objectives: Objectives of the sets: likelihood, contrastive, or both.
+        router_objective: Loss of the router: soft_cross_entropy, cross_entropy or mse, see `RoutePicker`.
         epochs: Epochs of the router's training.
         chat: Whether prompts are messages in the tokenizer's chat template.
         batch_size: Answers at a time.
         seed: Seed of all random draws.
+        losses: Former name of `objectives`.
+        router_loss: Former name of `router_objective`.
     """
 
     def __init__(
@@ -93,17 +96,21 @@ class PuddingPlan(PlanMethod):
         router: str = "prefix",
         calibration_questions: int = 128,
         router_questions: int = 1000,
-        losses: list[str] | None = None,
-        router_loss: RouterLoss = "soft_cross_entropy",
+        objectives: list[str] | None = None,
+        router_objective: RouterObjective = "soft_cross_entropy",
         epochs: int = 30,
         chat: bool = False,
         batch_size: int = 16,
         seed: int = 0,
+        losses: list[str] | None = None,
+        router_loss: RouterObjective | None = None,
     ) -> None:
         self.tasks, self.names = tasks, names or {}
         self.blocks, self.tokenizer, self.router = blocks, tokenizer, router
         self.counts = (calibration_questions, router_questions)
-        self.losses, self.router_loss, self.epochs = tuple(losses or LOSSES), router_loss, epochs
+        self.objectives = tuple(renamed("--method.losses", losses, objectives or list(OBJECTIVES)))
+        self.router_objective = renamed("--method.router_loss", router_loss, router_objective)
+        self.epochs = epochs
         self.chat, self.batch_size, self.seed = chat, batch_size, seed
 
     def make(self, task: PlanTask) -> Plan:
@@ -124,7 +131,7 @@ class PuddingPlan(PlanMethod):
             asked.tasks,
             encoding,
             self.blocks,
-            losses=self.losses,
+            objectives=self.objectives,
             batch_size=self.batch_size,
             seed=self.seed,
             store=search_store(task.output),
@@ -164,7 +171,12 @@ class PuddingPlan(PlanMethod):
         )
         likelihoods = route_table(network, sets.blocks, asked.router, encoding, batch_size=self.batch_size)
         static = int(likelihoods.mean(0).argmax())
-        how: dict[str, Any] = {"loss": self.router_loss, "epochs": self.epochs, "seed": self.seed, "static": static}
+        how: dict[str, Any] = {
+            "objective": self.router_objective,
+            "epochs": self.epochs,
+            "seed": self.seed,
+            "static": static,
+        }
         how["learning_rate"] = 1e-3 if isinstance(router, PrefixRouter) else 1e-5
         train_router(router, features, likelihoods, asked.chosen, **how)
         routed = RoutedCausalLM(network, sets, router, tokenizer=encoding.tokenizer, default=sets.names[static])

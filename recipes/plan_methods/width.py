@@ -1,8 +1,8 @@
-"""Methods `width`, `per_cost` and `fair` of `prunerecover plan`: removal of channels, heads, neurons or experts.
+"""Methods `width`, `per_cost` and `fair_pruner` of `prunerecover plan`: removal of channels, heads, neurons or experts.
 
 Units are scored on the network's inputs at the start of a fit of the recipe, with the loss of the training step, as in
 `WidthPrune`. Beside the plan lie a page with the kept units of every group (`<plan>.md`), a figure (`<plan>.kept.png`)
-and the scores (`<plan>.scores.safetensors`); for `fair` also a figure of the two rankings (`<plan>.ranks.png`).
+and the scores (`<plan>.scores.safetensors`); for `fair_pruner` also a figure of the two rankings (`<plan>.ranks.png`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from prunerecover.width.planner import WidthPlanner
 
 
 class WidthPlanArguments(BudgetArguments, WidthArguments, total=False):
-    """Types of the arguments of `WidthPlan`, `PerCostPlan` and `FairPlan`."""
+    """Types of the arguments of `WidthPlan`, `PerCostPlan` and `FairPrunerPlan`."""
 
 
 class WidthMethod(PlanningMethod):
@@ -65,7 +65,7 @@ class WidthMethod(PlanningMethod):
 
     def decide(self, surgery: Surgery) -> Plan:
         """Return the plan; scores are kept for the pages."""
-        session = surgery.session(self.config.loss or surgery.loss)
+        session = surgery.session(surgery.loss_by(self.config.loss))
         return self._plan(WidthPlanner(session, self.planning.config_of(self.budget)))
 
     def write(self, plan: Plan, output: Path) -> None:
@@ -118,7 +118,7 @@ class PerCostPlan(WidthPlan):
 
 
 @spelled_out(WidthPlan)
-class FairPlan(WidthPlan):
+class FairPrunerPlan(WidthPlan):
     """Remove channels, heads, neurons or experts by FAIR-Pruner's Tolerance of Difference (arXiv 2508.02291).
 
     Args:
@@ -130,7 +130,9 @@ class FairPlan(WidthPlan):
     """
 
     def __init__(self, **arguments: Unpack[WidthPlanArguments]) -> None:
-        if (other := arguments.get("allocation")) not in (None, "tolerance"):
-            raise ValueError(f"Expected no allocation for the method fair, but got {other!r}. Use the method width.")
-        merged: WidthPlanArguments = {**arguments, "allocation": "tolerance"}
+        if (other := arguments.get("allocation")) not in (None, "fair_pruner"):
+            raise ValueError(
+                f"Expected no allocation for the method fair_pruner, but got {other!r}. Use the method width."
+            )
+        merged: WidthPlanArguments = {**arguments, "allocation": "fair_pruner"}
         super().__init__(**merged)

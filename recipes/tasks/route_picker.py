@@ -25,7 +25,7 @@ from prunerecover.language.likelihood import Encoding
 from prunerecover.language.questions import Question
 from prunerecover.routing.router import Router
 
-RouterLoss = Literal["soft_cross_entropy", "cross_entropy", "mse"]
+RouterObjective = Literal["soft_cross_entropy", "cross_entropy", "mse"]
 
 
 class RoutePicker(pl.LightningModule):
@@ -33,29 +33,29 @@ class RoutePicker(pl.LightningModule):
 
     Args:
         router: Router to train.
-        loss: Loss: "soft_cross_entropy" against the softmax of the likelihoods, which weighs sets nearly as good as the
-            best nearly as much; "cross_entropy" against the best set alone, as a classifier; "mse" against the
-            advantage of each set over the static set.
+        objective: Loss by name: "soft_cross_entropy" against the softmax of the likelihoods, which weighs sets nearly
+            as good as the best nearly as much; "cross_entropy" against the best set alone, as a classifier; "mse"
+            against the advantage of each set over the static set.
         static: Number of the static set.
         learning_rate: Learning rate of AdamW.
         weight_decay: Weight decay of AdamW.
 
     Raises:
-        ValueError: If the loss is unknown.
+        ValueError: If the objective is unknown.
     """
 
     def __init__(
         self,
         router: nn.Module,
-        loss: RouterLoss = "soft_cross_entropy",
+        objective: RouterObjective = "soft_cross_entropy",
         static: int = 0,
         learning_rate: float = 1e-3,
         weight_decay: float = 0.01,
     ) -> None:
         super().__init__()
-        if loss not in get_args(RouterLoss):
-            raise ValueError(f"Expected loss to be one of {', '.join(get_args(RouterLoss))}, but got {loss!r}.")
-        self.router, self.loss, self.static = router, loss, static
+        if objective not in (known := get_args(RouterObjective)):
+            raise ValueError(f"Expected objective to be one of {', '.join(known)}, but got {objective!r}.")
+        self.router, self.objective, self.static = router, objective, static
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
 
     def forward(self, features: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class RoutePicker(pl.LightningModule):
         """Return the loss of features and likelihoods `(N, sets)`."""
         features, likelihoods = batch
         scores = self(features)
-        match self.loss:
+        match self.objective:
             case "soft_cross_entropy":
                 loss = F.cross_entropy(scores, likelihoods.softmax(1))
             case "cross_entropy":
@@ -137,7 +137,7 @@ def train_router(
     likelihoods: Tensor,
     apart: Tensor,
     *,
-    loss: RouterLoss = "soft_cross_entropy",
+    objective: RouterObjective = "soft_cross_entropy",
     static: int = 0,
     epochs: int = 30,
     learning_rate: float = 1e-3,
@@ -152,7 +152,7 @@ def train_router(
         features: Features of prompts: see `prompt_features`.
         likelihoods: Log-likelihoods of right answers under each set, `(N, sets)`: see `route_table`.
         apart: Mask of held-out questions: see `held_out`.
-        loss: Loss; see `RoutePicker`.
+        objective: Loss by name; see `RoutePicker`.
         static: Number of the static set.
         epochs: Epochs over the remaining questions.
         learning_rate: Learning rate of AdamW; PuDDing's for BERT is 1e-5.
@@ -175,7 +175,7 @@ def train_router(
         )
     _check_training(router, likelihoods, static, epochs)
     make_leaves_quietly()
-    picker = RoutePicker(router, loss, static, learning_rate)
+    picker = RoutePicker(router, objective, static, learning_rate)
     learnt, judged = (TensorDataset(features[part], likelihoods[part]) for part in (~apart, apart))
     with TemporaryDirectory() as folder, isolate_rng():
         torch.manual_seed(seed)

@@ -14,7 +14,6 @@ from prunerecover.boundary.designs import (
     affordable_splits,
     axes_and_staircase,
     feasible_splits,
-    interleaved,
     one_type_at_a_time,
     spread,
 )
@@ -88,12 +87,7 @@ def test_algorithm_1_takes_one_type_at_a_time() -> None:
     assert one_type_at_a_time((2, 3), 3) == ((0, 0), (1, 0), (2, 0), (0, 1), (0, 2), (0, 3))
 
 
-def test_algorithm_2_removes_in_turn() -> None:
-    assert interleaved(12, 5) == ((0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (3, 2))
-    assert interleaved((1, 3), 4) == ((0, 0), (1, 0), (1, 1))
-
-
-@pytest.mark.parametrize("design", [one_type_at_a_time, interleaved, axes_and_staircase])
+@pytest.mark.parametrize("design", [one_type_at_a_time, axes_and_staircase])
 def test_designs_stay_within_the_model(design: object) -> None:
     assert callable(design)
     with pytest.raises(ValueError, match="Expected n_remove between 0 and the 8 units of the model, but got 9"):

@@ -65,8 +65,6 @@ def test_each_repetition_of_a_split_takes_the_next_seed(first: int) -> None:
     ("design", "expected"),
     [
         ("spread", [(0, 3), (1, 2), (2, 1), (3, 0)]),
-        ("one_type_at_a_time", [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1), (0, 2), (0, 3)]),
-        ("interleaved", [(0, 0), (1, 0), (1, 1), (2, 1)]),
         (
             "axes_and_staircase",
             [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3)],
@@ -165,7 +163,7 @@ def test_plans_of_one_planner_equal_plans_made_alone_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"design": "diagonal"}, "design to be one of line, spread, axes_and_staircase, .*, but got 'diagonal'"),
+        ({"design": "diagonal"}, "design to be one of line, spread, axes_and_staircase, but got 'diagonal'"),
         ({"runs": 2}, "runs to be at least 3, for a curve, but got 2"),
         ({"n_keep": 5}, "exactly one of n_remove and n_keep, but got n_remove=3, n_keep=5"),
         ({"n_remove": None}, "exactly one of n_remove and n_keep, but got n_remove=None, n_keep=None"),
@@ -182,7 +180,10 @@ def test_plans_of_one_planner_equal_plans_made_alone_in_any_order() -> None:
         ({"design": [(5, 0)]}, r"within the 4 and 4 units of the model, but got \(5, 0\)"),
         ({"design": []}, "at least one run, but got none"),
         ({"surface": "polynomial"}, "runs that determine a polynomial"),
-        ({"design": "interleaved", "surface": "parabola"}, "at least three different splits along the line"),
+        (
+            {"design": [(0, 0), (1, 0), (1, 1), (2, 1)], "surface": "parabola"},
+            "at least three different splits along the line",
+        ),
         ({"ignore": ["*.attn"]}, "attentions and activations to choose from, but got 0 and 4 that may go. Ignore"),
         ({"importance": "size"}, "importance to be one of .*, but got 'size'"),
     ],

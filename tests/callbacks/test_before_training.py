@@ -38,7 +38,7 @@ CHECKED = {
         "a budget that the groups can meet, 95.0% of the macs, but at most [0-9.]+% can go",
     ),
     "width, parameters": (
-        lambda: WidthPrune(Budget(params=0.95), allocation="tolerance", **LATE),
+        lambda: WidthPrune(Budget(params=0.95), allocation="fair_pruner", **LATE),
         "the groups can meet, 95.0% of the params, but at most [0-9.]+% can go",
     ),
     "width, in several steps from the start": (
@@ -127,7 +127,10 @@ def test_each_kind_names_its_callback() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DistillRecover(alpha="0.5"), "Expected argument alpha to be a number, but got '0.5'"),
+        (
+            lambda: DistillRecover(teacher_weight="0.5"),
+            "Expected argument teacher_weight to be a number, but got '0.5'",
+        ),
         (lambda: DistillRecover(temperature="2"), "Expected argument temperature to be a number, but got '2'"),
         (lambda: prune(calibration="64"), "calibration to be a whole number, but got '64'"),
         (lambda: Budget(ratio={"mlp": "0.3"}), "a removed share as a number, but got '0.3'"),

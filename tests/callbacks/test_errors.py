@@ -94,7 +94,7 @@ def test_only_units_go_in_steps(what, message):
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"alpha": 1.5}, "Expected argument alpha to be between 0 and 1, but got 1.5"),
+        ({"teacher_weight": 1.5}, "Expected argument teacher_weight to be between 0 and 1, but got 1.5"),
         ({"temperature": 0}, "Expected argument temperature to be positive, but got 0"),
         ({"cache": True, "features": True}, "Expected cache=True for a teacher's answers alone, but got features=True"),
     ],

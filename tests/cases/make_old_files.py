@@ -52,7 +52,7 @@ def make_depth(model: nn.Module, rows: Rows, folder: Path) -> Plan:
 
 def make_width(vit: nn.Module, cnn: nn.Module, rows: Rows, folder: Path) -> None:
     """Heads and neurons by tolerance; channels, also as a folder."""
-    plan_width(vit, Budget(params=0.2), batches=rows, allocation="tolerance").save(folder / "heads.json")
+    plan_width(vit, Budget(params=0.2), batches=rows, allocation="fair_pruner").save(folder / "heads.json")
     plan = plan_width(cnn, Budget(macs=0.4), batches=rows)
     plan.save(folder / "channels.json")
     apply_plan(cnn, plan)

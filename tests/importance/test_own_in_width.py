@@ -45,12 +45,12 @@ def test_low_goes_first_by_the_first_and_high_stays_by_the_second() -> None:
     def opposite(context: WidthContext) -> dict[str, Tensor]:
         return {group.name: -scores for group, scores in zip(context.groups, by_number(context).values(), strict=True)}
 
-    plan = planned(budget=None, allocation="tolerance", tolerance=0.0, importance=[by_number, by_number])
+    plan = planned(budget=None, allocation="fair_pruner", tolerance=0.0, importance=[by_number, by_number])
     assert plan.made_by.arguments["importance"] == ["by_number", "by_number"]
     for edit in plan.edits:
         if edit.op == "narrow":
             assert list(edit.gone) == list(range(edit.of // 2))
-    none = planned(budget=None, allocation="tolerance", tolerance=0.0, importance=[by_number, opposite])
+    none = planned(budget=None, allocation="fair_pruner", tolerance=0.0, importance=[by_number, opposite])
     assert not none.edits
 
 
@@ -175,7 +175,7 @@ def test_negative_scores_are_for_tolerances() -> None:
 
     with pytest.raises(ValueError, match="Expected scores that are not negative, but 'conv1' has -16"):
         planned(importance=negative)
-    assert planned(allocation="tolerance", importance=[first_stay, negative]).removed
+    assert planned(allocation="fair_pruner", importance=[first_stay, negative]).removed
 
 
 def test_a_loss_that_an_own_importance_needs() -> None:

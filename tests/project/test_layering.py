@@ -25,6 +25,7 @@ from benchmarks.project.imports import (
 # From the ground up; a name stands for a file, or for a folder without the folders in it.
 ORDER = (
     "prunerecover.version",
+    "prunerecover.former",
     "prunerecover.refusal",
     "prunerecover.files",
     "prunerecover.display",

@@ -105,7 +105,7 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "plan_width with a share alone": (lambda m: width(m, 0.3), "budget to be a Budget, but got float"),
     "plan_width with a named loss": (lambda m: width(m, loss="ce"), "loss to be a callable .* but got str"),
     "plan_width with a tolerance in words": (
-        lambda m: width(m, None, allocation="tolerance", tolerance="0.3"),
+        lambda m: width(m, None, allocation="fair_pruner", tolerance="0.3"),
         "tolerance as a number, but got '0.3'",
     ),
     "plan_width with a seed in words": (lambda m: width(m, seed=True), "seed to be a whole number, but got True"),
@@ -141,16 +141,16 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "WidthPrune with a multiple of 0": (lambda _: narrow(round_to=0), "round_to of at least 1, but got 0"),
     "WidthPrune without reconstruction": (lambda _: narrow(reconstruct="no"), "reconstruct to be True or .* got 'no'"),
     "WidthPrune with a tolerance in words": (
-        lambda _: WidthPrune(allocation="tolerance", tolerance="0.1"),  # type: ignore[arg-type]
+        lambda _: WidthPrune(allocation="fair_pruner", tolerance="0.1"),  # type: ignore[arg-type]
         "tolerance as a number, but got '0.1'",
     ),
     "LoRARecover with a rank in words": (lambda _: LoRARecover(rank="many"), "rank of LoRARecover .* got 'many'"),  # type: ignore[arg-type]
     "LoRARecover with a start in words": (lambda _: LoRARecover(start="1"), "start to be a whole number, but got '1'"),  # type: ignore[arg-type]
     "LoRARecover with a seed in words": (lambda _: LoRARecover(seed="1"), "seed to be a whole number, but got '1'"),  # type: ignore[arg-type]
     "LoRARecover before any epoch": (lambda _: LoRARecover(start=-1), "start to be at least 0, but got -1"),
-    "DistillRecover with alpha in words": (
-        lambda _: DistillRecover(alpha="0.5"),
-        "alpha to be a number, but got '0.5'",
+    "DistillRecover with a weight in words": (
+        lambda _: DistillRecover(teacher_weight="0.5"),
+        "teacher_weight to be a number, but got '0.5'",
     ),  # type: ignore[arg-type]
     "DistillRecover with flags in words": (lambda _: DistillRecover(features="no"), "features to be True or .* 'no'"),  # type: ignore[arg-type]
     "PruneReport with samples in words": (lambda _: PruneReport(samples="8"), "samples to be a whole .* got '8'"),  # type: ignore[arg-type]

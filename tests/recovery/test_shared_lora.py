@@ -118,7 +118,7 @@ class Answers(torch.nn.Module):
 
 def term(student: Any, teacher: Any, num_classes: int = 0) -> Tensor:
     """Return the teacher's term alone, as in DistillRecover."""
-    callback = DistillRecover(teacher=Answers(teacher, num_classes), alpha=1.0)
+    callback = DistillRecover(teacher=Answers(teacher, num_classes), teacher_weight=1.0)
     module: Any = SimpleNamespace(log=lambda *args, **kwargs: None)
     return callback._add_term(module, torch.zeros(()), ModelInputs((torch.zeros(2),)), student)
 

@@ -63,7 +63,7 @@ def report() -> Report:
         batches=labelled(),
         metric=("top1", "top2"),
         plan=PLAN,
-        search=SearchCost(seconds=12.5, peak_memory_bytes=3 * 2**20, trials=8),
+        planning_cost=SearchCost(seconds=12.5, peak_memory_bytes=3 * 2**20, trials=8),
         pairs=5,
         details={"history": [[0, 0.5], [1, 0.75]]},
     )

@@ -57,7 +57,7 @@ def test_rows_are_no_questions() -> None:
         ({"blocks": 0}, "Expected 1 to 4 blocks"),
         ({"shared_prefix": -1}, "Expected 0 to 5 blocks that stay for the router, but got -1"),
         ({"shared_prefix": 6}, "Expected 0 to 5 blocks that stay for the router, but got 6"),
-        ({"losses": ("luck",)}, r"Expected losses among likelihood, contrastive, but got \['luck'\]"),
+        ({"objectives": ("luck",)}, r"Expected objectives among likelihood, contrastive, but got \['luck'\]"),
         ({"tasks": {}}, "Expected questions for every task, but no task has none"),
         ({"tasks": {"empty": []}}, "Expected questions for every task, but empty has none"),
     ],
@@ -77,16 +77,16 @@ def interrupts(monkeypatch: pytest.MonkeyPatch) -> Interrupts:
 def test_an_interrupted_search_goes_on_and_finds_the_same(tmp_path: Path, interrupts: Interrupts) -> None:
     model, store = tiny_llama(num_hidden_layers=5), tmp_path / "found" / "sets"
     interrupts.begin()
-    whole = plan_omission_sets(model, TASKS, encoding(), 1, losses=("likelihood",), store=tmp_path / "whole")
+    whole = plan_omission_sets(model, TASKS, encoding(), 1, objectives=("likelihood",), store=tmp_path / "whole")
     results = interrupts.computed
     interrupts.begin(results // 2)
     with pytest.raises(KeyboardInterrupt):
-        plan_omission_sets(model, TASKS, encoding(), 1, losses=("likelihood",), store=store)
+        plan_omission_sets(model, TASKS, encoding(), 1, objectives=("likelihood",), store=store)
     interrupts.begin()
-    assert plan_omission_sets(model, TASKS, encoding(), 1, losses=("likelihood",), store=store) == whole
+    assert plan_omission_sets(model, TASKS, encoding(), 1, objectives=("likelihood",), store=store) == whole
     assert 0 < interrupts.computed < results
     interrupts.begin()
-    assert plan_omission_sets(model, TASKS, encoding(), 1, losses=("likelihood",), store=store) == whole
+    assert plan_omission_sets(model, TASKS, encoding(), 1, objectives=("likelihood",), store=store) == whole
     assert interrupts.computed == 0
 
 
@@ -96,7 +96,7 @@ def test_other_settings_and_questions_are_searched_anew(tmp_path: Path, interrup
 
     def computed(tasks: dict[str, Any], **changes: Any) -> int:
         interrupts.begin()
-        plan_omission_sets(model, tasks, encoding(), 1, losses=("likelihood",), store=store, **changes)
+        plan_omission_sets(model, tasks, encoding(), 1, objectives=("likelihood",), store=store, **changes)
         return interrupts.computed
 
     assert computed(only) > 0

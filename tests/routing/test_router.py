@@ -109,7 +109,7 @@ def test_a_router_that_reads_more_blocks_than_there_are(llama: torch.nn.Module) 
         prompt_features(PrefixRouter(32, 2, blocks=7), llama, questions(2), encoding())
 
 
-def test_an_unknown_loss() -> None:
+def test_an_unknown_objective() -> None:
     with pytest.raises(ValueError, match="one of soft_cross_entropy, cross_entropy, mse, but got 'luck'"):
         RoutePicker(PrefixRouter(16, 3), "luck")  # type: ignore[arg-type]
 

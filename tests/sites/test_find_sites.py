@@ -153,15 +153,13 @@ def test_names_in_ignore_may_be_of_either() -> None:
 def test_the_former_order_of_arguments_is_taken_with_a_warning() -> None:
     model = encoder()
     units = find_units(model, X, ("block", "layer"))
-    with pytest.warns(DeprecationWarning, match=r"Call find_units\(model, batches, kinds\): find_units\(model, kinds"):
+    with pytest.warns(
+        FutureWarning, match=r"Use find_units\(model, batches, kinds\): find_units\(model, kinds, batches\) ends"
+    ):
         assert find_units(model, ("block", "layer"), X) == units  # type: ignore[arg-type]
-    with pytest.warns(DeprecationWarning, match=r"find_units\(model, kinds, batches\) is going to be taken no more"):
+    with pytest.warns(FutureWarning, match="ends with version") as warned:
         assert find_units(tiny_timm(), "attention") == find_units(tiny_timm(), kinds="attention")
-    with pytest.warns(DeprecationWarning, match="example_inputs= is going to be taken no more") as warned:
-        assert find_units(model, kinds=("block", "layer"), example_inputs=X) == units
     assert warned[0].filename == __file__
-    with pytest.warns(DeprecationWarning, match=r"find_groups\(model, batches, kinds\): example_inputs="):
-        assert find_groups(model, example_inputs=X) == find_groups(model, X)
 
 
 def test_a_network_that_is_known_by_its_parts_is_not_run() -> None:

@@ -30,7 +30,7 @@ def planner() -> WidthPlanner:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("allocation", ["per_cost", "tolerance", "uniform", "global"])
+@pytest.mark.parametrize("allocation", ["per_cost", "fair_pruner", "uniform", "global"])
 @pytest.mark.parametrize("cost", ["macs", "params"])
 def test_budgets_are_met_to_a_unit(planner: WidthPlanner, allocation: Any, cost: str) -> None:
     model = cnn()
@@ -144,7 +144,7 @@ def test_what_was_narrowed_once_can_be_narrowed_again(batches: Batches) -> None:
 def test_tolerance_by_the_book(batches: Batches) -> None:
     model = cnn()
     planner = WidthPlanner(Session(model, batches))
-    plan = planner.plan(rule=WidthRule(allocation="tolerance", tolerance=0.3))
+    plan = planner.plan(rule=WidthRule(allocation="fair_pruner", tolerance=0.3))
     low, high = planner.scores("u_score", "r_score")
     for group in planner.groups:
         left, size = plan.evidence["kept"][group.name]

@@ -63,9 +63,9 @@ def test_labels_in_mappings_are_not_fed_to_the_network(batches: Batches, key: st
     ("arguments", "message"),
     [
         ({}, r"Expected a budget, such as Budget\(macs=0.3\), and not both"),
-        ({"budget": Budget(macs=0.1), "tolerance": 0.1}, "Expected a tolerance with allocation='tolerance'"),
+        ({"budget": Budget(macs=0.1), "tolerance": 0.1}, "Expected a tolerance with allocation='fair_pruner'"),
         (
-            {"budget": Budget(macs=0.1), "tolerance": 0.1, "allocation": "tolerance"},
+            {"budget": Budget(macs=0.1), "tolerance": 0.1, "allocation": "fair_pruner"},
             "Expected a budget or a tolerance, and not both",
         ),
         ({"budget": Budget(macs=0.1), "allocation": "best"}, "Expected allocation among per_cost, .*, but got 'best'"),
@@ -82,7 +82,7 @@ def test_labels_in_mappings_are_not_fed_to_the_network(batches: Batches, key: st
         ({"budget": Budget(macs=0.99)}, "at most 9.* can go"),
         ({"budget": Budget(macs=0.1), "ignore": "layer9.*"}, "'layer9.*' matches none"),
         ({"budget": Budget(macs=0.1), "kinds": ("block",)}, "Expected kinds among channel, head, neuron"),
-        ({"tolerance": 1.5, "allocation": "tolerance"}, "Expected a tolerance between 0 and 1, but got 1.5"),
+        ({"tolerance": 1.5, "allocation": "fair_pruner"}, "Expected a tolerance between 0 and 1, but got 1.5"),
     ],
 )
 def test_bad_arguments(batches: Batches, arguments: dict[str, Any], message: str) -> None:
@@ -128,7 +128,7 @@ def test_labels_of_another_shape(batches: Batches) -> None:
 def test_one_class_has_no_separation(batches: Batches) -> None:
     same = [(images, torch.zeros_like(labels)) for images, labels in batches]
     with pytest.raises(ValueError, match="class"):
-        plan_width(cnn(), Budget(macs=0.1), batches=same, allocation="tolerance")
+        plan_width(cnn(), Budget(macs=0.1), batches=same, allocation="fair_pruner")
 
 
 def test_budget_in_steps_needs_a_share_or_a_number() -> None:
@@ -220,9 +220,9 @@ def test_uniform_makes_a_standard_model_at_every_budget(budget: Budget, tmp_path
         assert torch.equal(again(input_ids=IDS).logits, model(input_ids=IDS).logits)
 
 
-@pytest.mark.parametrize("allocation", ["per_cost", "global", "tolerance"])
+@pytest.mark.parametrize("allocation", ["per_cost", "global", "fair_pruner"])
 def test_any_allocation_can_keep_equal_layers(allocation: str) -> None:
-    settings = {} if allocation == "tolerance" else QUICK
+    settings = {} if allocation == "fair_pruner" else QUICK
     model = cnn()
     plan = plan_width(
         model, Budget(macs=0.3), batches=labelled_batches(), allocation=allocation, equal_layers=True, **settings

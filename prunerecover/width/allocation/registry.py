@@ -99,7 +99,7 @@ ALLOCATIONS = {
     entry.name: entry
     for entry in (
         RegisteredAllocation("per_cost", per_cost),
-        RegisteredAllocation("tolerance", None),
+        RegisteredAllocation("fair_pruner", None),
         RegisteredAllocation("uniform", uniform),
         RegisteredAllocation("global", global_ranking),
     )

@@ -117,8 +117,8 @@ class Wrapped(Quiet):
         return {"loss": super().training_step(batch, 0), "note": 1}
 
 
-def own_loss(network, inputs):
-    return F.cross_entropy(network(*inputs.args, **inputs.kwargs), inputs.batch[1])
+def own_loss(network, batch):
+    return F.cross_entropy(network(batch[0]), batch[1])
 
 
 def importance_of(folder, module, **arguments):

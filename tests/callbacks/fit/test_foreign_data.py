@@ -218,9 +218,9 @@ def test_loss_with_labels(tmp_path):
     """Importances with a loss receive the labels of the training step's batch."""
     seen = []
 
-    def loss(network, inputs):
-        seen.append(inputs.batch[1])
-        return F.cross_entropy(network(*inputs.args, **inputs.kwargs), inputs.batch[1])
+    def loss(network, batch):
+        seen.append(batch[1])
+        return F.cross_entropy(network(batch[0]), batch[1])
 
     module = Plain()
     fit(tmp_path, module, prune(importance="taylor", loss=loss, remove={"attention": 1}))

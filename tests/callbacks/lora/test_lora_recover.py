@@ -49,16 +49,23 @@ def test_adapters_join_the_groups_of_their_weights(tmp_path):
 
 
 def test_vectors_and_modules_of_choice(tmp_path):
-    module, _ = fit(tmp_path, lora(target_modules="qkv", modules_to_save=["blocks.2.mlp"], vectors=False), epochs=1)
+    module, _ = fit(tmp_path, lora(target_modules="qkv", modules_to_save=["blocks.2.mlp"]), epochs=1)
     trained = {name for name, p in module.net.named_parameters() if p.requires_grad}
     assert {name for name in trained if "lora" not in name} == {
-        f"blocks.2.mlp.fc{i}.{kind}" for i in (1, 2) for kind in ("weight", "bias")
+        name
+        for name, parameter in module.net.named_parameters()
+        if name.startswith("blocks.2.mlp.fc") or (parameter.ndim <= 1 and "lora" not in name)
     }
-    assert len(trained) == 4 + 2 * 3
+    assert sum("lora" in name for name in trained) == 2 * 3
+
+
+def test_an_empty_list_trains_the_adapters_alone(tmp_path):
+    module, _ = fit(tmp_path, lora(target_modules="qkv", modules_to_save=[]), epochs=1)
+    assert all("lora" in name for name, parameter in module.net.named_parameters() if parameter.requires_grad)
 
 
 def test_stand_ins_of_surgery_train_in_full(tmp_path):
-    module, _ = fit(tmp_path, depth(remove={"attention": 2}), lora(start=1, vectors=False))
+    module, _ = fit(tmp_path, depth(remove={"attention": 2}), lora(start=1, modules_to_save=[]))
     left = [p for m in module.net.modules() if isinstance(m, Replacement) for p in m.parameters()]
     assert left
     assert all(p.requires_grad for p in left)

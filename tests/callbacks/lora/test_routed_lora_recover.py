@@ -66,7 +66,7 @@ def test_each_step_leaves_out_a_set_and_the_teacher_has_all_blocks(tmp_path: Pat
 
 def test_the_loss_is_of_the_sets_model_and_of_the_teacher(tmp_path: Path) -> None:
     module, network = Language(), Language().net
-    callback = shared(module.net, distill=0.25, temperature=2.0)
+    callback = shared(module.net, teacher_weight=0.25, temperature=2.0)
     seen: list[Any] = []
 
     class Look(pl.Callback):
@@ -94,7 +94,7 @@ def test_adapters_alone_train(fitted: tuple[Path, Any]) -> None:
 
 def test_without_distillation_the_network_is_called_once(tmp_path: Path) -> None:
     calls, module = Calls(), Language()
-    fit(tmp_path, shared(module.net, distill=0), calls, module=module, epochs=1)
+    fit(tmp_path, shared(module.net, teacher_weight=0), calls, module=module, epochs=1)
     assert all(with_gradients for _, with_gradients in calls.depths)
 
 
@@ -167,8 +167,8 @@ def test_finished_run_begun_again_leaves_its_folder_alone(fitted: tuple[Path, An
     ("arguments", "error", "match"),
     [
         ({"rank": 0}, ValueError, "Expected argument rank of RoutedLoRARecover in its range, but got 0"),
-        ({"distill": 1.5}, ValueError, "Expected argument distill to be between 0 and 1, but got 1.5"),
-        ({"distill": True}, TypeError, "Expected argument distill to be a number, but got True"),
+        ({"teacher_weight": 1.5}, ValueError, "Expected argument teacher_weight to be between 0 and 1, but got 1.5"),
+        ({"teacher_weight": True}, TypeError, "Expected argument teacher_weight to be a number, but got True"),
         ({"temperature": 0}, ValueError, "Expected argument temperature to be positive, but got 0"),
         ({"temperature": "2"}, TypeError, "Expected argument temperature to be a number, but got '2'"),
         ({"sets": [1]}, TypeError, r"Expected argument sets to be a PlanSet or the path of its file, but got \[1\]"),

@@ -27,15 +27,15 @@ from prunerecover.callbacks.ledger.ledger import Ledger
         ({}, "Expected exactly one of budget, tolerance and plan"),
         ({"budget": HALF, "plan": Plan()}, "Expected exactly one of budget, tolerance and plan"),
         ({"budget": Budget(remove={"head": 1})}, "Expected WidthPrune's budget in a share of cost or in experts"),
-        ({"tolerance": 0.2}, "Expected a tolerance with allocation='tolerance' only"),
+        ({"tolerance": 0.2}, "Expected a tolerance with allocation='fair_pruner' only"),
         ({"budget": HALF, "schedule": {"every": 1}}, "Expected argument times, and no step, in a schedule with"),
         (
-            {"tolerance": 0.2, "allocation": "tolerance", "schedule": {"every": 1}},
+            {"tolerance": 0.2, "allocation": "fair_pruner", "schedule": {"every": 1}},
             "Expected a budget with schedule every=1, .* a plan or a tolerance is applied at once",
         ),
         ({"budget": HALF, "schedule": {"times": 2}}, "Expected argument every with times"),
         ({"budget": HALF, "calibration": 0}, "Expected argument calibration to be at least 1"),
-        ({"tolerance": 1.5, "allocation": "tolerance"}, "Expected a tolerance between 0 and 1, but got 1.5"),
+        ({"tolerance": 1.5, "allocation": "fair_pruner"}, "Expected a tolerance between 0 and 1, but got 1.5"),
         ({"budget": HALF, "kinds": ("chanel",)}, "Expected kinds among channel, .* but got 'chanel'"),
         ({"plan": Plan(), "allocation": "nonsense"}, "Expected no allocation beside a plan, .* allocation='nonsense'"),
         ({"plan": Plan(), "kinds": "head", "ignore": "layer4.*"}, r"no kinds, ignore .* kinds=\('head',\), ignore="),
@@ -60,7 +60,7 @@ def test_labels_that_are_not_found_are_asked_for(tmp_path: Path) -> None:
     loader = DataLoader([(x, {"species": y}) for x, y in rows(False).dataset], batch_size=12)
     message = r"Expected labelled batches for the U-Score, .* but got list without\. Pass labels=, a function batch"
     with pytest.raises(ValueError, match=message):
-        trainer(tmp_path, prune(allocation="tolerance"), epochs=2).fit(Several(), loader)
+        trainer(tmp_path, prune(allocation="fair_pruner"), epochs=2).fit(Several(), loader)
 
 
 def test_several_networks_need_a_target(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def fit_language(folder: Path, callback: WidthPrune, epochs: int = 2, name: str 
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"budget": Budget(remove={"expert": 4}), "allocation": "tolerance"},
+        {"budget": Budget(remove={"expert": 4}), "allocation": "fair_pruner"},
         {"budget": Budget(ratio={"expert": 1 / 3}), "schedule": {"every": 1, "step": 2}},
     ],
     ids=["tolerance", "in steps"],

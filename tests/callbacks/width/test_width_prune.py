@@ -98,7 +98,7 @@ def test_surgeries_do_not_take_what_others_took_beyond_their_part(tmp_path: Path
 
 @pytest.mark.slow
 def test_tolerance_without_a_budget(tmp_path: Path) -> None:
-    module = fit(tmp_path, WidthPrune(tolerance=0.3, allocation="tolerance", calibration=24))
+    module = fit(tmp_path, WidthPrune(tolerance=0.3, allocation="fair_pruner", calibration=24))
     assert left(module) < 1
     assert Ledger.of(module).plans["net"].evidence["tolerance"] == 0.3
 
@@ -119,7 +119,7 @@ def test_labels_of_unusual_batches(tmp_path: Path) -> None:
             return F.cross_entropy(self.net(batch["pixels"]), batch["species"])
 
     loader = DataLoader([{"pixels": x, "species": y} for x, y in rows(False).dataset], batch_size=12)
-    callback = WidthPrune(HALF, allocation="tolerance", labels=lambda batch: batch["species"], calibration=24)
+    callback = WidthPrune(HALF, allocation="fair_pruner", labels=lambda batch: batch["species"], calibration=24)
     module = Mapped()
     trainer(tmp_path, callback, epochs=1).fit(module, loader)
     assert left(module) <= 0.5

@@ -162,7 +162,7 @@ PLANS: dict[str, Planned] = {
     "neurons": ("vit", partial(plan_width, budget=Budget(macs=0.3))),
     "heads": ("vit", partial(plan_width, budget=Budget(ratio={"head": 0.5}), allocation="uniform")),
     "head_dim": ("vit", smaller_heads),
-    "tolerance": ("vit", partial(plan_width, budget=Budget(params=0.3), allocation="tolerance")),
+    "tolerance": ("vit", partial(plan_width, budget=Budget(params=0.3), allocation="fair_pruner")),
     "channels": ("residual", partial(plan_width, budget=Budget(macs=0.4))),
     "channels_by_norm": ("residual", partial(plan_width, budget=Budget(macs=0.3), importance="l2_norm")),
     "hidden": ("llama", partial(plan_width, budget=Budget(params=0.3), kinds=("hidden",))),

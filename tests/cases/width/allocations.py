@@ -50,7 +50,7 @@ def agreeing(groups: tuple[Group, ...], seed: int = 0) -> tuple[dict[str, Tensor
 
 
 def allocate(rule: str, groups: tuple[Group, ...], costs: CostModel, budget: Budget) -> dict[str, Tensor]:
-    if rule == "tolerance":
+    if rule == "fair_pruner":
         return tolerance_allocation(groups, *agreeing(groups), budget=budget, costs=costs).removed
     return RULES[rule](groups, drawn(groups), costs, budget)
 

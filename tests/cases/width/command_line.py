@@ -21,7 +21,7 @@ RECIPE = {
     "model": {"class_path": "ImageClassifier", "init_args": NETWORK},
     "data": {"class_path": "DigitsData"},
 }
-FAIR = ["--method", "fair", "--method.tolerance", "0.2"]
+FAIR = ["--method", "fair_pruner", "--method.tolerance", "0.2"]
 
 
 def dense() -> ImageClassifier:

@@ -131,7 +131,7 @@ def test_a_share_of_macs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_published_search(tmp_path: Path) -> None:
     """All its runs, gate gradients with the recipe's own labels, identities."""
-    assert main(arguments(tmp_path / "plan.json", "boundary_published", batches=4)) == 0
+    assert main(arguments(tmp_path / "plan.json", "boundary_dpt", batches=4)) == 0
     plan = Plan.load(tmp_path / "plan.json")
     assert sum(split_of(plan)) == 3
     assert {edit.leaves for edit in plan.edits} == {"identity"}

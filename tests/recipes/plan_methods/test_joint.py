@@ -92,7 +92,7 @@ def test_an_interrupted_search_goes_on(
 def test_splits_are_recovered_and_an_interrupted_search_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = (*OPTIONS, "--method.search=recovered", "--method.trials.epochs=1")
+    options = (*OPTIONS, "--method.recover=true", "--method.trials.epochs=1")
     options = (*options, "--method.trials.trainer={'limit_train_batches': 2, 'limit_val_batches': 2}")
     plan = run(tmp_path, *options, recipe=RECIPE)
     found = SplitEvidence.of(plan.evidence)

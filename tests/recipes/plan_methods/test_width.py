@@ -1,4 +1,4 @@
-"""`prunerecover plan --method per_cost | fair`: their output, the same decision as `WidthPrune`, and refusals."""
+"""`prunerecover plan --method per_cost | fair_pruner`: output, the same decision as `WidthPrune`, and refusals."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_may_be_left_is_said_by_an_option_or_by_a_recipe(tmp_path: Path, by
 @pytest.mark.slow
 def test_fair_meets_a_budget(tmp_path: Path) -> None:
     options = ["--method.macs=0.5", "--method.importance=[gate_taylor, r_score]", "--method.replace=zero"]
-    plan = run(tmp_path, "--method=fair", *options)
+    plan = run(tmp_path, "--method=fair_pruner", *options)
     assert not plan.tensors
     assert 0.47 < plan.result.macs / count_macs(dense().model, IMAGE) <= 0.5
     page = (tmp_path / "plan.md").read_text()
@@ -68,7 +68,7 @@ def test_fair_meets_a_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["width", "per_cost", "fair"])
+@pytest.mark.parametrize("method", ["width", "per_cost", "fair_pruner"])
 def test_equal_layers(method: str, tmp_path: Path) -> None:
     options = [f"--method={method}", "--method.params=0.3", "--method.equal_layers=true"]
     plan = run(tmp_path, *options, recipe=VIT)
@@ -81,7 +81,7 @@ def test_equal_layers(method: str, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:The plan removes")  # steps are large
 @pytest.mark.parametrize(
     ("method", "given", "number"),
-    one_in(3, [(m, *g) for m in ("per_cost", "fair") for g in (("8", 8), ('{"neuron": 4}', {"neuron": 4}))]),
+    one_in(3, [(m, *g) for m in ("per_cost", "fair_pruner") for g in (("8", 8), ('{"neuron": 4}', {"neuron": 4}))]),
 )
 def test_widths_are_rounded(method: str, given: str, number: Any, tmp_path: Path) -> None:
     options = [f"--method={method}", "--method.params=0.2", "--method.kinds=[neuron]", f"--method.round_to={given}"]
@@ -97,7 +97,7 @@ def test_widths_are_rounded(method: str, given: str, number: Any, tmp_path: Path
     ("options", "arguments"),
     [
         (["--method=width", "--method.macs=0.3"], {"budget": Budget(macs=0.3)}),
-        pytest.param(FAIR, {"allocation": "tolerance", "tolerance": 0.2}, marks=pytest.mark.slow),
+        pytest.param(FAIR, {"allocation": "fair_pruner", "tolerance": 0.2}, marks=pytest.mark.slow),
     ],
 )
 def test_width_prune_decides_alike(tmp_path: Path, options: list[str], arguments: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ def test_width_prune_decides_alike(tmp_path: Path, options: list[str], arguments
     assert plan.tensors
 
 
-@pytest.mark.parametrize(("name", "option"), [("per_cost", "--method.params"), ("fair", "--method.tolerance")])
+@pytest.mark.parametrize(("name", "option"), [("per_cost", "--method.params"), ("fair_pruner", "--method.tolerance")])
 def test_help_of_a_method(capsys: pytest.CaptureFixture[str], name: str, option: str) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["plan", "--method.help", name])

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from prunerecover import Plan, apply_plan
 from prunerecover.recipes.plan_methods import width as width_plan
-from prunerecover.recipes.plan_methods.width import FairPlan
+from prunerecover.recipes.plan_methods.width import FairPrunerPlan
 from prunerecover.session.session import Session
 from prunerecover.width.planner import WidthPlanner
 
@@ -88,7 +88,7 @@ def test_rankings_of_strata_are_those_in_which_their_experts_go(
     """Removed experts are left of the line in the figure."""
     ids = [torch.randint(3, 61, (4, 9), generator=torch.Generator().manual_seed(i)) for i in range(4)]
     batches = [{"input_ids": rows, "labels": rows} for rows in ids]
-    method = FairPlan(remove={"expert": 8}, importance=("random", "gate_taylor"), replace="zero")
+    method = FairPrunerPlan(remove={"expert": 8}, importance=("random", "gate_taylor"), replace="zero")
     planner = WidthPlanner(
         Session(tiny_mixture("deepseek_v3"), batches), dataclasses.replace(method.config, kinds=("expert",))
     )

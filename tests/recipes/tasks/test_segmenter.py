@@ -15,7 +15,7 @@ from prunerecover.callbacks import DepthPrune, DistillRecover
 from prunerecover.callbacks.trials.runner import TrialSettings
 from prunerecover.recipes.data.segmentation_data import IGNORED, SegmentationData
 from prunerecover.recipes.plan_methods.base import PlanMethod
-from prunerecover.recipes.plan_methods.boundary import PublishedBoundaryPlan
+from prunerecover.recipes.plan_methods.boundary import BoundaryDPTPlan
 from prunerecover.recipes.plan_methods.depth import DepthPlan
 from prunerecover.recipes.plan_methods.run import plan_with
 from prunerecover.recipes.tasks.segmenter import ImageSegmenter, per_class_table
@@ -125,7 +125,7 @@ def test_real_street_scenes(data_root: Path) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    one_in(2, [DepthPlan(remove={"attention": 1}, importance="gate_gradient"), PublishedBoundaryPlan(2, trials=SHORT)]),
+    one_in(2, [DepthPlan(remove={"attention": 1}, importance="gate_gradient"), BoundaryDPTPlan(2, trials=SHORT)]),
 )
 def test_plans_are_scored_by_the_loss_that_the_segmenter_trains_with(
     scenes: Path, tmp_path: Path, method: PlanMethod

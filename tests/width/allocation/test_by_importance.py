@@ -137,7 +137,7 @@ def test_scale_of_scores_does_not_matter() -> None:
         )
 
 
-@pytest.mark.parametrize("rule", [*RULES, "tolerance"])
+@pytest.mark.parametrize("rule", [*RULES, "fair_pruner"])
 def test_rules_of_the_groups_hold(rule: str) -> None:
     """At least 5 stay, in multiples of 4; other sizes are brought to a multiple first."""
     groups, costs = resnet20()
@@ -174,7 +174,7 @@ def test_units_that_save_nothing_stay() -> None:
 # Refusals
 
 
-@pytest.mark.parametrize("rule", [*RULES, "tolerance"])
+@pytest.mark.parametrize("rule", [*RULES, "fair_pruner"])
 def test_impossible_budgets_say_what_is_possible(rule: str) -> None:
     groups, costs = resnet20()
     held = tuple(replace(g, at_least=g.size - 2) for g in groups)

@@ -72,8 +72,8 @@ def test_a_name_means_the_rule_that_is_registered() -> None:
             register_allocation("least", uniform)
     finally:
         del ALLOCATIONS["least"]
-    with pytest.raises(ValueError, match="but 'tolerance' is taken"):
-        register_allocation("tolerance", uniform)
+    with pytest.raises(ValueError, match="but 'fair_pruner' is taken"):
+        register_allocation("fair_pruner", uniform)
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_rules_of_the_group_are_kept() -> None:
 
 
 def test_what_is_no_allocation() -> None:
-    with pytest.raises(ValueError, match=r"Expected allocation among per_cost, tolerance, .* or a callable .*'best'"):
+    with pytest.raises(ValueError, match=r"Expected allocation among per_cost, fair_pruner, .* or a callable .*'best'"):
         planned(allocation="best")
     with pytest.raises(TypeError, match="Expected allocation to be a name or a callable .*, but got int"):
         planned(allocation=3)

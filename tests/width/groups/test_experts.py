@@ -186,7 +186,7 @@ def test_edits_that_break_the_routing_are_refused() -> None:
 # Planning
 
 
-EACH = [*itertools.product(MIXTURES, ["per_cost", "tolerance", "uniform", "global"])]
+EACH = [*itertools.product(MIXTURES, ["per_cost", "fair_pruner", "uniform", "global"])]
 EVEN = [case for place, case in enumerate(EACH) if (place + place // 4) % 2 == 0]  # of each mixture, two in turn
 ODD = [case for case in EACH if case not in EVEN]
 

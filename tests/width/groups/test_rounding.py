@@ -24,7 +24,7 @@ from prunerecover.width.planner import WidthPlanner
 IDS = torch.randint(3, 61, (8, 9), generator=torch.Generator().manual_seed(0))
 TEXT = [{"input_ids": IDS, "labels": IDS}]
 QUICK: dict[str, Any] = {"importance": "magnitude", "replace": "zero"}
-ALLOCATIONS = ("per_cost", "uniform", "global", "tolerance")
+ALLOCATIONS = ("per_cost", "uniform", "global", "fair_pruner")
 
 
 def wide() -> nn.Module:
@@ -37,7 +37,7 @@ def wide() -> nn.Module:
 
 
 def settings(allocation: str) -> dict[str, Any]:
-    importance = ["magnitude", "r_score"] if allocation == "tolerance" else "magnitude"
+    importance = ["magnitude", "r_score"] if allocation == "fair_pruner" else "magnitude"
     return {"allocation": allocation, "importance": importance, "replace": "zero"}
 
 
@@ -107,7 +107,7 @@ def test_equal_layers_are_multiples_too() -> None:
 
 
 def test_a_tolerance_is_kept_by_multiples() -> None:
-    how: dict[str, Any] = {"tolerance": 0.3, **settings("tolerance")}
+    how: dict[str, Any] = {"tolerance": 0.3, **settings("fair_pruner")}
     free, steps = (plan_width(cnn(), batches=labelled_batches(), round_to=n, **how) for n in (None, 4))
     before = {group.name: group.kept for group in free.kept_groups}
     for group in steps.kept_groups:
