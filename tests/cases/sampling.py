@@ -52,7 +52,7 @@ def covering(*lists: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def left_out(items: Sequence[pytest.Item], seed: str) -> set[pytest.Item]:
-    """Return the cases outside the sample, which has three and a tenth of each test's cases.
+    """Return the cases outside the sample, which has two and a tenth of each test's cases.
 
     The sample of a test depends on the seed and on the names of its cases alone, so that all workers agree.
     """
@@ -61,7 +61,7 @@ def left_out(items: Sequence[pytest.Item], seed: str) -> set[pytest.Item]:
         by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept: set[pytest.Item] = set()
     for name, cases in by_test.items():
-        kept |= {*random.Random(f"{seed} {name}").sample(cases, min(len(cases), 3 + len(cases) // 10))}
+        kept |= {*random.Random(f"{seed} {name}").sample(cases, min(len(cases), 2 + len(cases) // 10))}
     return {*items} - kept
 
 

@@ -51,7 +51,7 @@ ALL = {
         PruneReport(pairs=2),
     ],
 }
-PARTS = {"depth": 1, "depth and width": 3, "all": 4}  # divisors of the files to resume from; 2 by default
+PARTS = {"depth and width": 4, "all": 4}  # divisors of the files to resume from; 2 by default
 
 
 def resumed_equals_uninterrupted(folder: Path, name: str, pattern: str, files: int, **settings: Any) -> None:

@@ -36,7 +36,7 @@ def small() -> nn.Module:
 
 def normed() -> nn.Module:
     torch.manual_seed(0)
-    body = (nn.Conv2d(3, 8, 3, padding=1), Residual(8), Residual(8), Residual(8), nn.AdaptiveAvgPool2d(1))
+    body = (nn.Conv2d(3, 8, 3, padding=1), Residual(8), Residual(8), nn.AdaptiveAvgPool2d(1))
     return nn.Sequential(*body, nn.Flatten(), nn.Linear(8, 4)).eval()
 
 
@@ -53,24 +53,44 @@ def everyone(value) -> list:
     return found
 
 
-def planned(build, *, batches=None, budget=None, **how):
-    """Return the plan and the number of judged choices on the rank, and of a single process."""
+def by_itself(compute):
+    with alone():
+        return compute()
+
+
+def of_one(compute):
+    """Return a result of the first rank, planning by itself; the second waits."""
+    return everyone(by_itself(compute) if dist.get_rank() == 0 else None)[0]
+
+
+def planned(build, *, batches=None, same=True, **how):
+    """Return the plan and the number of judged choices on the rank, and of a single process.
+
+    Args:
+        build: Factory of the network.
+        batches: Calibration batches.
+        same: Whether a single process plans the same on both ranks, and one is enough.
+        **how: Further arguments of `plan_pruning`.
+    """
     judged = []
     Scorer.divergence = lambda *own: judged.append(1) or DIVERGENCE(*own)
     try:
-        batches, budget = batches or images(3), budget or Budget(macs=0.5)
-        plan = plan_pruning(build(), budget, batches=batches, **how)
+        batches = batches or images(3)
+        plan = plan_pruning(build(), Budget(macs=0.5), batches=batches, **how)
         shared, whole = len(judged), digest(plan)
         judged.clear()
-        with alone():
-            one = plan_pruning(build(), budget, batches=batches, loss=how.get("loss"))
-        return everyone({"plan": whole, "one": digest(one), "judged": shared, "alone": len(judged)})
+
+        def one():
+            found = plan_pruning(build(), Budget(macs=0.5), batches=batches, loss=how.get("loss"))
+            return {"one": digest(found), "alone": len(judged)}
+
+        return everyone({"plan": whole, "judged": shared, **(of_one(one) if same else by_itself(one))})
     finally:
         Scorer.divergence = DIVERGENCE
 
 
 def shared(folder):
-    return {"vit": planned(vit), "normed": planned(normed)}
+    return {"vit": planned(small), "normed": planned(normed)}
 
 
 def stored(folder):
@@ -103,14 +123,13 @@ def clocked(folder):
 def own_data(folder):
     """Plan with different samples on each rank."""
     batches = [(1 + dist.get_rank()) * one for one, _ in images(3)]
-    return planned(small, batches=batches, loss=lambda net, x: net(x).sum())
+    return planned(small, batches=batches, same=False, loss=lambda net, x: net(x).sum())
 
 
 def tables(folder):
     found = frontier(small(), batches=images(3), shares=(0.2, 0.5))
-    with alone():
-        one = frontier(small(), batches=images(3), shares=(0.2, 0.5))
-    return everyone({"points": [p.divergence for p in found.points], "one": [p.divergence for p in one.points]})
+    one = of_one(lambda: [p.divergence for p in frontier(small(), batches=images(3), shares=(0.2, 0.5)).points])
+    return everyone({"points": [p.divergence for p in found.points], "one": one})
 
 
 def failing(folder):

@@ -15,7 +15,7 @@ from cases.depth.removal import check_sequence, check_unit, removals_in
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 
 UNITS = 6  # of a network, tried alone
-SEQUENCES = 10  # of each light architecture
+SEQUENCES = 5  # of each light architecture
 
 # Where some layers turn out to be fixed by what reads them, how many of the units still can go at least.
 SHARES = {"split": 0.6, "gated": 0.7, "shared": 0.9, "post-norm": 0.8, "1-d": 0.8, "regnet": 0.7, "resnest": 0.6}
