@@ -32,9 +32,9 @@ def cross_entropy(model: nn.Module, batch: Tensor) -> Tensor:
     [
         pytest.param(attention_hurts, 4, marks=pytest.mark.slow),
         (lambda m, n: 80 - 0.5 * m - 2 * n, 6),
-        (lambda m, n: 80 - 0.3 * m**2 - 0.6 * n**2, 6),
+        pytest.param(lambda m, n: 80 - 0.3 * m**2 - 0.6 * n**2, 6, marks=pytest.mark.slow),
         (lambda m, n: 80 - 0.9 * m**2 - 0.3 * n**2 - 0.1 * m * n, 9),
-        (lambda m, n: 75 - 0.5 * 1.7**m - 0.2 * 2.0**n, 9),
+        pytest.param(lambda m, n: 75 - 0.5 * 1.7**m - 0.2 * 2.0**n, 9, marks=pytest.mark.slow),
     ],
 )
 def test_five_runs_find_what_all_runs_would(truth: Truth, n_remove: int) -> None:

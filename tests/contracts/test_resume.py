@@ -54,7 +54,7 @@ class Case:
     callbacks: Callable[[], list[pl.Callback]]
     make: Callable[[], pl.LightningModule] = Plain
     files: tuple[int, ...] = (1,)
-    data: Callable[..., Any] = loader
+    data: Callable[..., Any] = partial(loader, 24)
     settings: dict[str, Any] = field(default_factory=dict)
     leaves: str = ""
     """An operation that must be in its plans, by name."""
@@ -83,8 +83,8 @@ class DroppingLanguage(Language):
         super().__init__(attention_dropout=0.1)
 
 
-NARROWED = {"make": Cnn, "files": (0, 1, 2)}
-HEADS = {"make": Vit, "files": (0, 1, 2)}
+NARROWED = {"make": Cnn, "files": (0, 2)}
+HEADS = {"make": Vit, "files": (1,)}
 BATCHNORM = {"make": Classifier, "data": rows}
 
 CASES = {
@@ -92,16 +92,18 @@ CASES = {
         lambda: [best(schedule={"start": 2}), DistillRecover()], lambda: Plain("adamw", "plateau"), (1, 2)
     ),
     "two surgeons under manual optimization": Case(
-        lambda: [depth(), depth(remove={"activation": 1}, schedule={"start": 2})], Manual, (0, 1)
+        lambda: [depth(), depth(remove={"activation": 1}, schedule={"start": 2})], Manual, (1,)
     ),
     "depth, width, adapters and a teacher": Case(
         lambda: [lora(), depth(), width(schedule={"start": 2}), DistillRecover()]
     ),
-    "scores that draw noise": Case(lambda: [width(schedule={"start": 2})]),
-    "cached answers of the teacher": Case(
-        lambda: [depth(schedule={"start": 1}), DistillRecover(cache=True)], Unaugmented, (1, 2)
+    "scores that draw noise": Case(
+        lambda: [width(schedule={"start": 2}, importance="gate_taylor", replace="calibrated")]
     ),
-    "narrowed, one cycle": Case(lambda: [NarrowAt(CNN)], lambda: Cnn("sgd", "onecycle"), (0, 1, 2)),
+    "cached answers of the teacher": Case(
+        lambda: [depth(schedule={"start": 1}), DistillRecover(cache=True)], Unaugmented, (2,)
+    ),
+    "narrowed, one cycle": Case(lambda: [NarrowAt(CNN)], lambda: Cnn("sgd", "onecycle"), (0, 2)),
     "multiples of 8 channels, BatchNorm": Case(
         lambda: [width(budget=HALF, round_to={"channel": 8}, calibration=24)], **BATCHNORM
     ),

@@ -86,7 +86,7 @@ def test_the_sdist_holds_everything_and_runs_outside_the_checkout(tmp_path: Path
     wheel.extractall(tmp_path / "site")
     script = (
         "from prunerecover.recipes.quickstart import Recipe, run_quickstart, __file__ as place; print(place); "
-        "run_quickstart(seeds=1, recipe=Recipe(epochs=1, recovery_epochs=1))"
+        "run_quickstart(seeds=1, recipe=Recipe(epochs=1, recovery_epochs=1, remove={'attention': 1}))"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     command = [sys.executable, "-P", "-c", script]

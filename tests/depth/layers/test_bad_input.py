@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatch
+from functools import cache
 from typing import Any
 
 import pytest
@@ -171,17 +172,23 @@ def test_layers_inside_attentions_are_not_among_those_that_can_be_asked_for() ->
         plan_depth(model, remove={"layer": 10}, batches=[batch])
 
 
+@cache
+def share_of_all_layers(ignore: tuple[str, ...]) -> float:
+    """Return the share of the detector's parameters in the layers that may go."""
+    model, batch = ARCHITECTURES["detector"]()
+    names = [unit.name for unit in find_units(model, batch, "layer")]
+    count = sum(not any(fnmatch(name, pattern) for pattern in ignore) for name in names)
+    settings = {"batches": [batch], "kinds": "layer", "ignore": ignore, "importance": "magnitude"}
+    return 1 - plan_depth(model, remove={"layer": count}, **settings).result.params / size(model)
+
+
 @pytest.mark.parametrize("ignore", [(), ("deep.0.*", "body.*")])
 @pytest.mark.parametrize("search", ["joint", "one_shot", "rounds"])
 def test_budget_beyond_what_layers_hold_that_can_go_says_how_much_is_missing(search: str, ignore: Any) -> None:
-    model, batch = ARCHITECTURES["detector"]()
-    settings = {"batches": [batch], "kinds": "layer", "ignore": ignore, "importance": "magnitude"}
-    names = [unit.name for unit in find_units(model, batch, "layer")]
-    count = sum(not any(fnmatch(name, pattern) for pattern in ignore) for name in names)
-    most = 1 - plan_depth(model, remove={"layer": count}, **settings).result.params / size(model)
+    most, (model, batch) = share_of_all_layers(ignore), ARCHITECTURES["detector"]()
     assert 0 < most < 0.8
-    if search == "joint":
-        settings["importance"] = "output_divergence"
+    importance = "output_divergence" if search == "joint" else "magnitude"
+    settings = {"batches": [batch], "kinds": "layer", "ignore": ignore, "importance": importance}
     with pytest.raises(ValueError, match=f"removed ones for {0.9 - most:.1%} of the cost more, but none is left that"):
         plan_depth(model, Budget(params=0.9), search=search, **settings)
 

@@ -60,15 +60,15 @@ def check_same(one: nn.Module, other: nn.Module, removals: Removals) -> None:
     torch.testing.assert_close(first, second, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("order", list(permutations(MLP)), ids="-".join)
-def test_gate_up_and_down_are_the_mlp(llama: Removals, order: tuple[str, ...]) -> None:
-    left = without(llama, [f"model.layers.1.mlp.{name}" for name in order])
+@pytest.mark.parametrize("order", one_in(3, ["-".join(order) for order in permutations(MLP)]))
+def test_gate_up_and_down_are_the_mlp(llama: Removals, order: str) -> None:
+    left = without(llama, [f"model.layers.1.mlp.{name}" for name in order.split("-")])
     check_same(left, removed(llama, Remove(unit="model.layers.1.mlp", kind="mlp")), llama)
 
 
-@pytest.mark.parametrize("order", list(permutations(MLP)), ids="-".join)
-def test_gate_up_down_and_attention_are_the_block(llama: Removals, order: tuple[str, ...]) -> None:
-    names = [f"model.layers.1.mlp.{name}" for name in order]
+@pytest.mark.parametrize("order", one_in(3, ["-".join(order) for order in permutations(MLP)]))
+def test_gate_up_down_and_attention_are_the_block(llama: Removals, order: str) -> None:
+    names = [f"model.layers.1.mlp.{name}" for name in order.split("-")]
     left = without(llama, [*names, "model.layers.1.self_attn"])
     check_same(left, removed(llama, Remove(unit="model.layers.1", kind="block")), llama)
 

@@ -12,7 +12,7 @@ import torch
 from benchmarks.end_to_end import fuzz, subjects
 from benchmarks.runner.rows import Row
 
-SAMPLE = range(0, 1000, 17)
+SAMPLE = range(0, 1000, 29)
 
 
 @pytest.mark.slow
