@@ -10,17 +10,17 @@ from prunerecover.recipes.cli.main import main
 
 SMALL = {
     "data.num_workers": 0,
-    "data.batch_size": 4,
-    "data.limit_train": 8,
-    "data.limit_val": 4,
+    "data.batch_size": 2,
+    "data.limit_train": 4,
+    "data.limit_val": 2,
     "data.val_fraction": 0,
     "model.pretrained": "false",
     "trainer.accelerator": "cpu",
-    "trainer.max_epochs": 2,
+    "trainer.max_epochs": 1,
     "trainer.logger": "false",
     "trainer.enable_progress_bar": "false",
-    "trainer.callbacks.WidthPrune.schedule": 1,
-    "trainer.callbacks.WidthPrune.calibration": 8,
+    "trainer.callbacks.WidthPrune.schedule": 0,
+    "trainer.callbacks.WidthPrune.calibration": 4,
     "trainer.callbacks.PruneReport.pairs": 2,
     "trainer.callbacks.PruneReport.samples": 2,
 }
