@@ -19,7 +19,8 @@ def depth(**arguments):
 
 
 def width(**arguments):
-    return WidthPrune(**{"budget": Budget(macs=0.2), "schedule": {"start": 1}, "calibration": 16, **arguments})
+    settings = {"budget": Budget(macs=0.2), "schedule": {"start": 1}, "calibration": 16}
+    return WidthPrune(**{**settings, "importance": "magnitude", "replace": "zero", **arguments})
 
 
 def lora(**arguments):
