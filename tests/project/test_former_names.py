@@ -122,7 +122,7 @@ def test_a_former_name_warns_and_means_the_present_name(name: str) -> None:
 
 def test_former_names_are_listed_with_their_end() -> None:
     page = (ROOT / "docs" / "faq.md").read_text().partition("## Former names")[2]
-    assert f"until version {END}." in page
+    assert f"until version `{END}`." in page
     listed = [line.split("`")[1::2] for line in page.splitlines() if line.startswith("| `")]
     assert listed == [[name, present] for name, present in FORMER.items()]
 
