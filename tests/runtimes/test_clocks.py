@@ -15,7 +15,7 @@ from cases.paths import ROOT
 from cases.planning.networks import cnn, images, vit
 from torch import nn
 
-from prunerecover import Budget, plan_depth, plan_pruning, plan_width
+from prunerecover import Budget, apply_plan, plan_depth, plan_pruning, plan_width
 from prunerecover.cost.latency import Timed, latency_ratio, median_latency
 from prunerecover.cost.units.clock_names import CLOCK_NAMES, clock_name
 from prunerecover.model.batches import ModelInputs, as_inputs, call
@@ -41,8 +41,11 @@ def saved(model: nn.Module, edits: Any) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clock", RUNTIMES)
-def test_runtimes_compute_what_the_network_computes(clock: str) -> None:
+@pytest.mark.parametrize("pruned", [False, True])
+def test_runtimes_compute_what_the_network_computes(clock: str, pruned: bool) -> None:
     network, inputs = vit(), as_inputs(images()[0][0])
+    if pruned:
+        apply_plan(network, plan_depth(network, remove={"attention": 1}, batches=images(4), search="one_shot"))
     with torch.no_grad():
         right = call(network, inputs).numpy()
     found = run_in(clock, network, inputs)()

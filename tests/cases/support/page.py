@@ -1,9 +1,13 @@
-"""Support matrix as Markdown: a table of families by columns, and the messages of refused cells."""
+"""Support matrix as Markdown: families by columns, messages of refused cells, and runtimes by tasks."""
 
 from __future__ import annotations
 
 from cases.support.checks import COLUMNS
 from cases.support.families import FAMILIES
+
+from benchmarks.edge.runtimes import BY_NAME
+from benchmarks.edge.subjects import BY_TASK
+from benchmarks.runner.rows import Results, Row
 
 COMMAND = "python -m benchmarks.project.support_matrix"
 HEAD = f"""\
@@ -33,6 +37,14 @@ less (`y.shape[1] // 100`) or follow the data as well (`y.max().item() * y.shape
 these units and so looks like a norm (`y * y.mean(1, keepdim=True).sigmoid()`), and by `amax` or `amin` where zeros
 would be the largest or smallest, as they are not for `amax` after a ReLU.
 """
+EDGE = """\
+## On small devices
+
+A pruned network of each task, exported by `export` and converted by the runtime's own tools: whether the conversion
+works, the time as a share of the dense network's in the same runtime, and the change of the quality by int8 (top-1,
+mAP50 and mIoU in points, loss per token). [The page](results/edge_matrix.md) has sizes, savings against MACs, outputs,
+intervals, versions and the reasons of failures.
+"""
 
 
 def markdown(versions: str) -> str:
@@ -44,7 +56,25 @@ def markdown(versions: str) -> str:
         rows.append(f"| {name} | {family.library} | {' | '.join(cells)} |")
     head = [f"| family | library | {' | '.join(COLUMNS)} |", "|---" * (2 + len(COLUMNS)) + "|"]
     messages = [f'{number}. "{note} ..."' for number, note in enumerate(notes, 1)]
-    return "\n".join([HEAD, *head, *rows, "", *messages, "", versions, ""])
+    return "\n".join([HEAD, *head, *rows, "", *messages, "", versions, "", EDGE, *edge_table(), ""])
+
+
+def edge_table() -> list[str]:
+    """Return the lines of the table of runtimes by tasks, from the committed measurement."""
+    rows = Results.read("edge_matrix").rows
+    tasks, runtimes = BY_TASK, BY_NAME
+    by = {(row["runtime"], row["task"]): _edge_cell(row) for row in rows}
+    lines = [f"| {name} | {' | '.join(by.get((name, task), 'not measured') for task in tasks)} |" for name in runtimes]
+    return [f"| runtime | {' | '.join(tasks)} |", "|---" * (1 + len(tasks)) + "|", *lines]
+
+
+def _edge_cell(row: Row) -> str:
+    state: str = row["state"].partition(":")[0]
+    said = [f"time {row.figures['time'].value:.2f}"] if "time" in row.figures else []
+    said += [f"int8 {row.figures['int8_change'].value:+.2f}"] if "int8_change" in row.figures else []
+    if state == "yes" and row.get("int8") != "yes":
+        said += ["no int8"]
+    return f"{state}: {', '.join(said)}" if said else state
 
 
 def _cell(reason: str | None, column: str, notes: list[str]) -> str:

@@ -1,0 +1,1 @@
+"""Pruned networks in the runtimes of phones and other small devices."""
