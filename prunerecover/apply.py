@@ -10,22 +10,19 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from prunerecover.calibration.calibrator import Calibrator
-from prunerecover.calibration.candidates import Form
 from prunerecover.calibration.stand_in_fits import refit_in_order
+from prunerecover.depth.fits import fit_again
 from prunerecover.library.blocks_anew import layers_before_blocks
 from prunerecover.library.heads_anew import heads_anew
-from prunerecover.model.batches import Batches, CalibrationSet
+from prunerecover.model.batches import MIN_SAMPLES, Batches
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import evaluating, uncompiled
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import get_module, parent_path, unwrap
-from prunerecover.plan.edits import Bypass, Edit, Fold, Merge, Narrow, Refit, Replace
+from prunerecover.plan.edits import Bypass, Config, Edit, Fold, Merge, Narrow, Refit, Remove, Replace
 from prunerecover.plan.plan import Plan, check_plan
-from prunerecover.plan.removed_units import removed_units
 from prunerecover.recovery.reconstruction import fit_layers
 from prunerecover.session.session import Session
-from prunerecover.sites.find import find_units
 from prunerecover.surgery.apply_edits import Applied, apply_and_check, check_source, check_tensors
 from prunerecover.width.stages import fitted_in_stages
 
@@ -92,21 +89,16 @@ def refit(session: Session, plan: Plan) -> Plan:
         session: Network with the plan's initial structure, and samples.
         plan: Plan, as of `refit_plan`.
     """
-    samples, judge, seed = session.samples, session.output, session.seed
-    gone = (unit for unit in removed_units(plan.edits) if unit.kind == "block")
-    blocks = [unit.name for unit in gone if unit.leaves in ("nothing", "zero", "identity")]
     with session.evaluating():
 
         def depth(done: Sequence[Edit], stage: Sequence[Edit], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             refits = [edit for edit in stage if isinstance(edit, Refit)]
+            blocks = _blocks_gone([*stage, *plan.edits[len(done) + len(stage) :]])
             if refits:
                 return _fit_layers(session, done, refits, tensors, blocks)
-            fitted = [edit for edit in stage if isinstance(edit, Replace | Fold) and edit.tensors]
-            if fitted:
-                return _fit_depth(judge.pruned(done, tensors), stage, fitted, samples, seed)
-            return _fit_on_graph(judge.pruned(done, tensors), stage, samples)
+            return _fit_replacements(session.pruned(done, tensors), stage, blocks)
 
-        tensors = fitted_in_stages(plan.edits, samples.whole, judge, depth)
+        tensors = fitted_in_stages(plan.edits, session.samples.whole, session.output, depth)
     source = plan.source.model_copy(update={"weights": weights_hash(session.model)})
     return plan.model_copy(update={"source": source}).with_tensors(tensors)
 
@@ -132,9 +124,12 @@ def _fit_layers(
         return found
     network = deep_copy(session.output.pruned([*done, *heads], {**tensors, **found}))
     _check_refitted_whole(network, others)
-    units = {edit.unit for edit in others}
-    fit_layers(network, session.model, Plan(edits=tuple(done)), session.samples.whole, seed=session.seed, only=units)
     before = layers_before_blocks(session, network, gone) if gone else {}
+    units = {edit.unit for edit in others} - before.keys()
+    if units:
+        known = Plan(edits=tuple(done))
+        fit_layers(network, session.model, known, session.samples.whole, seed=session.seed, only=units)
+        before = layers_before_blocks(session, network, gone) if gone else {}
     for edit in others:
         fitted = before.get(edit.unit) or dict(get_module(network, edit.unit).named_parameters())
         found |= {key: fitted[name].detach().float().cpu() for name, key in zip(edit.names, edit.tensors, strict=True)}
@@ -172,25 +167,45 @@ def _check_refitted_whole(network: nn.Module, refits: Sequence[Refit]) -> None:
             )
 
 
-def _fit_on_graph(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet) -> dict[str, Tensor]:
-    """Return the fitted tensors of a stage's replacements on the graph; the model has the stage's initial state."""
-    fitted = [edit for edit in stage if isinstance(edit, Bypass) and edit.tensors]
-    apart = [edit for edit in stage if not isinstance(edit, Merge)]
-    found = refit_in_order(model, apart, samples.fit) if fitted else {}
+def _fit_replacements(session: Session, stage: Sequence[Edit], blocks: Sequence[str]) -> dict[str, Tensor]:
+    """Return the fitted tensors of a stage's replacements.
+
+    Args:
+        session: Network with the stage's initial state, and samples.
+        stage: Edits of the stage.
+        blocks: Names of the blocks removed in the stage, or right after.
+
+    Raises:
+        ValueError: If removed blocks leave a map, which earlier versions fitted, or samples are too few.
+    """
+    if folds := [edit for edit in stage if isinstance(edit, Fold)]:
+        raise ValueError(
+            f"Expected replacements that can be fitted again, but '{folds[0].unit}' leaves a map in '{folds[0].into}', "
+            "as plans of earlier versions do. Apply the plan with its saved tensors, or plan again for this model."
+        )
+    fitted = [edit for edit in stage if isinstance(edit, Bypass | Replace) and edit.tensors]
+    if not fitted:
+        return {}
+    if not session.samples.enough:
+        raise ValueError(
+            f"Expected at least {MIN_SAMPLES} samples to fit '{fitted[0].unit}' again, but got "
+            f"{session.samples.n_samples}. Pass more batches."
+        )
+    if any(isinstance(edit, Replace) for edit in fitted):
+        found = fit_again(session, {edit.unit: edit.leaves for edit in fitted}, blocks)
+    else:
+        apart = [edit for edit in stage if not isinstance(edit, Merge)]
+        found = refit_in_order(session.model, apart, session.samples.fit)
     keys = {edit.unit: edit.tensors for edit in fitted if edit.unit in found}
     return {key: found[unit].values[key.rpartition(".")[2]].cpu() for unit, own in keys.items() for key in own}
 
 
-def _fit_depth(
-    model: nn.Module, stage: Sequence[Edit], fitted: Sequence[Replace | Fold], samples: CalibrationSet, seed: int
-) -> dict[str, Tensor]:
-    """Return the tensors of a stage's fitted edits in depth; the model has the stage's initial state."""
-    keys = {edit.unit: edit.tensors for edit in fitted}
-    gone = {unit.name: unit for unit in removed_units(stage)}
-    forms = {name: Form("zero" if unit.kind == "block" else unit.leaves) for name, unit in gone.items()}
-    forms |= {edit.unit: Form("map") for edit in stage if isinstance(edit, Fold)}
-    units = [u for u in find_units(model) if u.name in gone]
-    calibrator = Calibrator(model, samples, units, "calibrated", seed)
-    chosen = calibrator.finished(calibrator.choose(units, forms))
-    values = {choice.unit.name: choice.candidate.values for choice in chosen}
-    return {key: values[name][key.rpartition(".")[2]].float().cpu() for name, own in keys.items() for key in own}
+def _blocks_gone(edits: Sequence[Edit]) -> list[str]:
+    """Return the blocks removed before any other unit of depth is named after them."""
+    found = list[str]()
+    for edit in edits:
+        is_block = isinstance(edit, Remove | Bypass) and edit.kind == "block" and not getattr(edit, "tensors", ())
+        if found and not is_block and not isinstance(edit, Config | Refit):
+            break
+        found += [edit.unit] if is_block else []  # type: ignore[union-attr]
+    return found

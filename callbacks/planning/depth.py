@@ -9,9 +9,9 @@ from torch import nn
 
 from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.planning.base import Planning
-from prunerecover.depth.arguments import DepthArguments, DepthConfig, budget_of, planned_by_parts
-from prunerecover.depth.family.units import known_by_parts
+from prunerecover.depth.arguments import DepthArguments, DepthConfig, budget_of
 from prunerecover.depth.feasible import check_feasible
+from prunerecover.depth.layers.family_units import known_by_parts
 from prunerecover.families.describe import is_supported
 from prunerecover.model.arguments import check_patterns
 from prunerecover.plan.budget import Budget
@@ -70,8 +70,8 @@ class DepthPlanning(Planning):
 
     def check_feasible(self, surgery: Surgery, budget: Budget | None, whole: Budget | None) -> None:
         """Raise ValueError if a budget exceeds the cost of all units, as far as known without scores."""
-        by_parts = budget is None or planned_by_parts(surgery.network, budget.kinds(()), self.config)
-        if budget is not None and (not by_parts or (not budget.in_units and budget.latency is None)):
+        known = budget is None or (budget.in_units and known_by_parts(surgery.network, budget.kinds(())))
+        if budget is not None and not known and (budget.latency is None or not is_supported(surgery.network)):
             check_feasible(surgery.untouched, budget, self.config)
 
     def decide(self, surgery: Surgery, budget: Budget | None) -> Plan:

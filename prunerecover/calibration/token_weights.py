@@ -1,8 +1,8 @@
-"""Token weights: the sensitivity of the model's output to each token of each block's output.
+"""Token weights: the sensitivity of the model's output to each token of a module's output.
 
 A least-squares fit over all tokens serves the many (patches) at the cost of the class token, the only token read later,
 so fits are weighted. The weight of a token is the squared gradient of the log-likelihood, for a label drawn from the
-model's own prediction, by the block's output: the trace of the Fisher information per token, without labels. In models
+model's own prediction, by the module's output: the trace of the Fisher information per token, without labels. In models
 with an output per token, such as language models, all tokens weigh the same.
 """
 
@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunerecover.calibration.hidden_states import MOST_KEPT
+from prunerecover.divergence.kept_outputs import MOST_KEPT
 from prunerecover.model.batches import ModelInputs, call, is_padding, predictions_of, without_padding
-from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.hooks import removed_after
 
 FLOOR = 1.0
@@ -63,8 +62,10 @@ class TokenWeights:
         return found.masked_fill(is_padding(self._batches[number], found), 0)
 
 
-def token_weights(runner: BlockRunner, batches: Sequence[ModelInputs], seed: int = 0) -> TokenWeights:
-    """Compute token weights for every block and batch.
+def row_weights(
+    model: nn.Module, paths: Sequence[str], batches: Sequence[ModelInputs], seed: int = 0
+) -> list[TokenWeights]:
+    """Compute weights of the rows of each module's output.
 
     Where all batches have the same number of tokens, weights are averaged over samples: position matters, not content.
     A floor of a single mean weight keeps the fit from resting on a few tokens. Measured on DeiT-Tiny, which reads the
@@ -72,29 +73,8 @@ def token_weights(runner: BlockRunner, batches: Sequence[ModelInputs], seed: int
     uniform was better.
 
     Args:
-        runner: Runner of the dense model.
-        batches: Batches on the model's device.
-        seed: Seed of the labels drawn from the model's predictions.
-
-    Raises:
-        ValueError: If an output is NaN or infinite.
-    """
-    generator, found = torch.Generator().manual_seed(seed), TokenWeights(batches)
-    alike = _every_token_answers(runner, batches[0])
-    for batch in batches:
-        found.add(_ones(runner, batch) if alike else _squared_gradients(runner, batch, generator))
-    found.finish()
-    return found
-
-
-def row_weights(
-    model: nn.Module, paths: Sequence[str], batches: Sequence[ModelInputs], seed: int = 0
-) -> list[TokenWeights]:
-    """Compute weights of the rows of each module's output, as `token_weights` does for blocks.
-
-    Args:
         model: Dense, in evaluation mode.
-        paths: Paths of modules in order of execution, each called once, with outputs `(N, ..., C)`.
+        paths: Paths of modules in order of execution, each called once, with outputs `(N, ..., C)`, alone or first.
         batches: Batches on the model's device.
         seed: Seed of the labels drawn from the model's predictions.
 
@@ -125,8 +105,13 @@ def _ones_by_row(model: nn.Module, modules: Sequence[nn.Module], batch: ModelInp
     return [output.new_ones(shape).float().reshape(batch.n_samples, -1) for shape in rows]
 
 
-def _shape_into(rows: list[torch.Size]) -> Callable[[nn.Module, Any, Tensor], None]:
-    return lambda _, __, output: rows.append(output.shape[:-1])
+def _shape_into(rows: list[torch.Size]) -> Callable[[nn.Module, Any, Any], None]:
+    return lambda _, __, output: rows.append(_first(output).shape[:-1])
+
+
+def _first(output: Any) -> Tensor:
+    found: Tensor = output[0] if isinstance(output, tuple) else output
+    return found
 
 
 def _squares_by_row(
@@ -135,51 +120,15 @@ def _squares_by_row(
     """Return the squared gradients of the rows of each module's output, by sample."""
     given: list[Tensor] = []
 
-    def keep(_: nn.Module, __: Any, output: Tensor) -> Tensor:
-        given.append(output if given else output.detach().requires_grad_())
-        return given[-1]
+    def keep(_: nn.Module, __: Any, output: Any) -> Any:
+        given.append(_first(output) if given else _first(output).detach().requires_grad_())
+        return (given[-1], *output[1:]) if isinstance(output, tuple) else given[-1]
 
     with removed_after(*(one.register_forward_hook(keep) for one in modules)), torch.enable_grad():
         output = predictions_of(call(model, batch))
         score = _log_likelihood(without_padding(output, batch), generator)
         gradients = torch.autograd.grad(score, given, allow_unused=True, materialize_grads=True)
     return [one.float().square().sum(-1).reshape(batch.n_samples, -1) for one in gradients]
-
-
-def _every_token_answers(runner: BlockRunner, batch: ModelInputs) -> bool:
-    with torch.no_grad():
-        state = runner.advance(batch, 0, None, 1)
-        output: Tensor = runner.finish(batch, 1, state)
-    return output.ndim == state.ndim == 3 and output.shape[:-1] == state.shape[:-1]
-
-
-def _ones(runner: BlockRunner, batch: ModelInputs) -> list[Tensor]:
-    with torch.no_grad():
-        state = runner.advance(batch, 0, None, 1)
-    return [torch.ones(state.shape[:-1], device=state.device)] * len(runner.blocks)
-
-
-def _squared_gradients(runner: BlockRunner, batch: ModelInputs, generator: torch.Generator) -> list[Tensor]:
-    outputs: list[Tensor] = []
-
-    def restart(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        # A leaf that requires grad at the first block: gradients flow though all parameters may be frozen.
-        if args:
-            return (args[0].detach().requires_grad_(), *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": kwargs["hidden_states"].detach().requires_grad_()}
-
-    def keep(_: nn.Module, __: Any, output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output
-        outputs.append(hidden)
-
-    handles = [runner.blocks[0].register_forward_pre_hook(restart, with_kwargs=True)]
-    handles += [block.register_forward_hook(keep) for block in runner.blocks]
-    with removed_after(*handles), torch.enable_grad():
-        output = without_padding(predictions_of(call(runner.model, batch)), batch)
-        score = _log_likelihood(output, generator)
-        gradients = torch.autograd.grad(score, outputs, allow_unused=True)
-    filled = [torch.zeros_like(h) if g is None else g for h, g in zip(outputs, gradients, strict=True)]
-    return [g.float().square().sum(-1) for g in filled]
 
 
 def _log_likelihood(output: Tensor, generator: torch.Generator) -> Tensor:

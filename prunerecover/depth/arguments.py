@@ -9,8 +9,6 @@ from typing import TypedDict
 
 from torch import nn
 
-from prunerecover.calibration.calibrator import REPLACEMENTS
-from prunerecover.depth.family.units import known_by_parts
 from prunerecover.families.describe import is_supported
 from prunerecover.importance.context import Importance
 from prunerecover.importance.measuring.losses import Loss
@@ -27,7 +25,7 @@ SET_SEARCHES = ("greedy", "exact", "joint")  # that judge sets of units
 SET_IMPORTANCES = ("output_divergence", "cross_entropy")  # by which they can be judged
 RUN_IMPORTANCES = ("output_divergence", "angular_distance", "block_influence")  # by which runs can be compared
 IN_DEPTH = " for a plan in depth"
-GRAPH_SEARCHES = ("two_to_one", "rounds")  # of units that the computation graph shows
+REPLACEMENTS = ("calibrated", "zero", "identity")
 
 
 class DepthArguments(TypedDict, total=False):
@@ -163,17 +161,6 @@ def kinds_of(model: nn.Module, budget: Budget | None, kinds: Sequence[str] | Non
     """
     usual = tuple(kinds or (FAMILY_KINDS if is_supported(model) else DEPTH_KINDS))
     return usual if budget is None else budget.kinds(usual) or usual
-
-
-def planned_by_parts(model: nn.Module, kinds: Sequence[str], config: DepthConfig) -> bool:
-    """Whether a model is planned by the parts of a family; else by the computation graph.
-
-    Args:
-        model: Network, unwrapped.
-        kinds: Kinds of the units.
-        config: Arguments of planning.
-    """
-    return known_by_parts(model, kinds) and config.search not in GRAPH_SEARCHES and not config.by_loss
 
 
 def not_ignored(units: Sequence[Unit], ignore: Sequence[str]) -> tuple[Unit, ...]:

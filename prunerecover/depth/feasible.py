@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from prunerecover.depth.arguments import DepthConfig, kinds_of, not_ignored, planned_by_parts
-from prunerecover.depth.family.edits import saving_if_left
-from prunerecover.depth.graph_planner import units_that_may_go
+from collections.abc import Sequence
+
+from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig, kinds_of
+from prunerecover.depth.layers.removals import Removals
+from prunerecover.depth.removable import units_that_may_go
 from prunerecover.depth.search.selection import check_comparable, check_most, count_by_kind
 from prunerecover.display.progress import progress
-from prunerecover.families.describe import describe
+from prunerecover.families.describe import is_supported
 from prunerecover.graph.block_lists import check_blocks_stay
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.units import Unit
 from prunerecover.session.session import Session
-from prunerecover.sites.find import find_units
 
 
 def check_feasible(session: Session, budget: Budget, config: DepthConfig) -> None:
@@ -28,14 +30,36 @@ def check_feasible(session: Session, budget: Budget, config: DepthConfig) -> Non
     budget = budget if budget.latency is not None else session.in_shares(budget)
     model, kinds = session.model, kinds_of(session.model, budget, config.kinds)
     with progress("checking the budget"), session.evaluating():
-        if not planned_by_parts(model, kinds, config):
-            removals, units = units_that_may_go(model, session.traced, kinds, config)
-            if budget.in_units:
-                wanted = budget.counts(count_by_kind(units))
-                check_blocks_stay(removals.block_lists, units, wanted.get("block", 0))
-        elif budget.latency is None and budget.share is not None:
-            cost, share = budget.share
-            units = not_ignored(find_units(model, session.example, kinds), config.ignore)
-            check_comparable(units, config.registered)
-            saving = saving_if_left(session.cost(cost), {})
-            check_most(units, cost, share, saving, len(describe(model).blocks) - 1)
+        removals, units = units_that_may_go(model, session.traced, kinds, config)
+        if budget.in_units:
+            wanted = budget.counts(count_by_kind(units))
+            check_blocks_stay(removals.block_lists, units, wanted.get("block", 0))
+        else:
+            check_share(session, removals, units, budget, config)
+
+
+def check_share(
+    session: Session, removals: Removals, units: Sequence[Unit], budget: Budget, config: DepthConfig
+) -> None:
+    """Raise ValueError if the units of a supported family cannot meet a share of a counted cost.
+
+    Args:
+        session: Network and samples.
+        removals: Units of the network.
+        units: Units that are not ignored.
+        budget: Share of a cost; latency is not looked at.
+        config: Arguments of planning.
+    """
+    if budget.share is None or budget.latency is not None or not is_supported(session.model):
+        return
+    if any(unit.kind == "layer" for unit in units):
+        return
+    cost, share = budget.share
+    if config.search not in SET_SEARCHES:
+        check_comparable(units, config.registered)
+    fits, removals.fits = removals.fits, {}
+    most_blocks = sum(unit.kind == "block" for unit in removals.units) - 1
+    try:
+        check_most(units, cost, share, lambda own: session.cost(cost).removed_share(removals.edits(own)), most_blocks)
+    finally:
+        removals.fits = fits

@@ -1,90 +1,78 @@
-"""The base of planners of depth: calibration samples, costs, and a plan out of the chosen units."""
+"""Planner of depth by search, for any network: what each unit leaves, which units go, and the plan."""
 
 from __future__ import annotations
 
+import math
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import cached_property, partial
+from typing import Any
 
 from torch import Tensor
 
-from prunerecover.cost.met_share import FAR
-from prunerecover.depth.arguments import DepthConfig
+from prunerecover.calibration.stand_in_fits import PlaceWeights
+from prunerecover.depth.arguments import DepthConfig, kinds_of
+from prunerecover.depth.choice import Choice
+from prunerecover.depth.evidence import removed_by, steps_of, warn_of_excess
+from prunerecover.depth.feasible import check_share
+from prunerecover.depth.finished import finished
+from prunerecover.depth.fits import fit_alone, leave_by_name, weights_of
+from prunerecover.depth.layers.scoring import GraphContext
+from prunerecover.depth.layers.standard import with_blocks_taken_out
+from prunerecover.depth.layers.variants import Variants
+from prunerecover.depth.removable import units_that_may_go
 from prunerecover.depth.search.expected_passes import expected_passes
 from prunerecover.depth.search.goals import Counted, Goal, Share
-from prunerecover.depth.search.selection import count_by_kind, smallest_share
+from prunerecover.depth.search.objectives import LossIncrease, Objective, OutputDivergence
+from prunerecover.depth.search.selection import count_by_kind
+from prunerecover.depth.unit_costs import UnitCosts
 from prunerecover.display.progress import progress
-from prunerecover.families.describe import describe, is_supported
+from prunerecover.divergence.outputs import OtherShape
+from prunerecover.families.describe import is_supported
 from prunerecover.importance.saved_scores import SavedScores
+from prunerecover.model.batches import MIN_SAMPLES
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.edits import Config, Edit
-from prunerecover.plan.evidence import DepthEvidence, RemovalStep, RemovedShare
+from prunerecover.plan.edits import Bypass, Edit
+from prunerecover.plan.evidence import DepthEvidence
+from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
-from prunerecover.plan.removed_units import edits_without_others, leave_nothing
 from prunerecover.plan.units import Unit
 from prunerecover.session.session import Session
 from prunerecover.store.search_store import SearchStore
-from prunerecover.surgery.merging import removals_of
-from prunerecover.surgery.provenance import plan_for, result_of
+from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.saved_cost import CLOCKS
 
-Saved = Callable[[Sequence[Unit], str, float], float]  # of units, a cost and a share that is wanted
-Searched = tuple[dict[str, float], Sequence[Unit]]  # divergence of each unit alone, and what goes
 
-
-@dataclass(frozen=True)
-class Decision:
-    """What a search decided.
-
-    Attributes:
-        edits: In order.
-        importance: Of every unit, by name.
-        divergence: Of the output once units are gone, by the unit that went last.
-        order: In which units went.
-        tensors: That the edits name.
-    """
-
-    edits: Sequence[Edit]
-    importance: dict[str, float]
-    divergence: dict[str, float]
-    order: Sequence[Unit]
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-class DepthPlanner(ABC):
-    """Plans several budgets for one model, and computes once what they share.
+class DepthPlanner:
+    """Planner of several budgets for one network; shared work is done once.
 
     Args:
         session: Network and samples.
-        kinds: Kinds of the units that may go.
+        kinds: Kinds of the units that may go; None: as in `plan_depth`.
         config: All other arguments of `plan_depth`.
 
     Attributes:
-        session: See above.
-        units: What may go, in order of depth.
+        session: Network and samples.
+        config: Arguments of planning.
+        units: Units that may go, in order of depth.
+        costs: Costs of the units.
     """
 
-    units: tuple[Unit, ...]
-    usual_search: ClassVar[str]  # where divergence ranks
-    by_parts: ClassVar[bool] = False  # of a supported family
-
-    def __init__(self, session: Session, kinds: Sequence[str], config: DepthConfig) -> None:
-        self.session, self.config, self.kinds = session, config, tuple(kinds)
-        self.model = session.model
-        config.check_ready(kinds)
-        self._check()
-        self.samples, self.example = session.samples, session.example
-        self._scores: dict[str, float] | None = None
-        self.store = SearchStore(config.store, session.device)
+    def __init__(self, session: Session, kinds: Sequence[str] | None = None, config: DepthConfig | None = None) -> None:
+        self.session, self.config = session, config or DepthConfig()
+        self.model, self.kinds = session.model, kinds_of(session.model, None, kinds)
+        self.config.check_ready(self.kinds)
+        self._check_run()
+        self.store = SearchStore(self.config.store, session.device)
         with session.evaluating():
-            self._prepare()
-        if isinstance(config.scores, SavedScores):
-            names = [unit.name for unit in self.units]
-            saved = config.scores.of_units(self.model, config.registered.name, names)
-            self._scores = {name: float(value) for name, value in saved.items()}
-        self._begin()
+            self.removals, self.units = units_that_may_go(self.model, session.traced, self.kinds, self.config)
+            self.variants = self._judged()
+        self.costs = UnitCosts(session, self.removals, self.units)
+        self._scores = self._saved_scores()
+        how = {name: value for name, value in vars(self.config).items() if name not in ("scores", "store")}
+        session.begin(self.store, type(self).__name__, self.kinds, how, self._scores)
+        with session.evaluating():
+            self._fit_alone()
 
     def plan(self, budget: Budget) -> Plan:
         """Return the plan of one budget; a warning says if more goes than units make necessary.
@@ -93,40 +81,75 @@ class DepthPlanner(ABC):
             budget: See `plan_depth`.
         """
         self.store.extend(budget, None, False)
-        passes = expected_passes(self.units, budget, self.search, by_parts=self.by_parts)
+        passes = expected_passes(self.units, budget, self.search)
         with progress("planning depth", expected=passes * self.session.pass_seconds):
-            plan = self._planned(budget, self._decide, self.units)
+            plan = self._planned(budget)
         if removed := DepthEvidence.of(plan.evidence).removed_share:
-            _warn_of_excess(removed)
+            warn_of_excess(removed)
         return plan
 
-    def part(self, budget: Budget, kinds: Sequence[str] | None = None) -> Plan:
-        """Return the plan of a part of a larger budget, whose rest goes otherwise: one search is enough.
+    def rank(self) -> dict[str, float]:
+        """Return the importance of every unit as it is before anything goes; computed once."""
+        if self._scores is None:
+            with progress("scoring units"), self.session.evaluating():
+                self._scores = self._kept(partial(self._ranked, self.units, ()))
+        return self._scores
+
+    def rank_again(self, units: Sequence[Unit], gone: tuple[Unit, ...]) -> dict[str, float]:
+        """Return the importances of units on the network without others.
 
         Args:
-            budget: Part, as of `plan_depth`.
-            kinds: Kinds of the units that may go, of those that the planner knows; None: all.
+            units: Units that stay.
+            gone: Units that are gone.
         """
-        self.store.extend(budget, kinds, True)
-        units = [unit for unit in self.units if kinds is None or unit.kind in kinds]
-        return self._planned(budget, self._decide_part, units)
+        return self._kept(partial(self._ranked, units, gone), gone)
 
-    def _planned(
-        self, budget: Budget, decide: Callable[[Budget, Sequence[Unit]], Decision], units: Sequence[Unit]
-    ) -> Plan:
+    @property
+    def search(self) -> str:
+        """Name of the search."""
+        usual = "greedy" if is_supported(self.model) else "joint"
+        return self.config.search or (usual if self.config.registered.name == "output_divergence" else "one_shot")
+
+    @property
+    def known(self) -> Mapping[str, float]:
+        """The divergence of every unit alone, if known."""
+        return self._scores or {} if self.config.registered.name == "output_divergence" else {}
+
+    def removed_share(self, plan: Plan, cost: str) -> float:
+        """Return the share of the network's cost that goes with a plan, merged."""
         with self.session.evaluating():
-            decided = decide(_aim(budget), units)
-            removed = self._removed_by(decided.edits, budget) if decided.edits else {}
-            order = self._steps(decided)
-        found = DepthEvidence(
-            units={unit.name: unit.kind for unit in self.units},
-            importance=decided.importance,
-            samples=self.samples.n_samples,
-            divergence=decided.divergence,
-        )
+            return self.session.cost(cost).removed_share(plan.edits)
+
+    def share_of_one(self, kind: str, cost: str) -> float:
+        """Return the share of the network's cost that goes with one unit of a kind; see `UnitCosts.of_one`."""
+        with self.session.evaluating():
+            return self.costs.of_one(kind, cost)
+
+    def blocks_left_as_identity(self) -> list[str]:
+        """Names of the blocks in whose place an identity stays: the rest is no model that transformers can make."""
+        with self.session.evaluating():
+            edits = {unit.name: self.removals.edits([unit]) for unit in self.units if unit.kind == "block"}
+            taken = {name: with_blocks_taken_out(self.model, self.session.example, own) for name, own in edits.items()}
+        return [name for name, own in taken.items() if any(isinstance(edit, Bypass) for edit in own)]
+
+    def _planned(self, budget: Budget) -> Plan:
+        with self.session.evaluating():
+            check_share(self.session, self.removals, self.units, budget, self.config)
+            choice = Choice(self.session, self.variants, self.costs, self, self.config, self.search)
+            scores, order = choice.chosen(self._goal(_aim(budget)), budget)
+            weights = self._weights if self._fits else None
+            edits, tensors = finished(self.session, self.variants, order, weights, by_loss=self.config.by_loss)
+            found = DepthEvidence(
+                units={unit.name: unit.kind for unit in self.units},
+                importance={name: value for name, value in scores.items() if math.isfinite(value)},
+                samples=self.session.samples.n_samples,
+                divergence=self._divergence(order, edits, tensors),
+            )
+            removed = removed_by(self.session, edits, budget, self.units, self.costs.saved)
+            steps = steps_of(self.session, edits, order)
         return plan_for(
             self.model,
-            decided.edits,
+            edits,
             method=f"depth/{self.config.registered.name}",
             arguments={
                 "budget": budget.to_dict(),
@@ -136,48 +159,81 @@ class DepthPlanner(ABC):
                 "ignore": list(self.config.ignore),
             },
             seed=self.config.seed,
-            tensors=decided.tensors,
-            example=self.example,
-            evidence={**found.to_dict(), **removed, **order},
+            tensors=tensors,
+            example=self.session.example,
+            evidence={**found.to_dict(), **removed, **steps},
         )
 
-    def rank(self) -> dict[str, float]:
-        """Return the importance of every unit as it is before anything goes; computed once."""
-        if self._scores is None:
-            with progress("scoring units"), self.session.evaluating():
-                self._scores = self._kept(self._ranked)
-        return self._scores
+    def _goal(self, budget: Budget) -> Goal:
+        """Return how much has to go."""
+        if budget.share is None:
+            return Counted(self.units, budget.counts(count_by_kind(self.units)))
+        cost, share = budget.share
+        most_blocks = sum(unit.kind == "block" for unit in self.removals.units) - 1
+        counted = "macs" if cost == "latency" else cost  # no clock tells what a single unit takes
+        return Share(
+            self.units,
+            share,
+            lambda chosen: self.costs.saved(chosen, cost, share),
+            lambda alone: self.costs.saved(alone, counted, share),
+            most_blocks=most_blocks if is_supported(self.model) else None,
+        )
+
+    def _check_run(self) -> None:
+        if self.search == "run" and not is_supported(self.model):
+            raise ValueError(
+                f"Expected a model of a supported family for search='run', which compares the ends of runs of its "
+                f"blocks, but got {type(self.model).__name__}. Use search='joint'."
+            )
+
+    def _judged(self) -> Variants:
+        """Return the judge of sets: by the loss, where a search goes by it, else by the output divergence."""
+        session, held_out = self.session, self._fits and is_supported(self.model)
+        objective: Objective = OutputDivergence(session.samples, held_out=held_out)
+        if self.config.by_loss and session.loss is not None:
+            objective = LossIncrease(session.loss, session.batches, session.device)
+        with progress("running the dense network"):
+            return Variants(self.removals, objective, self.store)
 
     @property
-    def search(self) -> str:
-        """Name of the search."""
-        by_divergence = self.config.registered.name == "output_divergence"
-        return self.config.search or (self.usual_search if by_divergence else "one_shot")
+    def _fits(self) -> bool:
+        """Whether replacements are fitted."""
+        return self.config.replace == "calibrated" and self.session.samples.enough
 
-    def share_of_one(self, kind: str, cost: str) -> float:
-        """Return the share of the model's cost that goes with one unit of a kind, merged: the mean over half of them.
+    @cached_property
+    def _weights(self) -> PlaceWeights:
+        return weights_of(self.removals, self.session.samples, self.session.seed)
 
-        Args:
-            kind: Of the units.
-            cost: "macs", "params" or "latency", which is measured on the first batch.
-        """
-        units = [unit for unit in self.units if unit.kind == kind][::2]
-        return self.share_saved(units, cost) / len(units)
+    def _fit_alone(self) -> None:
+        samples, family = self.session.samples, is_supported(self.model)
+        if self._fits:
+            fit_alone(self.variants, samples, self._weights)
+        elif self.config.replace != "calibrated":
+            leave_by_name(self.removals, self.config.replace)
+        elif family and any(TRAITS[unit.kind].fitted for unit in self.units):
+            warnings.warn(
+                f"Only {samples.n_samples} calibration samples (fewer than {MIN_SAMPLES}): removed units leave zero "
+                "instead of a fit.",
+                stacklevel=5,
+            )
 
-    def share_saved(self, units: Sequence[Unit], cost: str) -> float:
-        """Return the share of the model's cost that goes with some units which leave nothing, merged."""
-        with self.session.evaluating():
-            return self._saved_by_units(units, cost)
+    def _divergence(
+        self, chosen: Sequence[Unit], edits: Sequence[Edit], tensors: Mapping[str, Tensor]
+    ) -> dict[str, float]:
+        """Return the divergence of the output by the unit that went last; none if outputs cannot be compared."""
+        if self.config.by_loss or not chosen or not self.session.output.comparable:
+            return {}
+        try:
+            found = self.session.output.divergence_of(self.session.output.pruned(edits, tensors))
+        except OtherShape:
+            return {}
+        return {chosen[-1].name: found} if math.isfinite(found) else {}
 
-    def removed_share(self, plan: Plan, cost: str) -> float:
-        """Return the share of the model's cost that goes with a plan, merged; `cost` as of `share_of_one`."""
-        with self.session.evaluating():
-            return self.session.cost(cost).removed_share(plan.edits)
-
-    def _begin(self) -> None:
-        """Tell the store what the search is of."""
-        how = {name: value for name, value in vars(self.config).items() if name not in ("scores", "store")}
-        self.session.begin(self.store, type(self).__name__, self.kinds, how, self._scores)
+    def _saved_scores(self) -> dict[str, float] | None:
+        if not isinstance(self.config.scores, SavedScores):
+            return None
+        saved = self.config.scores.of_units(self.model, self.config.registered.name, [unit.name for unit in self.units])
+        return {name: float(value) for name, value in saved.items()}
 
     def _kept(self, importance: Callable[[], dict[str, float]], gone: Sequence[Unit] = ()) -> dict[str, float]:
         """Return importances of units, which the store may know: divergences by themselves, and none of a function."""
@@ -185,103 +241,11 @@ class DepthPlanner(ABC):
             return importance()
         return self.store.result("importance", (unit.name for unit in gone), importance)
 
-    def _check(self) -> None:  # noqa: B027
-        """Raise ValueError if the model cannot be planned for, whatever it is called with."""
-
-    @abstractmethod
-    def _prepare(self) -> None:
-        """Find the units."""
-
-    @abstractmethod
-    def _ranked(self) -> dict[str, float]:
-        """Return the importance of every unit of the dense model."""
-
-    @abstractmethod
-    def _decide(self, budget: Budget, units: Sequence[Unit]) -> Decision:
-        """Search for what goes.
-
-        Args:
-            budget: How much.
-            units: That may go.
-        """
-
-    def _decide_part(self, budget: Budget, units: Sequence[Unit]) -> Decision:
-        """Search as `_decide` does, but once where several sets would be compared."""
-        return self._decide(budget, units)
-
-    @abstractmethod
-    def _saved_by_units(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:
-        """Return the share of a cost that goes with some units which leave nothing; see `DenseCost.removed_share`."""
-
-    def _goal(self, units: Sequence[Unit], budget: Budget, saved: Saved) -> Goal:
-        """Return how much of some units has to go.
-
-        Args:
-            units: That may go.
-            budget: In units, or a share of a cost.
-            saved: Measures the share of a cost that goes with some units, to be compared with a share.
-        """
-        if budget.share is None:
-            return Counted(units, budget.counts(count_by_kind(units)))
-        cost, share = budget.share
-        counted = "macs" if cost == "latency" else cost  # no clock tells what a single unit takes
-        return Share(
-            units,
-            share,
-            lambda chosen: saved(chosen, cost, share),
-            lambda alone: saved(alone, counted, share),
-            most_blocks=len(describe(self.model).blocks) - 1 if is_supported(self.model) else None,
-        )
-
-    @property
-    def _known(self) -> dict[str, float]:
-        """The divergence of every unit alone, if it is known."""
-        return self._scores or {} if self.config.registered.name == "output_divergence" else {}
-
-    def _saver(self, cost: str) -> Callable[[Sequence[Unit]], float]:
-        return lambda units: self._saved_by_units(units, cost)
-
-    def _steps(self, decided: Decision) -> dict[str, Any]:
-        """Describe the model after each unit, as evidence; nothing where units cannot go one by one."""
-        if not leave_nothing(decided.edits):
-            return {}
-        steps, blocks, gone = list[RemovalStep](), list[str](), list[str]()
-        for unit in decided.order:
-            gone.append(unit.name)
-            blocks += [unit.name] if unit.kind == "block" else []
-            removals = removals_of(self.model, blocks)
-            config = next((edit.set for edit in removals if isinstance(edit, Config)), {})
-            edits = edits_without_others(decided.edits, gone, config)
-            result = result_of(self.model, edits, self.example)
-            steps.append(RemovalStep(unit=unit.name, config=config, result=result))
-        return DepthEvidence(order=tuple(steps)).to_dict() if steps else {}
-
-    def _removed_by(self, edits: Sequence[Edit], budget: Budget) -> dict[str, Any]:
-        """Measure what goes before and after `merge`."""
-        if budget.share is None or budget.share[0] == "latency":
-            return {}
-        cost, asked = budget.share
-        dense = self.session.cost(cost)
-        live, merged = dense.live_share(edits), dense.removed_share(edits)
-        smallest = smallest_share(self.units, self._saver(cost), cost)
-        said = {"cost": cost, "live": live, "merged": merged, "asked": asked, "smallest_unit": smallest}
-        return DepthEvidence(removed_share=RemovedShare.model_validate(said)).to_dict()
-
-
-def _warn_of_excess(removed: RemovedShare) -> None:
-    """Warn if more goes than units make necessary, by more than two points."""
-    if removed.merged - removed.asked > max(removed.smallest_unit, FAR):
-        warnings.warn(
-            f"The plan removes {removed.merged:.1%} of the {removed.cost} for a budget of {removed.asked:.1%}, "
-            f"although the smallest unit holds {removed.smallest_unit:.1%}: what comes nearer was not found, or "
-            "changes the output more. Ignore fewer units, or give the budget in units (remove=...).",
-            stacklevel=5,
-        )
-
-
-def numbers(scores: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return scores of units as numbers."""
-    return {name: float(score) for name, score in scores.items()}
+    def _ranked(self, units: Sequence[Unit], gone: tuple[Unit, ...]) -> dict[str, float]:
+        session, batches = self.session, tuple(self.session.batches)
+        how: dict[str, Any] = {"loss": session.loss, "seed": session.seed, "replace": self.config.replace}
+        context = GraphContext.of(self.variants, units, gone, batches, **how)
+        return {name: float(score) for name, score in self.config.registered(context).items()}
 
 
 def _aim(budget: Budget) -> Budget:

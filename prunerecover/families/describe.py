@@ -12,6 +12,7 @@ from torch import nn
 
 from prunerecover.families import timm_vit, transformers_families, transformers_layers
 from prunerecover.families.layout import Layout
+from prunerecover.model.replacements import Replacement
 
 Reader = Callable[[nn.Module], Layout | None]
 
@@ -116,6 +117,10 @@ def layout_of(model: nn.Module) -> Layout | None:
         return describe(model)
     except ValueError:
         return None
+    except AttributeError:  # a reader that was registered may look for parts of a block that is gone
+        if any(isinstance(module, Replacement) for module in model.modules()):
+            return None
+        raise
 
 
 def is_supported(model: nn.Module) -> bool:

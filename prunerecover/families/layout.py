@@ -5,11 +5,10 @@ Each description is made anew from the live model and shows the present structur
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from prunerecover.model.replacements import SlopeBias
 
@@ -56,24 +55,6 @@ class Branch:
     def stream(self) -> str:
         """Path of the module with the residual stream as input: the norm in pre-norm families, else the branch."""
         return self.norm or self.reads or self.path
-
-    @property
-    def before(self) -> tuple[str, ...]:
-        """Paths of the modules that show the residual stream before the branch: see `state_before`."""
-        return (self.stream,) if self.beside is None else (self.stream, self.beside)
-
-    def state_before(self, seen: Mapping[str, Tensor]) -> Tensor:
-        """Return the residual stream before the branch is added, the first of two parallel branches included.
-
-        Args:
-            seen: Inputs and outputs of the modules in `before`, as `<path>.in` and `<path>.out`, `(N, ..., C)`.
-        """
-        state = seen[f"{self.stream}.in"]
-        return state if self.beside is None else state + self.scale * seen[f"{self.beside}.out"]
-
-    def state_after(self, seen: Mapping[str, Tensor]) -> Tensor:
-        """Return the residual stream with the branch added; `seen` also holds the output of the module `last`."""
-        return self.state_before(seen) + self.scale * seen[f"{self.last}.out"]
 
 
 @dataclass(frozen=True)

@@ -22,18 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.families.layout import Branch
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.importance.measuring.unit_slices import Scores, check_names, made_parameters, sum_per_unit
-from prunerecover.model.batches import split_batches
-from prunerecover.model.evaluation import device_of, evaluating
 from prunerecover.model.paths import get_module, unwrap
-from prunerecover.plan.edits import Replace
 from prunerecover.plan.groups import Group
 from prunerecover.plan.units import Unit
-from prunerecover.surgery.apply_edits import temporarily_applied
 
 ClassLabels = Callable[[Any], Tensor]
 Dimension = Literal["depth", "width"]
@@ -133,13 +128,11 @@ class DepthContext(Context):
     Attributes:
         units: Units to score, in order of depth.
         replace: Replacement of removed units; see `plan_depth`.
-        shared_calibrator: Existing calibrator of the units; None: made on demand, see `calibrator`.
     """
 
     dimension: ClassVar[Dimension] = "depth"
     units: Sequence[Unit]
     replace: str = "calibrated"
-    shared_calibrator: Calibrator | None = None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -155,15 +148,6 @@ class DepthContext(Context):
         """Return the sum over the parameters of each unit."""
         sums = {parameter: sum_of(values(parameter)) for parameter in self.weights}
         return self._by_name(lambda unit: math.fsum(sums[p] for p in unit_parameters(self.model, unit)))
-
-    @cached_property
-    def calibrator(self) -> Calibrator:
-        """Calibrator that fits and judges replacements; a new calibrator holds out every 4th sample of the batches."""
-        if self.shared_calibrator is not None:
-            return self.shared_calibrator
-        samples = split_batches(self.batches, device_of(self.model), self.seed)
-        with evaluating(self.model):
-            return Calibrator(self.model, samples, self.units, self.replace, self.seed)
 
     def require_units(self, name: str) -> DepthContext:
         """Return the context itself."""
@@ -190,29 +174,23 @@ class DepthContext(Context):
         return describe(unwrap(self.model)).branch(unit.name)
 
     def divergences(self) -> Scores:
-        """Return the divergence of the output without each unit from the dense network's, on held-out samples."""
-        choices = self.calibrator.score(self.units)
-        return self._by_name(lambda unit: choices[unit.name].divergence)
+        """Return the divergence of the output without each unit from the dense network's.
+
+        Raises:
+            ValueError: If the context was not made by planning, which judges networks.
+        """
+        raise _not_planned()
 
     def each_without(self, score: Callable[[nn.Module, Unit], float]) -> Scores:
         """Return, by unit, the score of the network with the unit's replacement in place.
 
         Args:
             score: Function of the network without the unit, in evaluation mode, and of the unit.
+
+        Raises:
+            ValueError: If the context was not made by planning, which makes networks without units.
         """
-        with evaluating(self.model):
-            choices = self.calibrator.score(self.units)
-
-            def without(unit: Unit) -> float:
-                candidate = choices[unit.name].candidate
-                values = {f"e0.{key}": value for key, value in candidate.values.items()}
-                edit = candidate.edit
-                if isinstance(edit, Replace):
-                    edit = edit.model_copy(update={"tensors": tuple(values)})
-                with temporarily_applied(unwrap(self.model), edit, values):
-                    return score(unwrap(self.model), unit)
-
-            return self._by_name(without)
+        raise _not_planned()
 
     def _by_name(self, score: Callable[[Unit], float]) -> Scores:
         return {unit.name: torch.tensor(score(unit), dtype=torch.float64) for unit in self.units}
@@ -266,6 +244,13 @@ class WidthContext(Context):
 
 
 Importance = Callable[[Any], Mapping[str, Any]]
+
+
+def _not_planned() -> ValueError:
+    return ValueError(
+        "Expected a context made by planning, which judges the network without each unit, but got units and batches "
+        "alone. Use plan_depth or sensitivity with this importance."
+    )
 
 
 def unit_parameters(model: nn.Module, unit: Unit) -> list[Parameter]:

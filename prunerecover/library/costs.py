@@ -10,6 +10,7 @@ from prunerecover.library.edits import EditMaker, Fit
 from prunerecover.library.variants import DENSE, LibrarySite, Variant
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Edit
+from prunerecover.plan.kinds import TRAITS
 from prunerecover.session.session import Session
 from prunerecover.store.search_store import SearchStore
 
@@ -30,11 +31,16 @@ class VariantCosts:
         self._known: dict[str, Shares] = {}
 
     def shares(self, cost: str) -> Shares:
-        """Return the share saved by each variant, by site and name.
+        """Return the share saved by each variant, by site and name; of a kind of units, the number of removed units.
 
         Args:
-            cost: Name of the cost.
+            cost: Name of the cost, or a kind of depth.
         """
+        if cost in TRAITS:
+            return {
+                name: {variant.name: float(site.kind == cost and bool(variant.leaves)) for variant in site.variants}
+                for name, site in self.maker.sites.items()
+            }
         if cost not in self._known:
             self._known[cost] = self._timed() if cost == "latency" else self._counted(cost)
         return self._known[cost]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from prunerecover.calibration.moments import Moments
-from prunerecover.calibration.stand_in_fits import Fit as StandInFit
+from prunerecover.calibration.places import Fit as StandInFit
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.standard import with_blocks_taken_out
 from prunerecover.families.describe import is_supported

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from prunerecover.calibration.moments import LARGEST
-from prunerecover.calibration.stand_in_fits import Fit as StandInFit
+from prunerecover.calibration.places import Fit as StandInFit
 from prunerecover.calibration.stand_in_fits import fits_alone
 from prunerecover.calibration.token_weights import row_weights
-from prunerecover.depth.graph_fits import fit_places
+from prunerecover.depth.layers.fit_places import fit_places
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe, is_supported

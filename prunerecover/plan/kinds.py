@@ -97,12 +97,3 @@ def plural(kind: str) -> str:
     ('heads', 'hidden features', 'head dimensions')
     """
     return {"hidden": "hidden features", "head_dim": "head dimensions"}.get(kind, f"{kind}s")
-
-
-def holders_first(kind: str) -> tuple[int, int]:
-    """Return a sort key that puts larger kinds before the kinds inside.
-
-    >>> sorted(("activation", "attention", "mlp", "block"), key=holders_first)
-    ['block', 'mlp', 'attention', 'activation']
-    """
-    return -len(TRAITS[kind].holds), KINDS.index(kind)

@@ -164,8 +164,8 @@ class Plan(Summarised, Record):
     def first(self, count: int) -> Plan:
         """Return the plan with only the first `count` removed units: a single search gives every depth.
 
-        Maps folded for runs of blocks stay if the whole run is removed, as fitted beside all removals; maps of partly
-        removed runs are left out. Plan anew to have maps for partly removed runs, too.
+        Layers fitted anew before removed blocks are left out, as they were fitted for all removals. Maps folded for
+        runs of blocks stay if the whole run is removed. Plan anew to have what is left fitted, too.
 
         Args:
             count: Number of units to remove; 0 gives the empty plan.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prunerecover.plan.edits import Bypass, Config, Edit, Fold, Narrow, Remove, Replace
+from prunerecover.plan.edits import Bypass, Config, Edit, Fold, Narrow, Refit, Remove, Replace
 from prunerecover.plan.evidence import DepthEvidence
 from prunerecover.plan.units import number_of_block
 
@@ -164,17 +164,17 @@ def first_units(edits: Sequence[Edit], evidence: Mapping[str, Any], count: int) 
 def leave_nothing(edits: Sequence[Edit]) -> bool:
     """Whether units are removed without replacements, so each stays removable without the rest.
 
-    Maps folded before runs of blocks are allowed: a map is dropped with the run.
+    Layers fitted anew before runs of blocks are allowed: such a fit is dropped with the run, as is a folded map.
     """
-    return all(isinstance(edit, Remove | Config | Fold) for edit in edits)
+    return all(isinstance(edit, Remove | Config | Fold | Refit) for edit in edits)
 
 
 def edits_without_others(edits: Sequence[Edit], units: Sequence[str], config: dict[str, Any]) -> tuple[Edit, ...]:
     """Return the edits that remove some units alone, with the maps of completely removed runs.
 
     Args:
-        edits: Edits of the kinds `Remove`, `Config` and `Fold`; blocks are removed from the end, so names are dense
-            names.
+        edits: Edits of the kinds `Remove`, `Config`, `Fold` and `Refit`; blocks are removed from the end, so names are
+            dense names.
         units: Names of the units to remove.
         config: Entries of a transformers config for the result; may be empty.
     """

@@ -16,6 +16,7 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import DepthEvidence, Saved, SplitEvidence, TriedSplit
 from prunerecover.plan.plan import Plan
 from prunerecover.planning.kept import kept_plan
+from prunerecover.planning.plan_of_choice import depth_share
 from prunerecover.planning.planner import Planner
 from prunerecover.refusal import Refusal
 from prunerecover.solvers.program import OVER
@@ -109,7 +110,7 @@ class BudgetSearch:
                 self.tried.append(TriedSplit(depth=HALF if share is None else share, refused=str(refusal)))
                 return
         found = replace(found, warnings=tuple(warning.message for warning in caught))
-        share = self.planner.depth_share(found.plan) if share is None else share
+        share = depth_share(self.planner.session, self.planner.budgeted[0], found.plan) if share is None else share
         divergence = None if self.evaluate is not None else found.divergence
         self.tried.append(TriedSplit(depth=share, divergence=divergence, saved=_told(found.saved)))
         self.candidates[share] = found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace as with_arguments
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any, get_args
 from torch import nn
 
 from prunerecover.depth.arguments import DepthConfig, budget_of
+from prunerecover.depth.evidence import steps_of
 from prunerecover.depth.layers.pruned_graph import NotRemovable
-from prunerecover.depth.planners import planner_for
+from prunerecover.depth.planner import DepthPlanner
 from prunerecover.display.interrupted import resumable
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import Divergence, comparing_by
@@ -26,6 +28,7 @@ from prunerecover.plan.evidence import DepthEvidence, RemovedShare
 from prunerecover.plan.plan import Plan
 from prunerecover.planning.arguments import PruningConfig
 from prunerecover.planning.budget_search import BudgetSearch, Candidate
+from prunerecover.planning.kept import kept_plan
 from prunerecover.planning.planner import Planner
 from prunerecover.refusal import Refusal
 from prunerecover.session.asked import planned_as_asked
@@ -76,10 +79,10 @@ def plan_depth(
             and tunes all on the output, without labels. Whole blocks leave a refit or map in the layer before, without
             new parameters; units known from the graph alone leave a linear map of the channels, a slope and bias, or a
             constant, where that changes the output less for its cost. "zero" and "identity" are there by name.
-        search: Search by name; None (the default): the best available. For a share of a cost in a supported family, by
-            output divergence with calibrated replacements, that is "program", the integer program over the library of
-            variants, as in `plan_pruning`: blocks, attentions and MLPs are fitted and scored alone, solved for, and the
-            choice is refined. Activations and layers by `kinds`, mixtures of experts, norms behind branches, and blocks
+        search: Search by name; None (the default): the best available. In a supported family, by output divergence with
+            calibrated replacements, that is "program", the integer program over the library of variants, as in
+            `plan_pruning`: blocks, attentions and MLPs are fitted and scored alone, solved for, and the choice is
+            refined. Activations and layers by `kinds`, mixtures of experts, norms behind branches, and blocks
             without a layer before them on the stream (most parallel branches) are not in that library; there "greedy"
             is the default, and "joint" in other networks. "joint" removes one unit at a time by divergence per saved
             cost, ranks the others again on the pruned network, and then exchanges chosen units for better ones: units
@@ -158,20 +161,22 @@ def _in_shares(session: Session, budget: Budget, config: DepthConfig) -> Plan:
     if config.search == "program":
         raise ValueError(
             "Expected a budget, network and arguments that the library of depth serves, for search='program', but got "
-            "others: it plans a share of a cost that units can meet, of blocks, attentions and MLPs of a supported "
-            "family with fitted replacements, by output divergence. Leave the search out for the best that is possible."
+            "others: it plans a share of a cost, or numbers of units, that blocks, attentions and MLPs of a "
+            "supported family can meet, with fitted replacements, by output divergence. Leave the search out for the "
+            "best that is possible."
         )
     with resumable(config.store, "result", results_in):
-        return planner_for(session, budget, config).plan(budget)
+        return DepthPlanner(session, budget.kinds(config.kinds or ()) or config.kinds, config).plan(budget)
 
 
 def _is_usual(session: Session, budget: Budget, config: DepthConfig) -> bool:
     """Whether a share of a cost of a supported family is planned with enough samples, and nothing else is asked for."""
     search = None if config.search == "program" else config.search
     usual = with_arguments(config, search=search, kinds=None, ignore=(), seed=0, store=None) == DepthConfig()
-    share = budget.share is not None and budget.share[1] > 0
-    known = set(config.kinds or LIBRARY_KINDS) <= set(LIBRARY_KINDS) and is_supported(session.model)
-    return usual and share and known and session.samples.enough
+    some = budget.share[1] > 0 if budget.share is not None else any((budget.remove or budget.ratio or {}).values())
+    kinds = budget.kinds(config.kinds or LIBRARY_KINDS)
+    known = set(kinds) <= set(LIBRARY_KINDS) and is_supported(session.model)
+    return usual and some and known and session.samples.enough
 
 
 def _library_planner(session: Session, budget: Budget, config: DepthConfig) -> Planner:
@@ -180,18 +185,18 @@ def _library_planner(session: Session, budget: Budget, config: DepthConfig) -> P
     Raises:
         ValueError: If a pattern in `ignore` matches nothing, or everything.
     """
-    kinds = config.kinds or LIBRARY_KINDS
+    kinds = budget.kinds(config.kinds or LIBRARY_KINDS)
     check_patterns(config.ignore, [unit.name for unit in find_units(session.model)], "units")
     names = [unit.name for unit in find_units(session.model, kinds=kinds)]
     ignore = [pattern for pattern in config.ignore if any(matches(name, (pattern,)) for name in names)]
     shared = PruningConfig(kinds=kinds, ignore=ignore, seed=config.seed, store=config.store)
-    return Planner(session, tuple(budget.costs), shared)
+    return Planner(session, tuple(budget.costs) or "macs", shared)
 
 
 def _out_of_library(planner: Planner, budget: Budget, config: DepthConfig) -> Plan:
     """Return the plan of a budget in a share of a cost out of the library, as a plan of depth."""
     with planner.searching():
-        found = BudgetSearch(planner, budget).together()
+        found = _of_units(planner, budget) if budget.in_units else BudgetSearch(planner, budget).together()
     arguments = {
         "budget": budget.to_dict(),
         "replace": config.replace,
@@ -200,14 +205,27 @@ def _out_of_library(planner: Planner, budget: Budget, config: DepthConfig) -> Pl
         "ignore": list(config.ignore),
     }
     made_by = found.plan.made_by.model_copy(update={"method": "depth/output_divergence", "arguments": arguments})
-    evidence = {**found.plan.evidence, **_removed_share(planner, budget, found)}
+    importance = DepthEvidence.of(found.plan.evidence).importance
+    removed = {name for names in found.plan.removed.values() for name in names}
+    units = (site.unit for name, site in planner.library.sites.items() if site.unit and name in removed)
+    with planner.session.evaluating():
+        steps = steps_of(planner.session, found.plan.edits, sorted(units, key=lambda unit: importance[unit.name]))
+    evidence = {**found.plan.evidence, **_removed_share(planner, budget, found), **steps}
     return found.plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(found.plan.tensors)
+
+
+def _of_units(planner: Planner, budget: Budget) -> Candidate:
+    """Return the plan of a budget in units."""
+    sites = planner.unscored.sites.values()
+    numbers = {kind: n for kind, n in budget.counts(Counter(site.kind for site in sites)).items() if n}
+    state = planner.in_units(numbers)
+    plan = kept_plan(planner.store, ("units", *state.said), lambda: planner.plan(*planner.finished(state)))
+    return Candidate(plan, {}, state.divergence)
 
 
 def _removed_share(planner: Planner, budget: Budget, found: Candidate) -> dict[str, Any]:
     """Return the evidence of the share of a counted cost removed by a plan, before and after `merge`."""
-    assert budget.share is not None
-    cost, asked = budget.share
+    cost, asked = budget.share or ("", 0.0)
     if cost not in get_args(RemovedShare.model_fields["cost"].annotation):
         return {}
     removals = [max(own.values()) for own in planner.costs.shares(cost).values()]  # one per unit

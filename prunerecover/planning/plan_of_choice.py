@@ -9,7 +9,10 @@ from prunerecover.library.library import Library
 from prunerecover.plan.evidence import DepthEvidence, WidthEvidence
 from prunerecover.plan.groups import Group
 from prunerecover.plan.plan import Plan
+from prunerecover.session.session import Session
 from prunerecover.surgery.provenance import plan_for
+
+WIDTH_EDITS = ("narrow", "rewrite", "free_heads")
 
 
 def plan_of(library: Library, chosen: Chosen, divergence: float, groups: Sequence[Group], seed: int) -> Plan:
@@ -53,3 +56,17 @@ def _of_unit(library: Library, site: str) -> float:
     """Return the least divergence where a unit alone goes."""
     scores = [one.divergence for one in library.scored[site].values() if one.variant.leaves]
     return min(scores, default=0.0)
+
+
+def depth_share(session: Session, cost: str, plan: Plan) -> float:
+    """Return the share of a plan's saving in a cost that goes with units of depth; of a latency by the MACs.
+
+    Args:
+        session: Network and samples.
+        cost: Name of the cost.
+        plan: Plan.
+    """
+    counted = session.cost("macs" if cost == "latency" else cost)
+    whole = counted.removed_share(plan.edits)
+    width = counted.removed_share([edit for edit in plan.edits if edit.op in WIDTH_EDITS])
+    return min(1.0, max(0.0, 1 - width / whole)) if whole > 0 else 0.0

@@ -9,9 +9,8 @@ from functools import cached_property, partial
 
 from prunerecover.cost.units.cost_names import ALONE
 from prunerecover.depth.arguments import kinds_of
-from prunerecover.depth.graph_planner import units_that_may_go
 from prunerecover.depth.planner import DepthPlanner
-from prunerecover.depth.planners import planner_for
+from prunerecover.depth.removable import units_that_may_go
 from prunerecover.display.interrupted import resumable
 from prunerecover.library.costs import VariantCosts
 from prunerecover.library.edits import Chosen, Fit
@@ -25,7 +24,7 @@ from prunerecover.plan.edits import Edit
 from prunerecover.plan.groups import Group
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.units import Unit
-from prunerecover.planning.arguments import PruningConfig, budget_alone, budget_of
+from prunerecover.planning.arguments import PruningConfig, budget_alone
 from prunerecover.planning.ignored import groups_that_stay, patterns_of_depth, possible
 from prunerecover.planning.kept import kept_divergence, kept_share
 from prunerecover.planning.plan_of_choice import plan_of
@@ -39,8 +38,6 @@ from prunerecover.store.search_store import SearchStore, results_in
 from prunerecover.width.groups.discovery import look_for_groups
 from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.planner import WidthPlanner
-
-WIDTH_EDITS = ("narrow", "rewrite", "free_heads")
 
 
 class Planner:
@@ -154,25 +151,36 @@ class Planner:
         """Return the groups of head dimensions that may be narrowed."""
         if not self.config.smaller_heads:
             return ()
-        found = (
-            look_for_groups(self.session.model, self.session.traced, ("head", "head_dim"))
-            .of_kinds(("head_dim",))
-            .groups
-        )
-        return tuple(group for group in found if not matches(group.name, self.config.ignore))
+        found = look_for_groups(self.session.model, self.session.traced, ("head", "head_dim")).of_kinds(("head_dim",))
+        return tuple(group for group in found.groups if not matches(group.name, self.config.ignore))
 
     @cached_property
     def costs(self) -> VariantCosts:
         """Costs of the library's variants."""
         return VariantCosts(self.session, self.library.maker, self.store)
 
-    def program(self, costs: tuple[str, ...]) -> Program:
+    def program(self, costs: tuple[str, ...], *, exact: bool = False) -> Program:
         """Return the integer program over the library.
 
         Args:
-            costs: Names of the costs of its budgets.
+            costs: Names of the costs of its budgets, or kinds of depth.
+            exact: Whether exactly the budget is to go.
         """
-        return library_program(self.library, self.costs, costs, self.config.equal_layers)
+        return library_program(self.library, self.costs, costs, self.config.equal_layers, exact=exact)
+
+    @ordinary_arithmetic()
+    def in_units(self, numbers: Mapping[str, int]) -> State:
+        """Return the choice without so many units of each kind of depth, fitted in order; see `finished`.
+
+        Args:
+            numbers: Numbers of units by kind.
+
+        Raises:
+            ValueError: If so many cannot go.
+        """
+        with self.session.evaluating():
+            program = self.program(tuple(numbers), exact=True)
+            return Refiner(self.library, program, {kind: float(n) for kind, n in numbers.items()}).run()
 
     @ordinary_arithmetic()
     def together(self, need: Mapping[str, float], rounds: int = ROUNDS, start: State | None = None) -> State:
@@ -246,16 +254,9 @@ class Planner:
             chosen: Variants with what is fitted.
             divergence: Divergence of the output on held-out samples.
         """
-        groups = self._width.groups if self._width is not None else ()
-        return plan_of(self.library, chosen, divergence, groups, self.config.seed)
-
-    def depth_share(self, plan: Plan) -> float:
-        """Return the share of a plan's first cost that goes with units of depth; of a latency by the MACs."""
-        (first, *_) = self.budgeted
-        cost = self.session.cost("macs" if first == "latency" else first)
-        whole = cost.removed_share(plan.edits)
-        width = cost.removed_share([edit for edit in plan.edits if edit.op in WIDTH_EDITS])
-        return min(1.0, max(0.0, 1 - width / whole)) if whole > 0 else 0.0
+        return plan_of(
+            self.library, chosen, divergence, () if self._width is None else self._width.groups, self.config.seed
+        )
 
     @ordinary_arithmetic()
     def divergence(self, plan: Plan) -> float | None:
@@ -294,4 +295,4 @@ class Planner:
 
     @cached_property
     def _depth_planner(self) -> DepthPlanner:
-        return planner_for(self.session, budget_of({"macs": 0.0}), self.depth_config)
+        return DepthPlanner(self.session, self.depth_config.kinds, self.depth_config)

@@ -13,7 +13,7 @@ from prunerecover.display.summary import Summarised, Summary
 from prunerecover.files.atomic import write_text
 from prunerecover.files.in_short import errors_in_short, in_short
 from prunerecover.files.json_file import read_json
-from prunerecover.plan.edits import Fold
+from prunerecover.plan.edits import Fold, Refit
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.records import Items, Record
 from prunerecover.plan.removed_units import leave_nothing
@@ -24,11 +24,12 @@ SCHEMA = "prunerecover.plan_set/1"
 
 def check_routable(name: str, plan: Plan) -> None:
     """Raise ValueError unless a plan removes whole blocks only, without changes to shared weights."""
-    folded = [edit.into for edit in plan.edits if isinstance(edit, Fold)]
-    if folded:
+    fitted = [edit for edit in plan.edits if isinstance(edit, Fold | Refit)]
+    changed = [edit.into if isinstance(edit, Fold) else edit.unit for edit in fitted]
+    if changed:
         raise ValueError(
-            f"Expected plans that leave the shared weights as they are, but '{name}' folds a map into "
-            f"'{folded[0]}'. Plan it with replace='zero'."
+            f"Expected plans that leave the shared weights as they are, but '{name}' changes '{changed[0]}'. Plan it "
+            "with replace='zero'."
         )
     if plan.needed_tensors or not leave_nothing(plan.edits) or set(plan.removed) - {"block"}:
         raise ValueError(
@@ -46,7 +47,7 @@ def check_routable(name: str, plan: Plan) -> None:
 class PlanSet(Summarised, Record):
     """Several plans over shared weights: the routes of a router.
 
-    Maps folded by `plan_depth` for runs of blocks are refused: a folded map changes a weight of the other routes, and
+    Plans with layers fitted anew before removed blocks are refused: such a layer is shared with the other routes, and
     training data of routers cover blocks alone.
 
     Attributes:

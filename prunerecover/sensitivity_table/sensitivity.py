@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.depth.arguments import DepthConfig, kinds_of
-from prunerecover.depth.planners import planner_for
+from prunerecover.depth.planner import DepthPlanner
 from prunerecover.display.markdown import table
 from prunerecover.display.progress import progress
 from prunerecover.display.summary import Summarised, Summary
@@ -24,7 +24,6 @@ from prunerecover.importance.measuring.losses import Loss
 from prunerecover.importance.measuring.names import name_of
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches
-from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS, RANKED_KINDS, WIDTH_KINDS, kinds_among, plural
 from prunerecover.sensitivity_table.rows import PARTS, GroupRow, UnitRow
 from prunerecover.session.session import Session
@@ -194,12 +193,12 @@ def _rows(
 
 
 def _depth(session: Session, config: DepthConfig) -> Scored[UnitRow]:
-    planner = planner_for(session, Budget(macs=SMALLEST), config)
+    planner = DepthPlanner(session, config.kinds, config)
     scores = planner.rank()
     rows = []
     with progress("measuring what units save", len(planner.units)) as advance:
         for unit in planner.units:
-            params, macs = (planner.share_saved([unit], cost) for cost in ("params", "macs"))
+            params, macs = (planner.costs.saved([unit], cost) for cost in ("params", "macs"))
             rows.append(UnitRow(unit.name, unit.kind, params, macs, scores[unit.name]))
             advance()
     return tuple(rows), {name: torch.tensor(value, dtype=torch.float64) for name, value in scores.items()}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from prunerecover.cost.macs import macs_by_module
-from prunerecover.depth.family.units import family_units
+from prunerecover.depth.layers.family_units import family_units
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import ModelInputs

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from prunerecover.depth.family.units import explain_missing_activations, known_by_parts
+from prunerecover.depth.layers.family_units import explain_missing_activations, known_by_parts
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.former import renamed, warn_of

@@ -11,7 +11,9 @@ from prunerecover.solvers.program import Option, Program
 from prunerecover.width.allocation.equal_layers import alike
 
 
-def library_program(library: Library, variant_costs: VariantCosts, costs: Sequence[str], equal_layers: bool) -> Program:
+def library_program(
+    library: Library, variant_costs: VariantCosts, costs: Sequence[str], equal_layers: bool, *, exact: bool = False
+) -> Program:
     """Return the integer program over a library.
 
     Args:
@@ -19,6 +21,7 @@ def library_program(library: Library, variant_costs: VariantCosts, costs: Sequen
         variant_costs: Costs of the library's variants.
         costs: Names of the costs of a budget; options are sorted by the first.
         equal_layers: Whether alike layers keep one size.
+        exact: Whether exactly the budget is to go.
     """
     shares = {cost: variant_costs.shares(cost) for cost in costs}
     options = {
@@ -36,7 +39,7 @@ def library_program(library: Library, variant_costs: VariantCosts, costs: Sequen
     for own in options.values():  # options of similar costs become neighbours
         own.sort(key=lambda option: (option.gone, option.saved[costs[0]]))
     sites = tuple(library.sites.values())
-    return Program(options, containment(sites), _alike(sites) if equal_layers else (), library.lists)
+    return Program(options, containment(sites), _alike(sites) if equal_layers else (), library.lists, exact)
 
 
 def _alike(sites: Sequence[LibrarySite]) -> list[list[str]]:

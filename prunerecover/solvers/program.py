@@ -46,12 +46,14 @@ class Program:
         holds: Pairs of an outer and an inner site: if the outer site changes, the inner site must stay unchanged.
         alike: Sites that must take options of one name, except removed sites.
         lists: Lists of sites, each to keep at least one site.
+        exact: Whether exactly the need is to be saved, as numbers of units are.
     """
 
     options: Mapping[str, Sequence[Option]]
     holds: Sequence[tuple[str, str]] = ()
     alike: Sequence[Sequence[str]] = field(default=())
     lists: Sequence[Sequence[str]] = field(default=())
+    exact: bool = False
 
     def most(self, cost: str) -> float:
         """Return the largest possible saving of a cost, as a share."""
@@ -124,7 +126,7 @@ class Program:
             _Row(
                 {n: o.saved.get(cost, 0.0) for n, (_, o) in enumerate(keys)},
                 share,
-                capped[1] if capped is not None and cost == capped[0] else np.inf,
+                share + OVER if self.exact else capped[1] if capped is not None and cost == capped[0] else np.inf,
             )
             for cost, share in need.items()
         ]

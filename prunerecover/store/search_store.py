@@ -22,13 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from prunerecover.calibration.candidates import Candidate, Choice
 from prunerecover.files.atomic import atomic_file
 from prunerecover.files.checksums import check_sums
 from prunerecover.files.in_short import in_short
 from prunerecover.files.refused_writes import naming_the_folder
-from prunerecover.plan.edits import Fold, Remove, Replace
-from prunerecover.plan.units import Unit
 from prunerecover.store.ranks import Ranks, sharing
 from prunerecover.store.written import written
 from prunerecover.version import __version__
@@ -38,10 +35,6 @@ ENDING = ".pt"
 RESULT = re.compile(rf"[0-9a-f]{{64}}{re.escape(ENDING)}")
 ALIKE = 0.01  # tolerance between machines, relative to the norm of an output
 SEEN = 4096  # compared numbers of an output
-
-# Classes in results besides tensors and primitives, with all edits of a replacement: instances of further classes could
-# be written, but not read.
-CLASSES = (Candidate, Choice, Fold, Remove, Replace, Unit)
 
 
 class SearchStore:
@@ -217,8 +210,7 @@ class SearchStore:
 
     def _read(self, path: Path) -> Any:
         check_sums(path)
-        with torch.serialization.safe_globals(list(CLASSES)):
-            return torch.load(path, map_location=self._device, weights_only=True)
+        return torch.load(path, map_location=self._device, weights_only=True)
 
 
 def store_folder(store: object) -> Path | None:

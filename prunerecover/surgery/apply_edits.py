@@ -160,23 +160,6 @@ def _check_result(model: nn.Module, plan: Plan, where: str) -> None:
 
 
 @contextmanager
-def temporarily_applied(model: nn.Module, edit: Edit, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Apply an edit inside a `with` block; layers are not renumbered.
-
-    Args:
-        model: Network without wrappers.
-        edit: Edit of a branch or an activation.
-        tensors: Values for the replacement, by the keys in the edit.
-    """
-    context = EditContext(model, tensors)
-    try:
-        execute(edit, context)
-        yield
-    finally:
-        context.journal.undo(model)
-
-
-@contextmanager
 def edited(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, Tensor] | None = None) -> Iterator[Applied]:
     """Apply edits inside a `with` block, with an undo afterwards; yields the changes of the parameters.
 

@@ -147,7 +147,8 @@ def renumber(model: nn.Module) -> None:
     Raises:
         RuntimeError: If the config's `layer_types` do not fit the blocks: `apply_config` comes first.
     """
-    layout = layout_of(model)
+    numbered = any(hasattr(module, "layer_idx") for module in model.modules())
+    layout = layout_of(model) if numbered else None
     if layout is None:
         return
     types = getattr(config_of(model, layout.container), "layer_types", None) or ["any"] * len(layout.blocks)

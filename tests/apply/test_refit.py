@@ -93,8 +93,8 @@ def test_sum_of_plans_is_refitted_stage_by_stage(name: str) -> None:
 def test_too_few_samples_to_fit_are_refused() -> None:
     plan = plan_depth(build("timm"), remove={"activation": 1}, batches=batches_of("timm"))
     model = trained(build("timm"))
-    message = r"Expected a possible replacement of 'blocks.*act' \(activation\), but .* cannot be fitted on 4 samples"
-    with unchanged(model), pytest.warns(UserWarning, match="Only 4"), pytest.raises(ValueError, match=message):
+    message = r"Expected at least 8 samples to fit 'blocks.*act' again, but got 4. Pass more batches"
+    with unchanged(model), pytest.raises(ValueError, match=message):
         apply_plan(model, plan, refit=[batch_of("timm", 4)])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,14 +13,9 @@ from cases.models.tiny import BUILD, tiny_images, tiny_inputs, tiny_timm
 from cases.sampling import first
 from torch import Tensor, nn
 
-from prunerecover.calibration.candidates import Candidate
-from prunerecover.depth.family.edits import edits_of
-from prunerecover.divergence.measure import mean_divergence
 from prunerecover.model.batches import CalibrationSet, as_inputs, call, predictions_of, split_batches
 from prunerecover.plan.plan import Plan
-from prunerecover.plan.units import Unit
 from prunerecover.planning.plan_depth import plan_depth
-from prunerecover.surgery.apply_edits import apply_edits
 
 TIMM: dict[str, dict[str, Any]] = {
     "timm": {},
@@ -59,14 +54,6 @@ def output_of(model: nn.Module, batch: Any) -> Tensor:
 
 def samples_of(name: str, n: int = 128) -> CalibrationSet:
     return split_batches(batches_of(name, n=n), torch.device("cpu"))
-
-
-def divergence_without(name: str, removed: Iterable[tuple[Unit, Candidate]], n: int = 128) -> float:
-    """Return the divergence on held-out samples of the network with units replaced."""
-    model, held_out = build(name), samples_of(name, n).held_out
-    dense = [output_of(model, batch) for batch in held_out]
-    apply_edits(model, *edits_of(model, removed))
-    return mean_divergence(held_out, dense, [output_of(model, batch) for batch in held_out])
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:

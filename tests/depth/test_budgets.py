@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -16,8 +15,8 @@ from torch import nn
 import prunerecover.surgery.saved_cost as saved_cost
 from prunerecover.apply import apply_plan
 from prunerecover.cost.macs import count_macs
-from prunerecover.depth.family_planner import FamilyPlanner
-from prunerecover.depth.planner import Decision
+from prunerecover.depth.choice import Choice
+from prunerecover.depth.search.goals import Share
 from prunerecover.model.batches import as_inputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
@@ -185,13 +184,13 @@ def test_nothing_goes_for_a_budget_of_no_units(budget: Budget) -> None:
 def test_a_share_of_latency_may_be_missed_as_far_as_clocks_differ(
     asked: float, aimed: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sought: list[Budget] = []
+    sought: list[float] = []
 
-    def noted(planner: FamilyPlanner, budget: Budget, units: Sequence[Unit]) -> Decision:
-        sought.append(budget)
-        return Decision([], {}, {}, [])
+    def noted(_: Choice, goal: Share, __: Budget) -> tuple[dict[str, float], list[Unit]]:
+        sought.append(goal.share)
+        return {}, []
 
-    monkeypatch.setattr(FamilyPlanner, "_decide", noted)
+    monkeypatch.setattr(Choice, "chosen", noted)
     for budget in (Budget(latency=asked), Budget(macs=asked)):
         plan_depth(build("timm"), budget, batches=batches_of("timm"), search="greedy")
-    assert [budget.share for budget in sought] == [("latency", pytest.approx(aimed)), ("macs", asked)]
+    assert sought == [pytest.approx(aimed), asked]

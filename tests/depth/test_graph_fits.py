@@ -21,7 +21,7 @@ from prunerecover import (
 )
 from prunerecover.apply import refit_plan
 from prunerecover.depth.arguments import DepthConfig
-from prunerecover.depth.graph_planner import GraphPlanner
+from prunerecover.depth.planner import DepthPlanner
 from prunerecover.model.replacements import Affine
 from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass
@@ -166,7 +166,7 @@ def test_what_is_fitted_is_tuned_on_the_output(monkeypatch: pytest.MonkeyPatch) 
     for parameter in dense.parameters():
         parameter.data *= 3  # what blocks add is far from linear
     tuned = plan_depth(dense, remove={"block": 2}, batches=samples())
-    monkeypatch.setattr("prunerecover.depth.graph_fits.WORSE", 0.0)  # no epoch is good enough
+    monkeypatch.setattr("prunerecover.depth.fits.WORSE", 0.0)  # no epoch is good enough
     solved = plan_depth(dense, remove={"block": 2}, batches=samples())
     assert tuned.edits == solved.edits
     learnt, fitted = (kl(dense(x), pruned(dense, plan)(x)) for plan in (tuned, solved))
@@ -175,10 +175,10 @@ def test_what_is_fitted_is_tuned_on_the_output(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_earlier_budget_changes_no_later_plan() -> None:
     dense, config = network(Bent), DepthConfig(search="joint")
-    planner = GraphPlanner(Session(dense, samples()), ("block",), config)
+    planner = DepthPlanner(Session(dense, samples()), ("block",), config)
     planner.plan(Budget(remove={"block": 3}))
     later = planner.plan(Budget(remove={"block": 2}))
-    alone = GraphPlanner(Session(dense, samples()), ("block",), config).plan(Budget(remove={"block": 2}))
+    alone = DepthPlanner(Session(dense, samples()), ("block",), config).plan(Budget(remove={"block": 2}))
     assert later == alone
     assert all(torch.equal(later.tensors[key], value) for key, value in alone.tensors.items())
 

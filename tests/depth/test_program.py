@@ -16,6 +16,7 @@ from prunerecover.cost.macs import count_macs
 from prunerecover.families.describe import describe
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import DepthEvidence
+from prunerecover.plan.plan import Plan
 from prunerecover.planning.plan_depth import plan_depth
 from prunerecover.surgery.merging import merge
 
@@ -36,12 +37,11 @@ def search_of(model: nn.Module, batches: Any, budget: Budget | None = None, **ho
         ({"kinds": ("mlp", "activation")}, "greedy"),
         ({"replace": "zero"}, "greedy"),
         ({"importance": "magnitude", "kinds": "mlp"}, "one_shot"),
-        ({"remove": {"mlp": 1}}, "greedy"),
+        ({"remove": {"mlp": 1}}, "program"),
+        ({"remove": {"activation": 1}}, "greedy"),
     ],
 )
-def test_a_share_of_a_cost_is_planned_by_the_program_unless_another_way_is_asked_for(
-    how: dict[str, Any], search: str
-) -> None:
+def test_budgets_are_planned_by_the_program_unless_another_way_is_asked_for(how: dict[str, Any], search: str) -> None:
     budget = None if "remove" in how else Budget(macs=0.3)
     assert plan_depth(vit(), budget, batches=images(4), **how).made_by.arguments["search"] == search
 
@@ -71,7 +71,7 @@ def test_too_large_a_share_is_refused_in_words_of_depth() -> None:
     with pytest.raises(ValueError, match="to match units such as blocks.0, but 'nothing' matches none"):
         plan_depth(vit(), Budget(macs=0.3), batches=images(4), ignore="nothing")
     with pytest.raises(ValueError, match="that the library of depth serves, for search='program', but got others"):
-        plan_depth(vit(), remove={"mlp": 1}, batches=images(4), search="program")
+        plan_depth(vit(), remove={"activation": 1}, batches=images(4), search="program")
 
 
 class BufferScale(nn.Module):
@@ -94,3 +94,28 @@ def test_a_layer_scale_in_a_buffer_gives_the_plan_of_one_in_a_parameter() -> Non
     plans = [plan_depth(one, Budget(macs=0.3), batches=images(4)) for one in (model, other)]
     assert plans[0].removed == plans[1].removed
     assert plans[0].evidence["importance"] == pytest.approx(plans[1].evidence["importance"])
+
+
+@pytest.mark.parametrize("budget", [{"attention": 2}, {"block": 1, "mlp": 1}, {"block": 2, "attention": 1, "mlp": 1}])
+def test_budgets_in_units_are_met_exactly_out_of_the_library(budget: dict[str, int]) -> None:
+    model, batches = build("timm"), batches_of("timm")
+    plan = plan_depth(model, remove=budget, batches=batches)
+    assert plan.made_by.arguments["search"] == "program"
+    assert {kind: len(names) for kind, names in plan.removed.items()} == budget
+    assert not any(inner.startswith(f"{block}.") for block in plan.removed.get("block", ()) for inner in others(plan))
+
+
+def others(plan: Plan) -> list[str]:
+    return [name for kind, names in plan.removed.items() if kind != "block" for name in names]
+
+
+def test_a_budget_in_units_is_as_good_as_every_set_of_as_many() -> None:
+    """Two attentions of four, fitted alike: no other pair has less divergence where scores add up nearly."""
+    model, batches = build("timm"), batches_of("timm")
+    found = plan_depth(model, remove={"attention": 2}, batches=batches, ignore=["blocks.3.attn"])
+    pairs = [
+        plan_depth(model, remove={"attention": 2}, batches=batches, ignore=["blocks.3.attn", f"blocks.{stays}.attn"])
+        for stays in range(3)
+    ]
+    judged = [next(iter(plan.evidence["divergence"].values())) for plan in (found, *pairs)]
+    assert judged[0] <= min(judged[1:]) * 1.05

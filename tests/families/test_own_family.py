@@ -101,8 +101,7 @@ def test_with_channels_first_nothing_is_fitted(network: MixerNetwork) -> None:
     network.stages = nn.Sequential(*(ConvBlock() for _ in range(DEPTH)))
     network.head = nn.Sequential(Pooled(), nn.Linear(DIM, 3))
     batches = [torch.randn(4, DIM, 6, 6) for _ in range(4)]
-    with pytest.raises(ValueError, match=r"the 8 channels of 'stages.0.mixer' in the last dim.*replace='zero'"):
-        plan_depth(network.eval(), remove={"mlp": 1}, batches=batches)
-    plan = plan_depth(network, remove={"mlp": 1}, batches=batches, replace="zero")
+    plan = plan_depth(network.eval(), remove={"mlp": 1}, batches=batches)
+    assert not plan.tensors
     apply_plan(network, plan)
     assert network(batches[0]).shape == (4, 3)

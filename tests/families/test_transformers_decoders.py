@@ -66,12 +66,14 @@ def test_branches_add_up_to_the_block(name: str) -> None:
         attention, mlp = block.attention, block.mlp
         assert attention is not None
         assert mlp is not None
-        paths = {block.path, *attention.before, attention.last, *mlp.before, mlp.last}
+        paths = {block.path, *(path for own in (attention, mlp) for path in (own.stream, own.beside, own.last) if path)}
         with recording({path: get_module(model, path) for path in paths}) as seen:
             logits(model)
-        torch.testing.assert_close(attention.state_before(seen), seen[f"{block.path}.in"])
-        torch.testing.assert_close(mlp.state_before(seen), attention.state_after(seen))
-        torch.testing.assert_close(mlp.state_after(seen), seen[f"{block.path}.out"])
+        first, second = (seen[f"{own.stream}.in"] for own in (attention, mlp))
+        between = first + attention.scale * seen[f"{attention.last}.out"]
+        torch.testing.assert_close(first, seen[f"{block.path}.in"])
+        torch.testing.assert_close(second, first if mlp.beside else between)
+        torch.testing.assert_close(between + mlp.scale * seen[f"{mlp.last}.out"], seen[f"{block.path}.out"])
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -16,6 +16,8 @@ from cases.sampling import one_in
 from torch import Tensor, nn
 
 from prunerecover import apply_plan, find_units, plan_depth
+from prunerecover.depth.arguments import DepthConfig
+from prunerecover.depth.planner import DepthPlanner
 from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.data_free import random
@@ -23,11 +25,11 @@ from prunerecover.importance.first_order import taylor
 from prunerecover.importance.gate_gradient import gate_gradient, gated
 from prunerecover.importance.registry import IMPORTANCES
 from prunerecover.importance.turned_stream import angular_distance, block_influence
-from prunerecover.importance.without_unit import cross_entropy
 from prunerecover.model.batches import as_inputs, call, predictions_of
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Replace
 from prunerecover.plan.units import Unit
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 
 
@@ -41,6 +43,12 @@ def of(importance: Any, model: nn.Module, units: Sequence[Unit], batches: Sequen
     """Return the scores of units by an importance."""
     found = importance(DepthContext(model=model, units=units, batches=batches, **context))
     return {name: float(value) for name, value in found.items()}
+
+
+def in_planning(name: str, model: nn.Module, kinds: Sequence[str], batches: Sequence[Any], loss: Any = None) -> dict:
+    """Return the scores of units by an importance of networks without units, which planning makes."""
+    config = DepthConfig(importance=name, loss=loss, replace="zero")
+    return DepthPlanner(Session(model, batches, loss=loss), kinds, config).rank()
 
 
 def units_of(model: nn.Module, name: str, *kinds: str) -> tuple[Unit, ...]:
@@ -190,6 +198,7 @@ def test_random_depends_on_the_seed_alone() -> None:
     assert all(0 <= value < 1 for value in of(random, model, units).values())
 
 
+WITHOUT_UNITS = ("output_divergence", "cross_entropy", "block_output_angle")
 NEEDS = {name: {"loss": loss} for name, entry in IMPORTANCES.items() if entry.needs_loss}
 OF_DEPTH = sorted(name for name, entry in IMPORTANCES.items() if entry.of != "width")
 
@@ -202,7 +211,11 @@ def test_plain_function_leaves_the_model_bit_identical(name: str, training: bool
     model.head.bias.grad = torch.ones(5)
     units = units_of(model, "timm_all", "block", "attention", "mlp")
     with unchanged(model):
-        scores = of(IMPORTANCES[name], model, units, batches_of("timm_all"), **NEEDS.get(name, {}))
+        how = (batches_of("timm_all"),)
+        if name in WITHOUT_UNITS:
+            scores = in_planning(name, model, ("block", "attention", "mlp"), *how, **NEEDS.get(name, {}))
+        else:
+            scores = of(IMPORTANCES[name], model, units, *how, **NEEDS.get(name, {}))
     assert scores.keys() == {u.name for u in units}
     assert all(isinstance(v, float) and math.isfinite(v) for v in scores.values())
 
@@ -215,8 +228,13 @@ def test_model_is_bit_identical_also_after_an_exception(name: str) -> None:
         loss(model, batch)
         raise KeyError("of the user")
 
-    with unchanged(model), pytest.raises(KeyError, match="of the user"):
+    def scored() -> None:
+        if name in WITHOUT_UNITS:
+            in_planning(name, model, ("attention", "mlp"), batches_of("timm_all"), failing)
         of(IMPORTANCES[name], model, units_of(model, "timm_all"), batches_of("timm_all"), loss=failing)
+
+    with unchanged(model), pytest.raises(KeyError, match="of the user"):
+        scored()
 
 
 @pytest.mark.parametrize(
@@ -252,8 +270,7 @@ def loss_of_class_zero(model: nn.Module, batch: Tensor) -> Tensor:
 def test_a_score_is_the_loss_of_the_network_without_the_unit() -> None:
     batches = batches_of("timm")
     units = find_units(build("timm"), kinds=("block", "attention"))
-    context = DepthContext(model=build("timm"), units=units, batches=batches, loss=loss_of_class_zero, replace="zero")
-    scores = cross_entropy(context)
+    scores = in_planning("cross_entropy", build("timm"), ("block", "attention"), batches, loss_of_class_zero)
     for unit in units:
         model = build("timm").eval()
         others = [other.name for other in units if other.kind == unit.kind and other is not unit]

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import prunerecover
 from prunerecover import find_groups, find_units, plan_depth, plan_width
-from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.scoring import GraphContext
 from prunerecover.depth.layers.variants import Variants
@@ -21,11 +20,11 @@ from prunerecover.graph.trace import trace
 from prunerecover.importance.context import DepthContext, WidthContext
 from prunerecover.importance.registry import IMPORTANCES, compute_importances
 from prunerecover.model.batches import CalibrationSet, as_inputs
-from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.budget import Budget
 
 PARTS = ("block", "attention", "mlp", "activation")
 OF_DEPTH = tuple(name for name, entry in IMPORTANCES.items() if entry.of != "width")
+WITHOUT_UNITS = ("output_divergence", "cross_entropy", "block_output_angle")
 OF_STREAMS = ("block_influence", "angular_distance")
 HOW: dict[str, Any] = {"batches": rows("vit"), "loss": loss}
 Entries = list[tuple[Tensor, Tensor]]  # weights that go with a unit, and gradients of the mean loss
@@ -48,29 +47,28 @@ def samples() -> CalibrationSet:
     return CalibrationSet((), batches, 0, batches)
 
 
-def by_parts(model: nn.Module, name: str) -> dict[str, Tensor]:
-    """Return scores of units with the graph's replacements: identity for activations, zero for branches."""
-    found = {}
-    for kind in kinds_for(name):
-        units, replace = find_units(model, kinds=(kind,)), "identity" if kind == "activation" else "zero"
-        with evaluating(model):
-            calibrator = Calibrator(model, samples(), units, replace)
-        found |= IMPORTANCES[name](DepthContext(model=model, units=units, shared_calibrator=calibrator, **HOW))
-    return found
-
-
 def on_the_graph(model: nn.Module, name: str) -> dict[str, Tensor]:
+    """Return the scores of planning."""
     removals = Removals(model, trace(model, as_inputs(inputs()["images"][:1])), kinds_for(name))
     variants = Variants(removals, OutputDivergence(samples()))
     return IMPORTANCES[name](GraphContext.of(variants, removals.units, (), **HOW))
 
 
-@pytest.mark.parametrize("name", sorted({*OF_DEPTH} - {"random"}))
-def test_a_unit_has_one_number_by_parts_and_on_the_graph(name: str) -> None:
-    parts, graph = by_parts(dense("vit"), name), on_the_graph(dense("vit"), name)
-    assert len(parts) >= 9
-    for unit, number in parts.items():
+@pytest.mark.parametrize("name", sorted({*OF_DEPTH} - {"random", *WITHOUT_UNITS}))
+def test_a_unit_has_one_number_alone_and_in_planning(name: str) -> None:
+    model = dense("vit")
+    units, graph = find_units(model, kinds=kinds_for(name)), on_the_graph(dense("vit"), name)
+    alone = IMPORTANCES[name](DepthContext(model=model, units=units, **HOW))
+    assert len(alone) >= 9
+    for unit, number in alone.items():
         assert number.item() == pytest.approx(graph[unit].item(), rel=1e-4, abs=1e-7), unit
+
+
+@pytest.mark.parametrize("name", WITHOUT_UNITS)
+def test_networks_without_units_are_made_by_planning(name: str) -> None:
+    model = dense("vit")
+    with pytest.raises(ValueError, match=r"Expected a context made by planning, .* Use plan_depth or sensitivity"):
+        IMPORTANCES[name](DepthContext(model=model, units=find_units(model, kinds=("mlp",)), **HOW))
 
 
 @pytest.mark.parametrize("name", BOTH)

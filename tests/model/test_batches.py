@@ -18,7 +18,7 @@ from prunerecover.model.batches import ModelInputs, as_inputs
 from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.plan.edits import Remove
-from prunerecover.surgery.apply_edits import apply_edits, temporarily_applied
+from prunerecover.surgery.apply_edits import apply_edits, edited
 from prunerecover.surgery.merging import block_removals
 
 
@@ -212,7 +212,7 @@ def test_cached_sweep_equals_naive_sweep(name: str) -> None:
             edit = Remove(unit=block.attention.path, kind="attention")
             naive = build(name)
             apply_edits(naive, [edit])
-            with temporarily_applied(model, edit, {}):
+            with edited(model, [edit]):
                 cached = runner.finish(inputs, index, hidden)
             assert torch.allclose(cached, output_of(naive, batch), atol=1e-5)
             hidden = runner.advance(inputs, index, hidden, index + 1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from prunerecover import Plan, PlanSet, apply_plan
 from prunerecover.model.hashing import tensors_hash
-from prunerecover.plan.edits import Fold, Remove
+from prunerecover.plan.edits import Fold, Refit, Remove
 from prunerecover.plan.evidence import DepthEvidence, RemovalStep
 from prunerecover.plan.records import Result
 from prunerecover.surgery.apply_edits import apply_edits
@@ -126,17 +126,17 @@ def test_tensors_are_renamed_for_their_edits(tmp_path) -> None:
 
 def test_routes_fold_nothing() -> None:
     _, plan = folding((5, 1), {5: 5})
-    match = (
-        "Expected plans that leave the shared weights as they are, but 'a' folds a map into '.*4.mlp.down_proj'. Plan"
-    )
+    match = "Expected plans that leave the shared weights as they are, but 'a' changes '.*4.mlp.down_proj'. Plan"
     with pytest.raises(ValueError, match=match):
         PlanSet(names=("a",), plans=(plan,))
 
 
-def test_a_searched_plan_keeps_the_maps_of_the_runs_it_keeps() -> None:
+def test_a_searched_plan_leaves_out_the_layers_fitted_for_all_units() -> None:
     from prunerecover import plan_depth
 
     model = build("llama")
-    plan = plan_depth(model, remove={"block": 2}, batches=batches_of("llama", n=16))
-    gone = {edit.unit for edit in plan.first(1).edits if isinstance(edit, Remove)}
-    assert set(folds_of(plan.first(1))) <= gone
+    plan = plan_depth(model, remove={"block": 2}, batches=batches_of("llama", n=16), search="greedy")
+    order = [step["unit"] for step in plan.evidence["order"]]
+    first = plan.first(1)
+    assert [edit.unit for edit in first.edits if isinstance(edit, Remove)] == order[:1]
+    assert not any(isinstance(edit, Refit) for edit in first.edits)

@@ -8,9 +8,9 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
-from prunerecover.calibration.stand_in_fits import Fit, with_fit
+from prunerecover.calibration.places import Fit, with_fit
 from prunerecover.cost.macs import macs_by_module
-from prunerecover.depth.family.units import family_units
+from prunerecover.depth.layers.family_units import family_units
 from prunerecover.depth.layers.patching import Dropped, patches
 from prunerecover.depth.layers.pruned_graph import NotRemovable, PrunedGraph
 from prunerecover.depth.layers.trials import Companions, TrainingTrials, bypass, failure, joinable, merge, trying
@@ -134,7 +134,7 @@ class Removals:
         dropped = Dropped.of(self.graph, [unit for unit in graph_units if unit.name not in computing])
         finishing = state.finishing(dropped, taken_out, computing)
         finishing = (*finishing, *self._companions.patch(graph_units, (*own, *finishing)))
-        removed = [self._family_edit(unit) for unit in family if unit.kind != "block"]
+        removed = [with_fit(self._family_edit(unit), self.fits) for unit in family if unit.kind != "block"]
         if in_place:
             whole = [unit for unit in family if unit.kind == "block"]
             taken += [Bypass(unit=unit.name, kind="block", modules=self._identity(unit.name)) for unit in whole]

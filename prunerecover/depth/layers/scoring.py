@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from prunerecover.calibration.stand_in_fits import tensors_of
+from prunerecover.calibration.places import tensors_of
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.importance.context import DepthContext, ValuesOf, sum_of, unit_parameters

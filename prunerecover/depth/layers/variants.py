@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from prunerecover.calibration.held_out import Cost
-from prunerecover.calibration.stand_in_fits import tensors_of
+from prunerecover.calibration.places import tensors_of
 from prunerecover.depth.layers.prefix import PrefixRunner
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.search.objectives import Objective
+from prunerecover.display.progress import progress
 from prunerecover.divergence.outputs import OtherShape
 from prunerecover.importance.registry import check_finite
 from prunerecover.model.copies import share_copy
@@ -48,15 +48,12 @@ class Variants:
 
     Attributes:
         runner: Counts what was computed.
-        together: Variants are run one by one.
         refused: Why the last set that cannot go cannot, or "".
     """
 
-    together = 1
-
     def __init__(self, removals: Removals, objective: Objective, store: SearchStore | None = None) -> None:
         self.removals, self.objective, self.refused = removals, objective, ""
-        self._store = store or SearchStore()
+        self.store = store or SearchStore()
         self.runner = PrefixRunner(removals.graph, len(objective.all), objective.run)
         self._nodes: dict[str, int] = {}
         for node in reversed(removals.graph.nodes):
@@ -89,7 +86,7 @@ class Variants:
 
         def judged(move: Move) -> float:
             measure = partial(self._measured, move, self.objective.few, ())
-            return self._store.result("rough", sorted(names_of(move)), measure)
+            return self.store.result("rough", sorted(names_of(move)), measure)
 
         return self._each(moves, judged)
 
@@ -100,19 +97,6 @@ class Variants:
             ValueError: If a divergence is NaN.
         """
         return self._each(moves, lambda move: self._divergence((*gone, *move), gone))
-
-    def races(self, moves: Sequence[Move]) -> bool:
-        """No: see `race`."""
-        return False
-
-    def race(
-        self, gone: Sequence[Unit], moves: Sequence[Move], cost: Cost, bounds: Sequence[float] | None = None
-    ) -> list[float]:
-        """Return `scores`: a loss may fall, so that a part of the batches bounds nothing."""
-        return self.scores(gone, moves)
-
-    def settle(self, units: Sequence[Unit]) -> None:
-        """Do nothing: these units leave nothing that would have to be fitted."""
 
     def _rebase(self, units: Sequence[Unit]) -> None:
         """Compare variants with the network without these units from now on: they share what comes first with it."""
@@ -127,7 +111,7 @@ class Variants:
         key = names_of(units)
         if key not in self._known:
             measure = partial(self._measured, units, self.objective.all, base)
-            self._known[key] = self._store.result("divergence", sorted(key), measure)
+            self._known[key] = self.store.result("divergence", sorted(key), measure)
         return self._known[key]
 
     def _measured(self, units: Sequence[Unit], numbers: Sequence[int], base: Sequence[Unit] | None) -> float:
@@ -146,12 +130,14 @@ class Variants:
     def _each(self, moves: Sequence[Move], score: Callable[[Move], float]) -> list[float]:
         """Score moves; infinite for those that cannot go, and NaN is refused."""
         found = []
-        for move in moves:
-            try:
-                found.append(score(move))
-            except NotRemovable as error:
-                self.refused = f"{error} "
-                found.append(math.inf)
+        with progress("ranking units", len(moves)) as advance:
+            for move in moves:
+                try:
+                    found.append(score(move))
+                except NotRemovable as error:
+                    self.refused = f"{error} "
+                    found.append(math.inf)
+                advance()
         named = {", ".join(unit.name for unit in move): one for move, one in zip(moves, found, strict=True)}
         check_finite({name: one for name, one in named.items() if one != math.inf}, self.objective.name)
         return found

@@ -14,24 +14,21 @@ from prunerecover.plan.units import Unit
 ALONE = 1 / 6  # of a pass: one unit on held-out samples, from where it stands
 STEP = {"greedy": 1.0, "joint": 4.0}  # passes for each unit that goes
 TUNED = 10.0  # what units leave, on the output
-SEARCHES = 3.0  # of parts of a supported family for a share of a cost: with units of several sizes and without
 
 
-def expected_passes(units: Sequence[Unit], budget: Budget, search: str, *, by_parts: bool) -> float:
+def expected_passes(units: Sequence[Unit], budget: Budget, search: str) -> float:
     """Return about how many passes a search takes.
 
     Args:
         units: That may go.
         budget: How much goes.
         search: Name of the search.
-        by_parts: Whether a supported family is searched by its parts.
     """
     counts = count_by_kind(units)
     going = {kind: counts.get(kind, 0) for kind in budget.kinds(list(counts))}
     scored = sum(going.values()) * ALONE
     step = scored if search in ("exact", "rounds") else STEP.get(search, 0.0)
-    passes = scored + step * _number(going, budget) + TUNED
-    return passes * SEARCHES if by_parts and budget.share is not None and search != "one_shot" else passes
+    return scored + step * _number(going, budget) + TUNED
 
 
 def _number(available: Mapping[str, int], budget: Budget) -> float:

@@ -21,13 +21,11 @@ from prunerecover.depth.search.judge import Judge, Move
 from prunerecover.depth.search.moves import holders, of_one_module
 from prunerecover.depth.search.steps import State, Step
 from prunerecover.display.progress import progress
-from prunerecover.plan.units import names_of
 
 WIDTH = 2  # sets in the beam
 EXCHANGED = 6  # moves that are tried in the place of a chosen unit
 ROUNDS = 3  # of exchanges
 SLACK = 0.7  # of what a rough score says, which a move may cost in truth
-NEAR = 1.5  # times the least cost of a set: tuning brings no more than a third (SmolLM2-135M: 7 to 23%)
 
 
 @dataclass
@@ -62,41 +60,10 @@ class JointSearch:
         with progress("removing one unit after the other", self.goal.total) as advance:
             self._score_alone()
             while best.reached < 1:
-                found = self._grown(best, advance)
-                best = self._settled(found)
+                best = self._grown(best, advance)
             while (less := self._without_needless(best)).units != best.units:
-                settled = self._settled(less)
-                if settled.reached < 1:
-                    break
-                best = settled
+                best = less
         return best.units
-
-    def cheapest(self, sets: Sequence[Move]) -> State:
-        """Return the set that costs least once what its units leave is fitted; the first one of equals."""
-        return min((self._settled(State(units)) for units in sets), key=lambda state: state.cost)
-
-    def best_of(
-        self, sets: Sequence[Move], tune: Callable[[Move], None], gains: Callable[[Move], bool] = lambda _: True
-    ) -> Move:
-        """Return what `cheapest` does, with what units leave tuned as well.
-
-        Args:
-            sets: Units that go together, in the order in which they were chosen.
-            tune: Has the units of a set leave something that changes the output less, where it can. This takes long:
-                sets that are not near the best one without it are left out.
-            gains: Whether a set may gain so much by it that it gets ahead of others; the best one is tuned anyway.
-        """
-        distinct: dict[frozenset[str], Move] = {}
-        for units in sets:  # several searches may find the same
-            distinct.setdefault(names_of(units), units)
-        sets = list(distinct.values())
-        best = self.cheapest(sets)
-        limit = max(NEAR * best.cost, best.cost)  # the cost may be a rounding error below zero
-        near = [units for units in sets if self._state(units).cost <= limit]
-        for units in near if len(near) > 1 else ():
-            if units == best.units or gains(units):
-                tune(units)
-        return self.cheapest(near).units
 
     def _grown(self, start: State, advance: Callable[[], None]) -> State:
         """Return the best set found that meets the goal, of those that hold what is gone from the start.
@@ -139,9 +106,7 @@ class JointSearch:
             moves += list(of_one_module(units))
         known = {(unit,): self.known[unit.name] for unit in units if unit.name in self.known}
         new = [move for move in moves if move not in known]
-        start = State(reached=self.goal.reached(()))
-        steps = [Step(start, move, 0.0, self.goal.price(move)) for move in new]
-        scores = self._judged(start, steps) if self.search == "exact" else self.judge.rough(new)
+        scores = self.judge.scores((), new) if self.search == "exact" else self.judge.rough(new)
         self._rough |= set(new)
         for move, divergence in (*known.items(), *zip(new, scores, strict=True)):
             self._slopes[move] = self._slope(State(), move, divergence)
@@ -158,13 +123,10 @@ class JointSearch:
         for state in states:
             waiting = sorted(self._open(state), key=self._at_best)
             while waiting and (self.search == "exact" or self._at_best(waiting[0]) <= self._limit(found)):
-                racing = self.width == 1 and self.judge.races([step.move for step in waiting])
-                at_once = len(waiting) if racing or self.search == "exact" else self.judge.together
+                at_once = len(waiting) if self.search == "exact" else 1
                 together, waiting = waiting[:at_once], waiting[at_once:]
-                scores = self._judged(state, together)
+                scores = self.judge.scores(state.units, [step.move for step in together])
                 for step, divergence in zip(together, scores, strict=True):
-                    if racing and math.isinf(divergence):  # it cannot be among the best
-                        continue
                     self._rough.discard(step.move)
                     if len((*state.units, *step.move)) == 1:
                         self.first[step.move[0].name] = divergence
@@ -176,19 +138,6 @@ class JointSearch:
         ranked = [step for *_, step in sorted(found.values(), key=lambda entry: entry[:2])]
         enough = [step for step in ranked[self.width :] if step.price >= step.state.missing]
         return [*ranked[: self.width], *enough[: self.width - 1]]
-
-    def _judged(self, state: State, steps: Sequence[Step]) -> list[float]:
-        """Return the divergence after each step; where one set grows, that of the best one alone has to be known."""
-        moves = [step.move for step in steps]
-        if self.width > 1:
-            return self.judge.scores(state.units, moves)
-
-        def cost(number: int, divergence: float) -> tuple[float, float]:
-            slope = self._slope(state, moves[number], divergence)
-            return replace(steps[number], slope=slope).projected, divergence
-
-        exact = self.search == "exact"
-        return self.judge.race(state.units, moves, cost, None if exact else [self._at_best(step) for step in steps])
 
     def _at_best(self, step: Step) -> float:
         """Return what a step must at least cost, as far as is known."""
@@ -215,11 +164,6 @@ class JointSearch:
         if not more:
             raise not_enough(self.goal, state.units, self.judge.refused)
         return min(more, key=lambda one: one.cost)
-
-    def _settled(self, state: State) -> State:
-        """Return a set as it is once what its units leave is fitted."""
-        self.judge.settle(state.units)
-        return self._state(state.units)
 
     def _state(self, units: Move) -> State:
         return State(units, self.judge.divergence(units), self.goal.reached(units))

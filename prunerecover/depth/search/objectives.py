@@ -50,12 +50,13 @@ class OutputDivergence:
 
     Args:
         samples: Calibration samples on the network's device; rough scores are made of those that are held out.
+        held_out: Whether all scores are: for replacements with so many values that they would fit their own samples.
     """
 
     name = "output_divergence"
 
-    def __init__(self, samples: CalibrationSet) -> None:
-        self.batches = samples.all_samples
+    def __init__(self, samples: CalibrationSet, *, held_out: bool = False) -> None:
+        self.batches = samples.held_out if held_out else samples.all_samples
         self.all = range(len(self.batches))
         self.few = self.all[-len(samples.held_out) :]
         self._dense = KeptOutputs(partial(self.run, nn.Identity()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from cases.models.tiny import DECODERS as FIRST
 from cases.sampling import one_in
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from prunerecover import plan_depth
 from prunerecover.divergence.measure import mean_divergence
@@ -43,32 +40,18 @@ def batches(count: int, seed: int) -> list[Any]:
 
 def naive(model: nn.Module, data: list[Any], count: int) -> list[str]:
     """Try every block that is left, in the whole network, and take out the one that is missed least."""
-    held_out = split_batches(data, torch.device("cpu")).held_out
+    samples = split_batches(data, torch.device("cpu")).all_samples
     paths = [block.path for block in describe(model).blocks]
-    dense = [output_of(model, batch) for batch in held_out]
+    dense = [output_of(model, batch) for batch in samples]
     gone: list[int] = []
     for _ in range(count):
         found = {}
         for block in (i for i in range(len(paths)) if i not in gone):
             pruned = share_copy(model)
             apply_edits(pruned, block_removals(model, [*gone, block]))
-            found[block] = mean_divergence(held_out, dense, (output_of(pruned, batch) for batch in held_out))
+            found[block] = mean_divergence(samples, dense, (output_of(pruned, batch) for batch in samples))
         gone.append(min(found, key=lambda block: found[block]))
     return [paths[block] for block in gone]
-
-
-@contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Count calls of blocks that compute something."""
-    calls, forward = [0], LlamaDecoderLayer.forward
-
-    def counting(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        return forward(*args, **kwargs)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(LlamaDecoderLayer, "forward", counting)
-        yield calls
 
 
 def exact(model: nn.Module, data: list[Any], count: int) -> list[str]:
@@ -76,38 +59,22 @@ def exact(model: nn.Module, data: list[Any], count: int) -> list[str]:
     return [step["unit"] for step in plan.evidence["order"]]
 
 
-@pytest.mark.parametrize("seed", one_in(3, range(6)))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_set_is_that_of_exhaustive_greedy(seed: int) -> None:
     model, data = llama(seed, 7), batches(4, seed)
     assert exact(model, data, 3) == naive(model, data, 3)
 
 
-@pytest.mark.parametrize("name", one_in(8, [*FIRST, *DECODERS]))
+@pytest.mark.parametrize("name", one_in(4, [*FIRST, *DECODERS]))
 def test_the_set_is_that_of_exhaustive_greedy_in_every_family(name: str) -> None:
     model = BUILD[name]() if name in FIRST else DECODERS[name].build()
     data = [tiny_inputs(name, batch=4, seed=seed) for seed in range(4)]
     assert exact(model, data, 3) == naive(model, data, 3)
 
 
-def naive_calls(blocks: int, count: int) -> int:
-    """Return the number of calls of blocks, dense and in `naive`, for four batches."""
-    return 4 * (blocks + sum((blocks - gone) * (blocks - 1 - gone) for gone in range(count)))
-
-
-@pytest.mark.slow
-def test_it_calls_few_of_the_blocks_that_the_naive_loop_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    with counted(monkeypatch) as theirs:
-        naive(llama(0, 10), batches(4, 0), 3)
-    assert theirs[0] == naive_calls(10, 3)
-    with counted(monkeypatch) as ours:
-        exact(llama(0, 32), batches(4, 0), 7)
-    assert ours[0] <= 0.35 * naive_calls(32, 7)
-
-
-def test_units_that_were_beaten_early_have_an_importance_beyond_the_first() -> None:
+def test_the_first_unit_has_the_least_importance() -> None:
     plan = plan_depth(llama(0, 7), remove={"block": 1}, batches=batches(8, 0), search="exact", replace="zero")
     found = plan.evidence["importance"]
     assert len(found) == 7
     (first,) = plan.removed["block"]
     assert min(found, key=found.__getitem__) == first
-    assert found[first] == pytest.approx(plan.evidence["divergence"][first])

@@ -14,31 +14,28 @@ from prunerecover.session.session import Session
 
 ATTENTIONS = [Unit(f"blocks.{i}.attn", "attention", (), 0, 0) for i in range(12)]
 ACTIVATIONS = [Unit(f"blocks.{i}.mlp.act", "activation", (), 0, 0) for i in range(12)]
-BLOCKS = [Unit(f"blocks.{i}", "block", (), 0, 0) for i in range(12)]
-MLPS = [Unit(f"blocks.{i}.mlp", "mlp", (), 0, 0) for i in range(12)]
 PARTS = [*ATTENTIONS, *ACTIVATIONS]
 
 
 @pytest.mark.parametrize(
-    ("units", "budget", "search", "by_parts", "measured"),
+    ("units", "budget", "search", "measured"),
     [
-        (PARTS, Budget(remove={"attention": 2, "activation": 4}), "greedy", True, 23.3),
-        (PARTS, Budget(remove={"attention": 2, "activation": 6}), "greedy", True, 18.7),  # benchmarks.depth
-        ([*PARTS, *MLPS, *BLOCKS], Budget(macs=0.2), "greedy", True, 77.8),
-        ([*PARTS, *ATTENTIONS], Budget(macs=0.2), "joint", False, 51.9),
+        (PARTS, Budget(remove={"attention": 2, "activation": 4}), "greedy", 23.3),
+        (PARTS, Budget(remove={"attention": 2, "activation": 6}), "greedy", 18.7),  # benchmarks.depth
+        ([*PARTS, *ATTENTIONS], Budget(macs=0.2), "joint", 51.9),
     ],
 )
-def test_deit_tiny_takes_about_as_long_as_expected(units, budget, search, by_parts, measured):
-    expected = expected_passes(units, budget, search, by_parts=by_parts)
+def test_deit_tiny_takes_about_as_long_as_expected(units, budget, search, measured):
+    expected = expected_passes(units, budget, search)
     assert measured / 1.5 < expected < measured * 1.5
 
 
 def test_only_units_that_may_go_and_steps_that_are_made_count():
-    few = expected_passes(PARTS, Budget(ratio={"attention": 0.5}), "greedy", by_parts=True)
-    assert few == expected_passes(ATTENTIONS, Budget(remove={"attention": 6}), "greedy", by_parts=True)
-    once = expected_passes(PARTS, Budget(macs=0.2), "one_shot", by_parts=True)
-    assert once < expected_passes(PARTS, Budget(macs=0.2), "greedy", by_parts=True)
-    assert expected_passes(PARTS, Budget(macs=0.2), "exact", by_parts=False) > 20
+    few = expected_passes(PARTS, Budget(ratio={"attention": 0.5}), "greedy")
+    assert few == expected_passes(ATTENTIONS, Budget(remove={"attention": 6}), "greedy")
+    once = expected_passes(PARTS, Budget(macs=0.2), "one_shot")
+    assert once < expected_passes(PARTS, Budget(macs=0.2), "greedy")
+    assert expected_passes(PARTS, Budget(macs=0.2), "exact") > 20
 
 
 def test_a_pass_is_timed_on_a_few_samples_and_counted_for_all(monkeypatch):

@@ -125,7 +125,10 @@ def test_nothing_goes_for_nothing() -> None:
         ({"remove": {"attention": 1}}, "Expected blocks alone for search='run', but got attention. Give a budget in"),
         ({"budget": Budget(macs=0.2), "kinds": ["block", "mlp"]}, "Expected blocks alone for .*, but got block, mlp"),
         ({"remove": {"block": 2}, "importance": "magnitude"}, "importance to be one of .* for search='run', .*'magnit"),
-        ({"remove": {"block": BLOCKS}}, "Expected at least one block to stay, but all 6 are to be removed"),
+        (
+            {"remove": {"block": BLOCKS}},
+            "Expected at least one block of 'model.layers' to stay, so that at most 5 of 6",
+        ),
         (
             {"remove": {"block": 3}, "ignore": ["model.layers.2", "model.layers.4"]},
             "enough units .* for {'block': 3} more, .*No run of blocks that may go is long enough. Lower the budget",

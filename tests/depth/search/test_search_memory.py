@@ -10,7 +10,7 @@ from cases.depth.memory import peaks_of
 from cases.engine import batches_of, build
 
 from prunerecover import Plan, plan_depth
-from prunerecover.calibration import hidden_states
+from prunerecover.depth.layers import prefix
 
 
 @cache
@@ -25,7 +25,7 @@ def test_nothing_kept_finds_the_same(
     room: int, remove: dict[str, int], search: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = all_kept(search, **remove)
-    monkeypatch.setattr(hidden_states, "MOST_KEPT", room)
+    monkeypatch.setattr(prefix, "MOST_KEPT", room)
     found = plan_depth(build("llama"), remove=remove, batches=batches_of("llama", count=4), search=search)
     assert found.removed == wanted.removed
     assert [edit.op for edit in found.edits] == [edit.op for edit in wanted.edits]
@@ -37,9 +37,9 @@ PEAK = """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     from prunerecover import plan_depth
-    from prunerecover.calibration import hidden_states
+    from prunerecover.depth.layers import prefix
 
-    hidden_states.MOST_KEPT = 1 << 22
+    prefix.MOST_KEPT = 1 << 22
     torch.manual_seed(0)
     shape = dict(hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
     network = LlamaForCausalLM(LlamaConfig(vocab_size=2000, num_key_value_heads=4, **shape)).eval()

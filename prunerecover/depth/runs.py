@@ -1,9 +1,4 @@
-"""Contiguous runs of blocks: as sets beside the one that a search finds block by block, or alone, as the papers do.
-
-The search judges blocks one by one, each with a map of its own, or with nothing in its place where only blocks may go;
-a linear map for a whole run may make up for more than that suggests. Runs are short-listed by how little they turn the
-residual stream, and those few are fitted and judged like any other set.
-"""
+"""Contiguous runs of blocks, as papers remove them: short-listed by how little they turn the residual stream."""
 
 from __future__ import annotations
 
@@ -11,12 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.depth.search.goals import Goal
 from prunerecover.display.progress import progress
+from prunerecover.families.describe import describe
 from prunerecover.model.batches import ModelInputs, is_padding
+from prunerecover.model.block_runner import BlockRunner
 from prunerecover.plan.units import Unit
 
 SHORT_LIST = 3
@@ -48,30 +44,27 @@ def angles_at_the_end(batch: ModelInputs, before: Tensor, after: Tensor) -> Tens
 
 def runs_for(
     goal: Goal,
-    calibrator: Calibrator,
+    model: nn.Module,
     scores: Mapping[str, float],
-    *,
-    first: int = 1,
-    batches: Sequence[ModelInputs] = (),
+    batches: Sequence[ModelInputs],
     distances: Distances = cosine_distances,
 ) -> list[tuple[Unit, ...]]:
     """Return the contiguous runs that meet a goal whose ends are most alike, at most `SHORT_LIST`, these first.
 
     Args:
-        goal: How much has to go. A run is of as few blocks as that takes.
-        calibrator: Of the dense model.
+        goal: Goal, met by a run of as few blocks as possible.
+        model: Dense network of a supported family, in evaluation mode.
         scores: Importance by unit name: the order in which the blocks of a run go.
-        first: Block that a run may begin with. By default there is one before it, which a map can be folded into.
-        batches: What is looked at; none: the held-out samples.
-        distances: Of the residual stream before and after a run; their mean says how alike its ends are.
+        batches: Samples on the network's device.
+        distances: Distances of the residual stream before and after a run, averaged over tokens.
     """
-    blocks = [unit for unit in goal.units_to_score() if unit.kind == "block"]
+    blocks, layout = [unit for unit in goal.units_to_score() if unit.kind == "block"], describe(model)
     count = _length(goal, blocks)
-    by_block = {calibrator.layout.block_of(unit.name): unit for unit in blocks}
-    starts = [at for at in sorted(by_block) if at >= first and all(at + i in by_block for i in range(count))]
+    by_block = {layout.block_of(unit.name): unit for unit in blocks}
+    starts = [at for at in sorted(by_block) if all(at + i in by_block for i in range(count))]
     if not starts:
         return []
-    found = _means(calibrator, starts, count, batches or calibrator.samples.held_out, distances)
+    found = _means(BlockRunner(model, layout.container), starts, count, batches, distances)
     best = sorted(starts, key=dict(zip(starts, found, strict=True)).__getitem__)[:SHORT_LIST]
     runs = [sorted((by_block[at + i] for i in range(count)), key=lambda unit: scores[unit.name]) for at in best]
     return [tuple(run) for run in runs if goal.reached(run) >= 1]
@@ -85,15 +78,15 @@ def _length(goal: Goal, blocks: Sequence[Unit]) -> int:
 
 
 def _means(
-    calibrator: Calibrator, starts: Sequence[int], count: int, batches: Sequence[ModelInputs], distances: Distances
+    runner: BlockRunner, starts: Sequence[int], count: int, batches: Sequence[ModelInputs], distances: Distances
 ) -> list[float]:
     """Return the mean distance between the two ends of each run."""
     totals, number = [0.0] * len(starts), 0
     with progress("comparing runs of blocks", len(batches)) as advance:
         for batch in batches:
-            states = [calibrator.runner.advance(batch, 0, None, 0)]
-            for block in range(len(calibrator.layout.blocks)):
-                states.append(calibrator.runner.advance(batch, block, states[-1], block + 1))
+            states = [runner.advance(batch, 0, None, 0)]
+            for block in range(len(runner.blocks)):
+                states.append(runner.advance(batch, block, states[-1], block + 1))
             found = [distances(batch, states[at], states[at + count]) for at in starts]
             totals = [total + float(one.sum()) for total, one in zip(totals, found, strict=True)]
             number += len(found[0])

@@ -1,0 +1,65 @@
+"""Costs that go with units of depth, less the costs of their replacements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prunerecover.depth.layers.pruned_graph import NotRemovable
+from prunerecover.depth.layers.removals import Removals
+from prunerecover.plan.units import Unit, names_of
+from prunerecover.session.session import Session
+
+
+class UnitCosts:
+    """Costs of sets of units in one network, each measured once.
+
+    Args:
+        session: Network and samples.
+        removals: Units of the network, with their replacements.
+        units: Units that may go.
+    """
+
+    def __init__(self, session: Session, removals: Removals, units: Sequence[Unit]) -> None:
+        self.session, self.removals, self.units = session, removals, units
+        self._saved: dict[tuple[str, float | None, frozenset[str]], float] = {}
+
+    def saved(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:
+        """Return the share of a cost that goes with units; 0 for units that cannot go together.
+
+        Args:
+            units: Units, none inside another.
+            cost: Name of the cost.
+            wanted: Share to compare a measured latency with; see `DenseCost.removed_share`.
+        """
+        key = cost, wanted if cost == "latency" else None, names_of(units)
+        if key not in self._saved:
+            try:
+                with self.removals.trying(units):
+                    self._saved[key] = self.session.cost(cost).removed_share(self.removals.edits(units), wanted=wanted)
+            except NotRemovable:  # widths that cannot be reconciled, or an error of the network's own code
+                self._saved[key] = 0.0
+        return self._saved[key]
+
+    def of_one(self, kind: str, cost: str) -> float:
+        """Return the share of a cost that goes with one unit of a kind: the mean over half of the units."""
+        units = [unit for unit in self.units if unit.kind == kind][::2]
+        return self.saved(units, cost) / len(units)
+
+    def of_half(self, kind: str, cost: str) -> float:
+        """Return the share of a cost that goes with half of the units of a kind; latency on few samples."""
+        dense, units = self.session.cost(cost), self._some_of(kind)
+        dense = dense.on_few if cost == "latency" else dense
+        return dense.removed_share(self.removals.edits(units)) if units else 0.0
+
+    def _some_of(self, kind: str) -> list[Unit]:
+        """Return half of the units of a kind that save MACs alone, or fewer if so many save none together.
+
+        Widths around several layers may not follow; one alone is what saves most.
+        """
+        saved = {unit: self.saved([unit], "macs") for unit in self.units if unit.kind == kind}
+        own, step = [unit for unit in saved if saved[unit] > 0], 2
+        while step < len(own):
+            if self.saved(own[::step], "macs") > 0:
+                return own[::step]
+            step *= 2
+        return sorted(own, key=saved.__getitem__)[-1:]
