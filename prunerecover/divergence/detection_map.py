@@ -38,6 +38,11 @@ class MapLayout:
     objects: int | None
     classes: tuple[int, int]
 
+    def exclusive(self, output: Tensor) -> bool:
+        """Whether the class probabilities of every place sum to one."""
+        classes = output.narrow(self.dim, self.classes[0], self.classes[1] - self.classes[0])
+        return bool((classes.float().sum(self.dim) - 1).abs().max() < NEAR)
+
     def detections(self, output: Tensor, exclusive: bool) -> Detections:
         """Return the detections of a map."""
         places = output.float().movedim(self.dim, -1).flatten(1, -2)
@@ -59,8 +64,7 @@ def detection_map(dense: Tensor, pruned: Tensor) -> dict[str, Tensor]:
             f"got an output of shape {tuple(dense.shape)} that is none",
             "Leave divergence out.",
         )
-    classes = dense.narrow(layout.dim, layout.classes[0], layout.classes[1] - layout.classes[0])
-    exclusive = bool((classes.float().sum(layout.dim) - 1).abs().max() < NEAR)
+    exclusive = layout.exclusive(dense)
     return by_part(layout.detections(dense, exclusive), layout.detections(pruned, exclusive))
 
 

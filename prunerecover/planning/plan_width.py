@@ -65,7 +65,8 @@ def plan_width(
             mappings with `labels`. 256 samples do. Where labels say that BatchNorm statistics lag behind the weights,
             as in the middle of a training, it is planned for the network with statistics estimated anew (see
             `recovery.dense_reference`).
-        loss: `loss(model, batch) -> scalar`; None: cross-entropy of the logits, or the loss that the model returns.
+        loss: `loss(model, batch) -> scalar`; None: cross-entropy of the logits, or the loss that the model returns; for
+            a detection map without labels, the loss against objects drawn from the network's own output.
         labels: `labels(batch) -> (N,)` integer classes for "u_score"; None: those that the batches hold. For experts
             also classes of tokens, `(N, T)`: see `token_classes`.
         allocation: Rule that chooses the sizes of groups. None (the default): the integer program over the library of

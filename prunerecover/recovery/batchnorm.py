@@ -6,7 +6,7 @@ plain averages over the batches, as under `momentum=None` of BatchNorm.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,11 +35,24 @@ def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
     Raises:
         ValueError: If there is no batch, or if statistics come out as NaN or infinite.
     """
-    network, batches = unwrap(model), listed(batches)
+    network = unwrap(model)
+    set_statistics(network, estimated(network, listed(batches)))
+
+
+def estimated(network: nn.Module, batches: Sequence[Any]) -> dict[str, dict[str, Tensor]]:
+    """Return the averages over batches of the statistics of every BatchNorm with a call, by path and name.
+
+    Args:
+        network: Network; its state stays the same.
+        batches: Calibration batches, as in `recalibrate_batchnorm`.
+
+    Raises:
+        ValueError: See `recalibrate_batchnorm`.
+    """
     named = batchnorms(network)
     norms = list(named.values())
     if not norms:
-        return
+        return {}
     momenta = [norm.momentum for norm in norms]
     try:
         with evaluating(network), uncompiled():
@@ -48,14 +61,19 @@ def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
                 norm.reset_running_stats()
                 norm.training = True
             _run(network, batches)
-            estimated = [_statistics(path, norm) for path, norm in named.items()]
+            found = {path: _statistics(path, norm) for path, norm in named.items()}
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-    with torch.no_grad():
-        for norm, statistics in zip(norms, estimated, strict=True):
-            for name, value in statistics.items():
-                getattr(norm, name).copy_(value)
+    return {path: statistics for path, statistics in found.items() if statistics}
+
+
+@torch.no_grad()
+def set_statistics(network: nn.Module, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Set statistics of BatchNorm layers in place, by path and name."""
+    for path, own in statistics.items():
+        for name, value in own.items():
+            network.get_buffer(f"{path}.{name}").copy_(value)
 
 
 @contextmanager

@@ -25,7 +25,9 @@ from prunerecover.divergence.measure import divergence_by_sample
 from prunerecover.divergence.outputs import OtherShape, Outputs, compared
 from prunerecover.model.batches import CalibrationSet, ModelInputs, call, split_batches
 from prunerecover.model.evaluation import device_of, evaluating, uncompiled
+from prunerecover.plan.plan import Plan
 from prunerecover.recovery.batchnorm import recalibrate_batchnorm, several_samples
+from prunerecover.recovery.dense_norms import DenseNorms, by_batch, recalibrate_as_dense
 
 CLOSE = 0.02  # divergence, in nats of logits or relative to squares, at which outputs are as good as the dense ones
 AS_IT_IS, RECALIBRATED, RECONSTRUCTED = "as it is", "recalibrated", "reconstructed"
@@ -114,9 +116,23 @@ def recalibrate_if_nearer(
     return keep_nearest(network, dense, samples, {RECALIBRATED: recalibration(network)})
 
 
-def recalibration(network: nn.Module) -> Way:
-    """Return the recalibration of BatchNorm statistics as a way."""
-    return lambda samples: recalibrate_batchnorm(network, several_samples(samples) or samples)
+def recalibration(network: nn.Module, dense: nn.Module | None = None, plan: Plan | None = None) -> Way:
+    """Return the recalibration of BatchNorm statistics as a way.
+
+    Args:
+        network: Pruned network.
+        dense: Dense network, for statistics as far from those of the samples as there; None: those of the samples.
+        plan: Plan that leads from one to the other.
+    """
+
+    def way(samples: Sequence[ModelInputs]) -> None:
+        samples = several_samples(samples) or samples
+        if dense is None or plan is None:
+            recalibrate_batchnorm(network, samples)
+        else:
+            recalibrate_as_dense(network, samples, DenseNorms(dense, samples, by_batch).after(plan))
+
+    return way
 
 
 @contextmanager

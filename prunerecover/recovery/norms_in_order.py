@@ -7,7 +7,7 @@ keeps the old statistics, averages over the calls: good enough if the inputs com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.calibration.front_to_back import FrontToBack
-from prunerecover.model.batches import ModelInputs
+from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.hooks import Reached, removed_after
 from prunerecover.model.paths import get_module
 from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, check_finite, recalibrate_batchnorm, several_samples
+from prunerecover.recovery.dense_norms import DenseNorm, Statistics, moved_at
 
 
 class NormsInOrder:
@@ -27,13 +28,17 @@ class NormsInOrder:
     Args:
         network: Network in evaluation mode.
         samples: Calibration batches of the network.
+        dense: Layers of the dense network by path, with `pooled` statistics over the same samples; see `dense_norms`.
 
     Attributes:
+        dense: Layers of the dense network by path; empty if unknown.
         passes: Passes of the network over the samples, up to layers in order.
     """
 
-    def __init__(self, network: nn.Module, samples: Sequence[ModelInputs]) -> None:
-        self.network, self.samples = network, samples
+    def __init__(
+        self, network: nn.Module, samples: Sequence[ModelInputs], dense: Mapping[str, DenseNorm] | None = None
+    ) -> None:
+        self.network, self.samples, self.dense = network, samples, dense or {}
         every, self.passes = batchnorms(network), FrontToBack(network, samples)
         self.norms = {path: norm for path, norm in every.items() if self.passes.calls.get(path) == 1}
         self.settled: set[str] = set()
@@ -62,7 +67,7 @@ class NormsInOrder:
             before: Path of the layer where the final part of the network ends.
         """
         if (found := self._pooled(path, before)) is not None:
-            self.set(path, *found)
+            self.set(path, *moved_at(self.dense.get(path), *found))
 
     def set(self, path: str, mean: Tensor, variance: Tensor) -> None:
         """Set the statistics of a layer, `(C,)` each, and mark the layer as final."""
@@ -90,21 +95,54 @@ class NormsInOrder:
 
     def _pooled(self, path: str, before: str) -> tuple[Tensor, Tensor] | None:
         """Return mean and unbiased variance of the inputs of a norm over samples and positions; None without a call."""
-        count, total, square = 0, torch.zeros(()), torch.zeros(())
+        found = _Pooled()
 
         def note(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            nonlocal count, total, square
-            x = args[0].float()
-            n, others = x.numel() // x.shape[1], [dim for dim in range(x.ndim) if dim != 1]
-            variance, mean = (each.double() for each in torch.var_mean(x, others, correction=0))
-            count, total, square = count + n, n * mean + total, n * (variance + mean.square()) + square
+            found.add(args[0])
             raise Reached
 
         with removed_after(get_module(self.network, path).register_forward_pre_hook(note)):
             for inputs in self.samples:
                 with suppress(Reached):
                     self.passes.run(inputs, before)
-        if not count:
-            return None
-        mean = total / count
-        return mean, (square / count - mean.square()).clamp(min=0) * count / max(count - 1, 1)
+        return found.statistics if found.count else None
+
+
+class _Pooled:
+    """Mean and unbiased variance of the inputs of a norm over samples and positions."""
+
+    def __init__(self) -> None:
+        self.count, self._total, self._square = 0, torch.zeros(()), torch.zeros(())
+
+    def add(self, x: Tensor) -> None:
+        """Add a batch of inputs, `(N, C, ...)`."""
+        x = x.detach().float()
+        n, others = x.numel() // x.shape[1], [dim for dim in range(x.ndim) if dim != 1]
+        variance, mean = (each.double() for each in torch.var_mean(x, others, correction=0))
+        self.count, self._total = self.count + n, n * mean + self._total
+        self._square = n * (variance + mean.square()) + self._square
+
+    @property
+    def statistics(self) -> Statistics:
+        """Mean and variance, `(C,)` each."""
+        mean = self._total / self.count
+        biased = (self._square / self.count - mean.square()).clamp(min=0)
+        return mean, biased * self.count / max(self.count - 1, 1)
+
+
+def pooled(network: nn.Module, samples: Sequence[ModelInputs]) -> dict[str, Statistics]:
+    """Return the statistics of every BatchNorm over all samples together, in evaluation mode, by path.
+
+    Args:
+        network: Network in evaluation mode.
+        samples: Calibration batches of the network.
+    """
+    found = {path: _Pooled() for path in batchnorms(network)}
+
+    def noting(path: str) -> Any:
+        return get_module(network, path).register_forward_pre_hook(lambda _, args: found[path].add(args[0]))
+
+    with removed_after(*map(noting, found)), torch.no_grad():
+        for inputs in samples:
+            call(network, inputs)
+    return {path: own.statistics for path, own in found.items() if own.count}

@@ -7,7 +7,7 @@ reconstruction is due to He et al. 2017 (arXiv 1707.06168) and, towards the dens
 network, to the successors of ThiNet; we fit all kept weights of a layer, in closed form and pulled towards the old
 values. A layer at the end of a branch is fitted to bring the sum near to the dense sum: the fit also makes good the
 loss of whole blocks in the stream. The statistics of each BatchNorm are estimated anew before the layers behind it are
-fitted, over all samples together.
+fitted, over all samples together, as far from those of the samples as in the dense network (see `dense_norms`).
 
 The last layer is left alone: squared errors of logits are no measure of a model, and the layer has few rows to be
 fitted on; fitting this layer, too, made CIFAR-10's ResNet-20 worse.
@@ -39,6 +39,7 @@ from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.recovery.batchnorm import batchnorms
 from prunerecover.recovery.branch_ends import branch_ends
+from prunerecover.recovery.dense_norms import DenseNorm, DenseNorms, moved_at
 from prunerecover.recovery.dense_reference import dense_reference
 from prunerecover.recovery.judged import (
     RECALIBRATED,
@@ -49,7 +50,7 @@ from prunerecover.recovery.judged import (
     keep_nearest,
     recalibration,
 )
-from prunerecover.recovery.norms_in_order import NormsInOrder
+from prunerecover.recovery.norms_in_order import NormsInOrder, pooled
 from prunerecover.recovery.reconstruction_order import (
     calls_of,
     check_between,
@@ -106,7 +107,7 @@ def reconstruct(
     batches = with_samples(listed(batches))
     dense = dense_reference(unwrap(dense), batches)
     samples = split_batches([without_labels(batch, network) for batch in batches], device_of(network), seed)
-    ways: dict[str, Way] = {} if not batchnorms(network) else {RECALIBRATED: recalibration(network)}
+    ways: dict[str, Way] = {} if not batchnorms(network) else {RECALIBRATED: recalibration(network, dense, plan)}
     ways[RECONSTRUCTED] = lambda some: fit_layers(network, dense, plan, some, seed=seed)
     with comparing_by(divergence):
         return keep_nearest(network, dense, samples, ways)
@@ -145,7 +146,9 @@ def fit_layers(
             calls = _these(calls, only)
         check_between(network, reference, rows, calls)
     with all_or_nothing(network):
-        statistics = _fit_all(network, reference, rows, calls, samples, seed, alone=only is not None)
+        with uncompiled(), evaluating(dense):
+            norms = DenseNorms(dense, samples, pooled).after(plan)
+        statistics = _fit_all(network, reference, rows, calls, samples, seed, norms, alone=only is not None)
         for name, value in statistics.items():
             network.get_buffer(name).copy_(value)
         flush_subnormals(network)
@@ -181,6 +184,7 @@ def _fit_all(
     calls: Mapping[str, int],
     samples: Sequence[ModelInputs],
     seed: int,
+    dense_norms: Mapping[str, DenseNorm],
     *,
     alone: bool = False,
 ) -> dict[str, Tensor]:
@@ -193,7 +197,7 @@ def _fit_all(
         some = max(samples, key=lambda inputs: inputs.n_samples)
         some = some.select(torch.arange(min(some.n_samples, 2)))
         now, then = (branch_ends(model, calls, some) for model in (network, dense))
-        norms, dense_passes = NormsInOrder(network, samples), FrontToBack(dense, samples)
+        norms, dense_passes = NormsInOrder(network, samples, dense_norms), FrontToBack(dense, samples)
         with progress("reconstructing layers", len(calls)) as advance:
             for path, number in calls.items():
                 norms.settle(before=path)
@@ -237,10 +241,13 @@ def _fit(norms: NormsInOrder, dense: FrontToBack, fitted: FittedLayer, generator
         if layer.bias is not None:
             layer.bias += found[:, -1].to(layer.bias.dtype)
     else:
-        norms.set(fitted.end, *_add_behind(norms.norms[fitted.end], layer, found, moments))
+        behind = norms.norms[fitted.end], layer, found, moments, norms.dense.get(fitted.end)
+        norms.set(fitted.end, *_add_behind(*behind))
 
 
-def _add_behind(norm: Any, layer: Any, found: Tensor, moments: Moments) -> tuple[Tensor, Tensor]:
+def _add_behind(
+    norm: Any, layer: Any, found: Tensor, moments: Moments, dense: DenseNorm | None = None
+) -> tuple[Tensor, Tensor]:
     """Add a linear map of the inputs to the output of a layer with a BatchNorm behind it.
 
     The weights of each output keep their norm, a scale of later training steps, except zero weights; the BatchNorm
@@ -251,6 +258,7 @@ def _add_behind(norm: Any, layer: Any, found: Tensor, moments: Moments) -> tuple
         layer: Layer in front of the BatchNorm.
         found: Map and constant, `(outputs, inputs + 1)`.
         moments: Moments of the inputs of the layer.
+        dense: The BatchNorm in the dense network, if known.
 
     Returns:
         The new statistics of the BatchNorm, mean and variance, `(outputs,)` each.
@@ -261,7 +269,7 @@ def _add_behind(norm: Any, layer: Any, found: Tensor, moments: Moments) -> tuple
     more = scale[:, None] * weight + found[:, :-1]
     norms = weight.norm(dim=1), more.norm(dim=1)
     shrunk = torch.where(torch.minimum(*norms) > TINY, norms[0] / norms[1], 1.0)
-    new_mean, new_variance = (each.to(found) for each in moments.of(shrunk[:, None] * more))
+    new_mean, new_variance = moved_at(dense, *(each.to(found) for each in moments.of(shrunk[:, None] * more)))
     layer.weight.copy_((shrunk[:, None] * more).view_as(layer.weight))
     if layer.bias is not None:  # the norm removes a constant
         layer.bias.zero_()

@@ -16,6 +16,7 @@ from prunerecover.model.copies import deep_copy
 from prunerecover.model.hooks import counting
 from prunerecover.plan.edits import Config, Narrow, Remove
 from prunerecover.plan.plan import Plan
+from prunerecover.recovery.batchnorm import batchnorms
 from prunerecover.surgery.apply_edits import apply_edits
 
 
@@ -33,13 +34,14 @@ def reference_of(dense: nn.Module, plan: Plan) -> nn.Module:
 
 
 def kept_rows(dense: nn.Module, plan: Plan) -> dict[str, Tensor]:
-    """Return the kept outputs of each narrowed layer, by path, as ascending indices of the dense outputs.
+    """Return the kept outputs of each narrowed layer or BatchNorm, by path, as ascending indices of the dense outputs.
 
     Raises:
         ValueError: If the plan narrows more outputs than a layer has.
     """
     kept: dict[str, Tensor] = {}
     layers: dict[str, Any] = {path: module for path, module in dense.named_modules() if is_plain(module)}
+    layers |= {path: norm for path, norm in batchnorms(dense).items() if norm.affine}
     for edit in plan.edits:
         for part in edit.group if isinstance(edit, Narrow) else ():
             path, _, name = part.tensor.rpartition(".")

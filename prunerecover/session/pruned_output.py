@@ -15,8 +15,10 @@ from prunerecover.model.batches import CalibrationSet, ModelInputs, call
 from prunerecover.model.copies import deep_copy, share_copy
 from prunerecover.model.evaluation import evaluating, uncompiled
 from prunerecover.plan.edits import Edit
+from prunerecover.plan.plan import Plan
 from prunerecover.plan.removed_units import removed_units
-from prunerecover.recovery.batchnorm import batchnorms, recalibrate_batchnorm, several_samples
+from prunerecover.recovery.batchnorm import batchnorms, several_samples
+from prunerecover.recovery.dense_norms import DenseNorms, by_batch, recalibrate_as_dense
 from prunerecover.surgery.apply_edits import apply_edits
 
 SAMPLES = 64
@@ -58,7 +60,7 @@ class PrunedOutput:
         return comparable(output, self.batches[number].n_samples)
 
     def divergence(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> float:
-        """Return the mean divergence over samples after edits on a copy, with BatchNorm recalibrated."""
+        """Return the mean divergence over samples after edits on a copy, with BatchNorm recalibrated as in `dense_norms`."""
         return self.divergence_of(self.pruned(edits, tensors))
 
     def divergence_of(self, network: nn.Module) -> float:
@@ -76,8 +78,12 @@ class PrunedOutput:
         apply_edits(network, edits, tensors)
         if self.recalibration and removed_units(edits) and batchnorms(network):
             network = deep_copy(network)  # with separate statistics
-            recalibrate_batchnorm(network, self.recalibration)
+            recalibrate_as_dense(network, self.recalibration, self._norms.after(Plan(edits=tuple(edits))))
         return network
+
+    @cached_property
+    def _norms(self) -> DenseNorms:
+        return DenseNorms(self.model, self.recalibration, by_batch)
 
 
 def judge_of(model: nn.Module, samples: CalibrationSet) -> PrunedOutput:

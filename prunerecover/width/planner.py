@@ -13,7 +13,7 @@ from typing import Any
 
 from prunerecover.display.progress import progress
 from prunerecover.importance.context import Importance, WidthContext
-from prunerecover.importance.measuring.losses import supervised_loss
+from prunerecover.importance.measuring.drawn import usual_loss
 from prunerecover.importance.measuring.names import name_of
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.importance.registry import compute_importances
@@ -101,13 +101,14 @@ class WidthPlanner:
         if missing and isinstance(self.config.scores, SavedScores):
             self._scores |= {key: (one, self._saved(name_of(one))) for key, one in missing.items()}
         elif missing:
+            session = self.session
             context = WidthContext(
-                model=self.session.model,
+                model=session.model,
                 groups=self.network.groups_as_they_are,
-                batches=self.session.batches,
-                loss=self.session.loss or supervised_loss,
+                batches=session.batches,
+                loss=session.loss or usual_loss(session.model, session.example, session.batches[0], self.config.seed),
                 labels=self.config.labels,
-                seed=self.session.seed,
+                seed=session.seed,
             )
             names = [name_of(one) for one in missing.values()]
             with with_free_heads(self.session.model, self.network.attentions):

@@ -1,0 +1,82 @@
+"""Loss of a detector against objects drawn from its own output, to score units without labels.
+
+The gradient of a divergence is zero at the dense network itself. A loss against samples of the network's own
+probabilities has no such flaw: its squared gradients have the curvature of the divergence as their mean (the Fisher
+information), so a unit scores high if the objects, boxes or classes depend on it.
+
+Covered: detection maps, with a target at every place: an object or none, and the box and class of an object.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunerecover.divergence.detection_map import layout_of
+from prunerecover.divergence.detections import Detections, spread_of, terms_of
+from prunerecover.divergence.outputs import compared
+from prunerecover.divergence.terms import LEAST
+from prunerecover.importance.measuring.losses import Loss, supervised_loss
+from prunerecover.model.batches import ModelInputs, as_inputs, call, split_labels
+
+
+def drawn_loss(model: nn.Module, batch: Any, *, seed: int = 0) -> Tensor:
+    """Return the divergence from objects drawn from the model's own output, a differentiable scalar.
+
+    Args:
+        model: Network with a detection map as output.
+        batch: Batch with or without labels; labels are not read.
+        seed: Seed of the draws.
+    """
+    output = compared(call(model, as_inputs(batch)))
+    assert isinstance(output, Tensor), "see draws_for"
+    layout = layout_of(output.detach())
+    assert layout is not None, "see draws_for"
+    own = layout.detections(output, exclusive=layout.exclusive(output))
+    still = own.reshaped(Tensor.detach)
+    terms = terms_of(drawn(still, seed), own, spread_of(still))
+    return (torch.stack([*terms.values()]).sum((0, 2)) / still.objects.sum(1).clamp_min(1)).mean()
+
+
+@torch.no_grad()
+def drawn(own: Detections, seed: int) -> Detections:
+    """Return detections drawn from probabilities: an object at a place or none, with a box and classes.
+
+    Args:
+        own: Detections; boxes are drawn around the network's, from the Gaussian whose likelihood is the squared error.
+        seed: Seed of the draws.
+    """
+    generator = torch.Generator(own.objects.device).manual_seed(seed)
+    objects = torch.bernoulli(own.objects.clamp(0, 1), generator=generator)
+    noise = torch.randn(own.boxes.shape, generator=generator, device=own.boxes.device)
+    boxes = own.boxes + (spread_of(own) * own.boxes.shape[-1] / 2).sqrt() * noise
+    if own.exclusive:
+        number = torch.multinomial(own.classes.clamp_min(LEAST).flatten(0, 1), 1, generator=generator)
+        classes = F.one_hot(number.view(own.objects.shape), own.classes.shape[-1]).to(own.classes)
+    else:
+        classes = torch.bernoulli(own.classes.clamp(0, 1), generator=generator)
+    return replace(own, objects=objects, boxes=boxes, classes=classes)
+
+
+@torch.no_grad()
+def usual_loss(model: nn.Module, example: ModelInputs, batch: Any, seed: int) -> Loss:
+    """Return the default loss for scores: of labels, or of drawn objects for a detection map without labels.
+
+    Args:
+        model: Network in evaluation mode.
+        example: Inputs of a sample.
+        batch: Batch of a user.
+        seed: Seed of the draws.
+    """
+    try:
+        split_labels(batch)
+    except TypeError:
+        output = compared(call(model, example))
+        if isinstance(output, Tensor) and layout_of(output) is not None:
+            return partial(drawn_loss, seed=seed)
+    return supervised_loss

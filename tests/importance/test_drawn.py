@@ -1,0 +1,70 @@
+"""Objects drawn from a detector's own output score units by the curvature of the divergence, without labels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from prunerecover import Budget, plan_width
+from prunerecover.divergence.detections import Detections, by_part
+from prunerecover.importance.measuring.drawn import drawn, drawn_loss, usual_loss
+from prunerecover.importance.measuring.losses import supervised_loss
+from prunerecover.model.batches import ModelInputs
+
+
+class Cells(nn.Module):
+    """Detector of two classes: an object, a box and a class for each cell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 7, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.head(self.first(x).relu())
+        return torch.cat([x[:, :1].sigmoid(), 3 * x[:, 1:5], x[:, 5:].softmax(1)], 1)
+
+
+def images(n: int = 4) -> Tensor:
+    return 2 * torch.randn(n, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+
+
+def detections(logit: Tensor) -> Detections:
+    rows = torch.zeros(1, 4000, 4) + torch.linspace(-1, 1, 4000)[None, :, None]
+    classes = torch.full((1, 4000, 2), 0.5)
+    return Detections(logit.sigmoid().expand(1, 4000), rows, classes, exclusive=True)
+
+
+def test_squared_gradients_have_the_curvature_of_the_divergence() -> None:
+    """Oracle: the second derivative of the divergence by the logit of all objects, p (1 - p) per place."""
+    logit = torch.tensor(-1.0, requires_grad=True)
+    own = detections(logit)
+    p = own.objects[0, 0].item()
+    gone = drawn(detections(logit.detach()), 0).objects
+    each = (own.objects.detach() - gone) / 1.0  # gradient of the cross-entropy by the logit, place by place
+    still = detections(logit.detach())
+    divergence = torch.autograd.functional.hessian(lambda x: by_part(still, detections(x))["objects"], logit.detach())
+    places = still.objects.sum()
+    assert each.square().mean().item() == pytest.approx(p * (1 - p), rel=0.05)
+    assert float(divergence * places) / 4000 == pytest.approx(p * (1 - p), rel=0.01)
+
+
+def test_draws_follow_the_seed_and_the_network() -> None:
+    network, batch = Cells(), images()
+    first, again, other = (drawn_loss(network, batch, seed=seed) for seed in (0, 0, 1))
+    assert first.item() == again.item() != other.item()
+    gradients = torch.autograd.grad(first, list(network.parameters()))
+    assert all(gradient.isfinite().all() and gradient.abs().sum() > 0 for gradient in gradients)
+
+
+def test_a_detector_is_planned_from_images_alone() -> None:
+    plan = plan_width(Cells().eval(), Budget(macs=0.3), batches=list(images(32).split(8)))
+    assert plan.removed["channel"]
+
+
+def test_labels_are_read_where_there_are_any() -> None:
+    network, example = Cells().eval(), ModelInputs((images(1),))
+    assert usual_loss(network, example, (images(), torch.zeros(4)), 0) is supervised_loss
+    assert usual_loss(nn.Conv2d(3, 2, 1), example, images(), 0) is supervised_loss
+    assert usual_loss(network, example, images(), 0) is not supervised_loss
