@@ -60,7 +60,7 @@ class PrunedOutput:
         return comparable(output, self.batches[number].n_samples)
 
     def divergence(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> float:
-        """Return the mean divergence over samples after edits on a copy, with BatchNorm recalibrated as in `dense_norms`."""
+        """Return the mean divergence over samples after edits on a copy, with BatchNorm as in `dense_norms`."""
         return self.divergence_of(self.pruned(edits, tensors))
 
     def divergence_of(self, network: nn.Module) -> float:
