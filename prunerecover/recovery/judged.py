@@ -27,7 +27,7 @@ from prunerecover.model.batches import CalibrationSet, ModelInputs, call, split_
 from prunerecover.model.evaluation import device_of, evaluating, uncompiled
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.batchnorm import recalibrate_batchnorm, several_samples
-from prunerecover.recovery.dense_norms import DenseNorms, by_batch, recalibrate_as_dense
+from prunerecover.recovery.dense_reference import DenseNorms, by_batch, recalibrate_as_dense
 
 CLOSE = 0.02  # divergence, in nats of logits or relative to squares, at which outputs are as good as the dense ones
 AS_IT_IS, RECALIBRATED, RECONSTRUCTED = "as it is", "recalibrated", "reconstructed"

@@ -19,7 +19,7 @@ from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.hooks import Reached, removed_after
 from prunerecover.model.paths import get_module
 from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, check_finite, recalibrate_batchnorm, several_samples
-from prunerecover.recovery.dense_norms import DenseNorm, Statistics, moved_at
+from prunerecover.recovery.dense_reference import DenseNorm, Statistics, moved_at
 
 
 class NormsInOrder:
@@ -28,7 +28,7 @@ class NormsInOrder:
     Args:
         network: Network in evaluation mode.
         samples: Calibration batches of the network.
-        dense: Layers of the dense network by path, with `pooled` statistics over the same samples; see `dense_norms`.
+        dense: Layers of the dense network by path, with `pooled` statistics over the same samples; see `DenseNorms`.
 
     Attributes:
         dense: Layers of the dense network by path; empty if unknown.

@@ -7,7 +7,7 @@ reconstruction is due to He et al. 2017 (arXiv 1707.06168) and, towards the dens
 network, to the successors of ThiNet; we fit all kept weights of a layer, in closed form and pulled towards the old
 values. A layer at the end of a branch is fitted to bring the sum near to the dense sum: the fit also makes good the
 loss of whole blocks in the stream. The statistics of each BatchNorm are estimated anew before the layers behind it are
-fitted, over all samples together, as far from those of the samples as in the dense network (see `dense_norms`).
+fitted, over all samples together, as far from those of the samples as in the dense network (see `DenseNorms`).
 
 The last layer is left alone: squared errors of logits are no measure of a model, and the layer has few rows to be
 fitted on; fitting this layer, too, made CIFAR-10's ResNet-20 worse.
@@ -39,8 +39,7 @@ from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.recovery.batchnorm import batchnorms
 from prunerecover.recovery.branch_ends import branch_ends
-from prunerecover.recovery.dense_norms import DenseNorm, DenseNorms, moved_at
-from prunerecover.recovery.dense_reference import dense_reference
+from prunerecover.recovery.dense_reference import DenseNorm, DenseNorms, dense_reference, moved_at
 from prunerecover.recovery.judged import (
     RECALIBRATED,
     RECONSTRUCTED,

@@ -18,7 +18,7 @@ from prunerecover.plan.edits import Edit
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.removed_units import removed_units
 from prunerecover.recovery.batchnorm import batchnorms, several_samples
-from prunerecover.recovery.dense_norms import DenseNorms, by_batch, recalibrate_as_dense
+from prunerecover.recovery.dense_reference import DenseNorms, by_batch, recalibrate_as_dense
 from prunerecover.surgery.apply_edits import apply_edits
 
 SAMPLES = 64
@@ -60,7 +60,7 @@ class PrunedOutput:
         return comparable(output, self.batches[number].n_samples)
 
     def divergence(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> float:
-        """Return the mean divergence over samples after edits on a copy, with BatchNorm as in `dense_norms`."""
+        """Return the mean divergence over samples after edits on a copy, with BatchNorm as in `DenseNorms`."""
         return self.divergence_of(self.pruned(edits, tensors))
 
     def divergence_of(self, network: nn.Module) -> float:

@@ -31,6 +31,7 @@ from prunerecover.model.batches import split_batches
 from prunerecover.plan.evidence import SplitEvidence
 from prunerecover.planning.arguments import PruningConfig
 from prunerecover.planning.planner import Planner
+from prunerecover.recovery.judged import recalibration
 from prunerecover.recovery.reconstruction import fit_layers
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
@@ -228,7 +229,7 @@ def test_splits_of_networks_with_batchnorm_are_compared_once_they_are_nearest() 
         dense, output = model(inputs).log_softmax(-1), network.eval()(inputs).log_softmax(-1)
         return nn.functional.kl_div(output, dense, log_target=True, reduction="batchmean").item()
 
-    recalibrate_batchnorm(network, samples.fit)
+    recalibration(network, model, plan)(samples.fit)
     recalibrated = divergence()
     fit_layers(network, model, plan, samples.fit)
     nearest = min(recalibrated, divergence())

@@ -7,6 +7,7 @@ augmentation: where surgery changes nothing, the output must stay the same.
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from prunerecover import Budget, Plan, apply_plan, plan_width
 from prunerecover.importance.context import WidthContext
 from prunerecover.model.batches import ModelInputs
 from prunerecover.recovery.batchnorm import batchnorms, recalibrate_batchnorm
-from prunerecover.recovery.dense_norms import by_batch
+from prunerecover.recovery.dense_reference import by_batch
 from prunerecover.recovery.judged import recalibration
 from prunerecover.recovery.reconstruction import fit_layers
 from prunerecover.session.pruned_output import PrunedOutput
@@ -26,11 +27,11 @@ SAMPLES = [ModelInputs((part,)) for part in images().split(32)]
 DEAD = (1, 4)
 
 
-def of_other_data() -> nn.Module:
+def of_other_data() -> Any:
     """Return convolutions with BatchNorm; the channels `DEAD` of the first are zero behind it."""
     torch.manual_seed(0)
     layers = (nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.BatchNorm2d(6))
-    network = nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)).eval()
+    network: Any = nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)).eval()
     recalibrate_batchnorm(network, [1 + 3 * images(64, 5)])
     network[0].weight.data[[*DEAD]], network[1].bias.data[[*DEAD]] = 0, -1
     network[1].running_mean[[*DEAD]] = 0
@@ -39,10 +40,11 @@ def of_other_data() -> nn.Module:
 
 def output(network: nn.Module) -> Tensor:
     with torch.no_grad():
-        return network(images(16, 9))
+        found: Tensor = network(images(16, 9))
+        return found
 
 
-def without_dead(dense: nn.Module) -> tuple[nn.Module, Plan]:
+def without_dead(dense: nn.Module) -> tuple[Any, Plan]:
     def least_of_the_dead(context: WidthContext) -> dict[str, Tensor]:
         return {g.name: torch.tensor([float(unit not in DEAD) for unit in range(g.size)]) for g in context.groups}
 
@@ -86,4 +88,6 @@ def test_averages_over_batches_equal_the_layers_own() -> None:
     found, before = by_batch(dense, SAMPLES), copy.deepcopy(dense.state_dict())
     assert all(torch.equal(value, before[name]) for name, value in dense.state_dict().items())
     recalibrate_batchnorm(dense, [inputs.args[0] for inputs in SAMPLES])
-    assert all(torch.equal(found[path][1], norm.running_var) for path, norm in batchnorms(dense).items())
+    for path, norm in batchnorms(dense).items():
+        assert norm.running_var is not None
+        assert torch.equal(found[path][1], norm.running_var)

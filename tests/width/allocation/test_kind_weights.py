@@ -16,7 +16,7 @@ from cases.width.plan_width import Batches, cnn, labelled_batches, vit
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from prunerecover import Budget, apply_plan, plan_width, recalibrate_batchnorm
+from prunerecover import Budget, apply_plan, plan_width
 from prunerecover.callbacks import WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.divergence.registry import output_divergence
@@ -24,6 +24,7 @@ from prunerecover.model.batches import ModelInputs, split_batches
 from prunerecover.model.copies import deep_copy
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier
+from prunerecover.recovery.judged import recalibration
 from prunerecover.session.pruned_output import PrunedOutput, subsample
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
@@ -129,7 +130,7 @@ def test_the_divergence_is_that_of_the_plan_with_recalibrated_statistics() -> No
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     pruned = deep_copy(model)
     apply_plan(pruned, plan)
-    recalibrate_batchnorm(pruned, batches)
+    recalibration(pruned, model, plan)(batches)
     with torch.no_grad():
         expected = [output_divergence(model(x), pruned.eval()(x)) for (x,) in (batch.args for batch in batches)]
     assert found == pytest.approx(float(sum(expected)) / len(expected))
