@@ -37,7 +37,8 @@ class WidthPlanning(Planning):
         given = self.config.importance if isinstance(self.config.importance, tuple) else (self.config.importance,)
         roles = dict(zip(("removal", "protection"), (None, *given)[-2:], strict=True))  # names in checkpoints
         others = {name: value for name, value in super().deciding.items() if name not in elsewhere}
-        return roles | others | {"allocation": self.config.allocation or "per_cost"}
+        allocation = self.config.allocation or "per_cost"
+        return roles | others | {"allocation": "tolerance" if allocation == "fair_pruner" else allocation}
 
     def check_budget(self, budget: Budget | None) -> None:
         """Raise an error unless a budget that fits the kinds of units, or a tolerance, is given."""

@@ -15,6 +15,7 @@ from torch import nn
 
 import prunerecover
 from prunerecover import DistillRecover, RoutedLoRARecover, compare, find_groups, find_units, plan_omission_sets
+from prunerecover.callbacks.planning.width import WidthPlanning
 from prunerecover.former import END, FORMER
 from prunerecover.recipes.cli.names import with_method_class
 from prunerecover.recipes.plan_methods.joint import JointPlan
@@ -132,3 +133,8 @@ def test_present_names_do_not_warn(recwarn: pytest.WarningsRecorder) -> None:
         present()
     assert not [one for one in recwarn if one.category is FutureWarning]
     assert find_units(tiny_timm(), kinds="attention")
+
+
+def test_checkpoints_keep_the_name_of_an_allocation_that_they_began_with() -> None:
+    signature = WidthPlanning(allocation="fair_pruner", tolerance=0.05).signature
+    assert signature["allocation"] == "tolerance"
