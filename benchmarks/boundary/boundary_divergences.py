@@ -21,7 +21,7 @@ from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Table, figure, text, told
 from benchmarks.runner.rows import Figure, Results, Row
 from prunerecover.display.markdown import table
-from prunerecover.model.evaluation import evaluating, ordinary_arithmetic
+from prunerecover.model.evaluation import ordinary_arithmetic
 
 RUNS = (3, 4, 5)
 
@@ -30,10 +30,10 @@ def measure(attention: int) -> dict[str, Any]:
     """Return the divergence of a split with the best replacement of each unit, and the mean accuracy of its runs."""
     planner, runs = default_planner(), Results.read("boundary_map").find(attention=attention)
     gone = {name for names in runs[0]["removed"].values() for name in names}
-    with ordinary_arithmetic(), evaluating(planner.model):
-        chosen = planner.calibrator.choose([unit for unit in planner.units if unit.name in gone])
+    with ordinary_arithmetic():
+        divergence = planner.divergence_without([unit for unit in planner.units if unit.name in gone])
     top1 = float(np.mean([run.figures["top1"].value for run in runs]))
-    return {"activation": runs[0]["activation"], "divergence": Figure(chosen[-1].divergence), "top1": Figure(top1)}
+    return {"activation": runs[0]["activation"], "divergence": Figure(divergence), "top1": Figure(top1)}
 
 
 def relation(rows: Sequence[Row]) -> str:

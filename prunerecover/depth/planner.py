@@ -15,7 +15,7 @@ from prunerecover.depth.arguments import DepthConfig, kinds_of
 from prunerecover.depth.choice import Choice
 from prunerecover.depth.evidence import removed_by, steps_of, warn_of_excess
 from prunerecover.depth.feasible import check_share
-from prunerecover.depth.finished import finished
+from prunerecover.depth.finished import Finished, finished
 from prunerecover.depth.fits import fit_alone, leave_by_name, weights_of
 from prunerecover.depth.layers.scoring import GraphContext
 from prunerecover.depth.layers.standard import with_blocks_taken_out
@@ -125,6 +125,11 @@ class DepthPlanner:
         with self.session.evaluating():
             return self.costs.of_one(kind, cost)
 
+    def divergence_without(self, units: Sequence[Unit]) -> float:
+        """Return the divergence of the output on held-out samples without units, fitted together as in a plan."""
+        with self.session.evaluating():
+            return self.session.output.divergence_of(self.session.output.pruned(*self._finished(units)))
+
     def blocks_left_as_identity(self) -> list[str]:
         """Names of the blocks in whose place an identity stays: the rest is no model that transformers can make."""
         with self.session.evaluating():
@@ -137,8 +142,7 @@ class DepthPlanner:
             check_share(self.session, self.removals, self.units, budget, self.config)
             choice = Choice(self.session, self.variants, self.costs, self, self.config, self.search)
             scores, order = choice.chosen(self._goal(_aim(budget)), budget)
-            weights = self._weights if self._fits else None
-            edits, tensors = finished(self.session, self.variants, order, weights, by_loss=self.config.by_loss)
+            edits, tensors = self._finished(order)
             found = DepthEvidence(
                 units={unit.name: unit.kind for unit in self.units},
                 importance={name: value for name, value in scores.items() if math.isfinite(value)},
@@ -163,6 +167,10 @@ class DepthPlanner:
             example=self.session.example,
             evidence={**found.to_dict(), **removed, **steps},
         )
+
+    def _finished(self, units: Sequence[Unit]) -> Finished:
+        weights = self._weights if self._fits else None
+        return finished(self.session, self.variants, units, weights, by_loss=self.config.by_loss)
 
     def _goal(self, budget: Budget) -> Goal:
         """Return how much has to go."""

@@ -4,7 +4,7 @@ First-order scores order heads among heads and neurons among neurons. Between ki
 measure the cost of a small step, and the loss of a head of three is no small step. Scores also ignore that fewer
 remaining units of a group are dearer. The size of both effects depends on the model and on the budget, so several
 weightings are tried: each narrows a copy of the model, and the weighting with the least divergence of the copy's output
-from the dense model's is kept. Depth is decided alike (`calibrator`).
+from the dense model's is kept.
 """
 
 from __future__ import annotations
