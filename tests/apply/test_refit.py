@@ -17,8 +17,9 @@ from prunerecover.plan.edits import Fold
 from prunerecover.plan.plan import Plan
 from prunerecover.planning.plan_depth import plan_depth
 from prunerecover.surgery.apply_edits import apply_edits, undo
-from prunerecover.surgery.merging import merge, merge_edits
+from prunerecover.surgery.merging import block_removals, merge, merge_edits
 from prunerecover.surgery.optimizer_update import update_optimizer
+from prunerecover.surgery.provenance import plan_for
 
 
 def trained(model: nn.Module) -> nn.Module:
@@ -133,6 +134,18 @@ def test_it_is_undone_without_a_trace(name: str) -> None:
     edit, tensors = fold(name)
     with unchanged(model):
         undo(model, apply_edits(model, [edit], tensors).journal)
+
+
+def test_maps_of_earlier_plans_are_not_fitted_again() -> None:
+    edit, tensors = fold("timm")
+    edits = [edit, *block_removals(build("timm"), [2])]
+    plan = plan_for(build("timm"), edits, method="depth/output_divergence", seed=0, tensors=tensors)
+    match = r"can be fitted again, but 'blocks.2' leaves a map in 'blocks.1.mlp.fc2', as plans of earlier versions do"
+    with pytest.raises(ValueError, match=match):
+        refit_plan(trained(build("timm")), plan, batches_of("timm"))
+    model = build("timm")
+    apply_plan(model, plan)
+    assert len(model.blocks) == 3
 
 
 def test_no_parameter_is_added_and_merging_does_nothing_more() -> None:
