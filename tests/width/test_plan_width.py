@@ -150,7 +150,7 @@ def test_tolerance_by_the_book(batches: Batches) -> None:
         left, size = plan.evidence["kept"][group.name]
         assert size - left == min(removable(low[group.name], high[group.name], 0.3), size - 1)
     assert plan.evidence["tolerance"] == 0.3
-    assert plan.made_by.method == "width/tolerance"
+    assert plan.made_by.method == "width/fair_pruner"
     for entered, bound in plan.evidence["protected_mass"].values():
         assert entered <= bound + 1e-12
 

@@ -23,6 +23,7 @@ from prunerecover.divergence.outputs import compared
 from prunerecover.divergence.terms import LEAST
 from prunerecover.importance.measuring.losses import Loss, supervised_loss
 from prunerecover.model.batches import ModelInputs, as_inputs, call, split_labels
+from prunerecover.model.evaluation import evaluating
 
 
 def drawn_loss(model: nn.Module, batch: Any, *, seed: int = 0) -> Tensor:
@@ -68,7 +69,7 @@ def usual_loss(model: nn.Module, example: ModelInputs, batch: Any, seed: int) ->
     """Return the default loss for scores: of labels, or of drawn objects for a detection map without labels.
 
     Args:
-        model: Network in evaluation mode.
+        model: Network.
         example: Inputs of a sample.
         batch: Batch of a user.
         seed: Seed of the draws.
@@ -76,7 +77,8 @@ def usual_loss(model: nn.Module, example: ModelInputs, batch: Any, seed: int) ->
     try:
         split_labels(batch)
     except TypeError:
-        output = compared(call(model, example))
+        with evaluating(model):
+            output = compared(call(model, example))
         if isinstance(output, Tensor) and layout_of(output) is not None:
             return partial(drawn_loss, seed=seed)
     return supervised_loss
