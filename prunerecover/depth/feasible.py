@@ -57,9 +57,6 @@ def check_share(
     cost, share = budget.share
     if config.search not in SET_SEARCHES:
         check_comparable(units, config.registered)
-    fits, removals.fits = removals.fits, {}
     most_blocks = sum(unit.kind == "block" for unit in removals.units) - 1
-    try:
+    with removals.bare():
         check_most(units, cost, share, lambda own: session.cost(cost).removed_share(removals.edits(own)), most_blocks)
-    finally:
-        removals.fits = fits

@@ -41,9 +41,10 @@ class UnitCosts:
         return self._saved[key]
 
     def of_one(self, kind: str, cost: str) -> float:
-        """Return the share of a cost that goes with one unit of a kind: the mean over half of the units."""
+        """Return the share of a cost that goes with one unit that leaves nothing: the mean over half of a kind."""
         units = [unit for unit in self.units if unit.kind == kind][::2]
-        return self.saved(units, cost) / len(units)
+        with self.removals.bare():
+            return self.session.cost(cost).removed_share(self.removals.edits(units)) / len(units)
 
     def of_half(self, kind: str, cost: str) -> float:
         """Return the share of a cost that goes with half of the units of a kind; latency on few samples."""

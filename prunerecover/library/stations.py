@@ -14,6 +14,7 @@ from prunerecover.graph.computation_graph import ComputationGraph
 from prunerecover.graph.trace import trace_graph
 from prunerecover.library.variants import LibrarySite
 from prunerecover.model.batches import ModelInputs
+from prunerecover.model.hashing import is_quantised
 from prunerecover.model.hooks import first_tensor, until_reached
 from prunerecover.model.linears import is_linear, is_transposed
 from prunerecover.model.paths import get_module, is_within
@@ -108,10 +109,15 @@ def _reader(model: nn.Module, graph: ComputationGraph, site: LibrarySite) -> str
     if site.unit is not None and not reads:
         within = (site.unit.name, *site.unit.targets)
         reads = {path for path in graph.times if any(is_within(path, own) for own in within)}
-    plain = [path for path in reads if graph.times[path] == 1 and is_linear(get_module(model, path))]
+    plain = [path for path in reads if graph.times[path] == 1 and _is_plain(get_module(model, path))]
     if site.groups and len(plain) > 1:
         return ""
     return max(plain, key=lambda path: graph.first_in.get(path, -1), default="")
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a module is a linear that can get new values."""
+    return is_linear(module) and not any(map(is_quantised, module.parameters()))
 
 
 def seen_at(passes: FrontToBack, station: Station, inputs: ModelInputs) -> Seen | None:

@@ -84,7 +84,7 @@ def test_a_share_is_met_with_what_units_leave() -> None:
     fitted, plan = search.run()
     assert macs_removed(model, plan) >= share - 1e-9
     assert told.runs == runs + runs
-    assert split_of(plan) == (4, 1)
+    assert split_of(plan) == (3, 1)
     assert fitted.best(splits=by_addition).split == (4, 0)
     assert plan.edits == plan_boundary(model, Budget(macs=share), batches=BATCHES, evaluate=told).edits
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 
 from torch import Tensor, nn
@@ -146,6 +146,15 @@ class Removals:
         except ValueError as error:  # no block would stay
             raise NotRemovable(str(error)) from error
         return (*removed, *rewrites, *own, *taken, *activations, *finishing, *merged, *gone)
+
+    @contextmanager
+    def bare(self) -> Iterator[None]:
+        """Have units leave nothing that is fitted inside a `with` block."""
+        fits, self.fits = self.fits, {}
+        try:
+            yield
+        finally:
+            self.fits = fits
 
     def units_on_graph(self) -> tuple[GraphUnit, ...]:
         """Return blocks and branches that the graph shows, in order of execution."""

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 def moved(module: nn.Module, device: torch.device) -> nn.Module:
     """Move a module to a device, except the meta device, where a model has parameters and no buffers."""
-    return module if device.type == "meta" else module.to(device)
+    stays = device.type == "meta" or all(held.device == device for held in (*module.parameters(), *module.buffers()))
+    return module if stays else module.to(device)
 
 
 def move_tensor(tensor: Tensor, device: torch.device) -> None:
