@@ -23,7 +23,7 @@ KINDS = ("attention", "layer")
 def planner() -> DepthPlanner:
     model = tiny_llama().eval()
     ids = torch.randint(16, (8, 6), generator=torch.Generator().manual_seed(0))
-    config = DepthConfig(importance="block_output_angle", search="two_to_one")
+    config = DepthConfig(importance="block_output_angle", search="two_to_one", replace="zero")
     return DepthPlanner(Session(model, [{"input_ids": ids[:3]}, {"input_ids": ids[3:]}]), KINDS, config)
 
 
