@@ -88,8 +88,7 @@ def test_kinds_are_timed_on_few_samples_and_what_is_planned_on_all(monkeypatch: 
     few = [left for samples, left in timed if samples == saved_cost.TIMED]
     assert len(few) == len(how["kinds"]), "each kind once"
     assert len(batches[0]) > saved_cost.TIMED
-    everything, *tried = [left for samples, left in timed if samples == len(batches[0])]
-    assert everything < 0.5, "whether all that may go is enough"
+    tried = [left for samples, left in timed if samples == len(batches[0])]
     left = parameters_left(model, plan)
     assert left in [pytest.approx(one) for one in tried], "what is returned was measured"
     assert left <= 0.51 + 1e-6
