@@ -83,7 +83,9 @@ def test_the_first_step_may_be_taken_back_to_the_dense_network(tmp_path):
 
 
 FOUND = [(0, 2.0, True), (1, 1.0, True), (2, 0.0, True)]  # steps for a metric with any allowed drop
-NOTHING = "nothing more can go: Expected at most 0 units of kind 'attention'"
+NOTHING = (
+    "nothing more can go: Expected VisionTransformer to have units of kind attention that may go, but there is none"
+)
 EVERY_SECOND, LATER = {"schedule": {"start": 1, "every": 2}}, [(1, 2.0, True), (3, 1.0, False)]
 
 
