@@ -176,7 +176,7 @@ def test_the_timeline_says_what_went(tmp_path):
     texts = [text.get_text() for text in report.figures["val_acc"].axes[0].texts]
     events = [event.summary for event in Ledger.of(module).events]
     assert [text.replace("\n", " ").replace("\u00a0", " ") for text in texts] == events
-    assert events[0] == "depth: 1 activation, 1 attention removed"
+    assert events[0] == "depth: 1 attention, 1 activation removed"
     assert events[1].startswith("width: ")
     assert "% of neurons" in events[1]
 

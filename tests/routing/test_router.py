@@ -71,7 +71,7 @@ def gain_of(shuffled: bool, loss: str) -> float:
     """Train on 800, choose by 400, and return the gain on 400 others."""
     features, likelihoods = clusters(shuffled)
     apart = torch.arange(1200) >= 800
-    how: dict[str, Any] = {"loss": loss, "epochs": 10, "enable_progress_bar": False}
+    how: dict[str, Any] = {"objective": loss, "epochs": 10, "enable_progress_bar": False}
     router = train_router(PrefixRouter(16, 3), features[:1200], likelihoods[:1200], apart, **how)
     with torch.no_grad():
         picked = router(features[1200:]).argmax(1)
