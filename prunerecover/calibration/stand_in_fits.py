@@ -44,9 +44,9 @@ class PlaceWeights:
     def __init__(
         self, model: nn.Module, places: Sequence[FitPlace], batches: Sequence[ModelInputs], seed: int = 0
     ) -> None:
-        calls = FrontToBack(model, batches).calls
-        given = {place.gives for place in places if not place.modules and calls.get(place.gives) == 1}
-        paths = [path for path in calls if path in given]
+        given = {place.gives for place in places if not place.modules}
+        calls = FrontToBack(model, batches).calls if given else {}
+        paths = [path for path, times in calls.items() if path in given and times == 1]
         self._weights = dict(zip(paths, row_weights(model, paths, batches, seed), strict=True)) if paths else {}
 
     def of(self, place: FitPlace, number: int) -> Tensor | None:

@@ -32,23 +32,23 @@ Move = tuple[Unit, ...]
 
 @dataclass(frozen=True)
 class _Base:
-    """The network that variants are compared with: what is gone from it, and what tells it from others."""
+    """Network that variants share their beginning with: names of its removed units, and its signature."""
 
     key: frozenset[str]
     signature: Signature
 
 
 class Variants:
-    """Judges sets of units by the network without them, beside the dense one.
+    """Judge of sets of units, by the network without the units, beside the dense network.
 
     Args:
-        removals: All that can go.
-        objective: What networks are judged by; "divergence" below is its value, whatever it is.
-        store: Of the search; None: nothing is kept.
+        removals: Units of the network.
+        objective: Measure of networks; "divergence" below is its value, also of a loss.
+        store: Store of the search; None: no results are kept.
 
     Attributes:
-        runner: Counts what was computed.
-        refused: Why the last set that cannot go cannot, or "".
+        runner: Runner of variants behind their first change.
+        refused: Reason why the last refused set cannot go, or "".
     """
 
     def __init__(self, removals: Removals, objective: Objective, store: SearchStore | None = None) -> None:
@@ -99,7 +99,7 @@ class Variants:
         return self._each(moves, lambda move: self._divergence((*gone, *move), gone))
 
     def _rebase(self, units: Sequence[Unit]) -> None:
-        """Compare variants with the network without these units from now on: they share what comes first with it."""
+        """Make the network without some units the base, so that later variants share its beginning."""
         if names_of(units) != self._base.key:
             with self.removals.trying(units), self._without(units) as signature:
                 for _ in self.runner.keep(self._twin, self._first_change(signature)):
@@ -107,7 +107,7 @@ class Variants:
             self._base = _Base(names_of(units), signature)
 
     def _divergence(self, units: Sequence[Unit], base: Sequence[Unit] | None) -> float:
-        """Return the divergence without some units, once it is measured beside the network without those of a base."""
+        """Return the divergence without some units, measured once, from the network without the units of a base on."""
         key = names_of(units)
         if key not in self._known:
             measure = partial(self._measured, units, self.objective.all, base)
@@ -118,9 +118,9 @@ class Variants:
         """Judge the network without some units on some batches.
 
         Args:
-            units: That are gone.
-            numbers: Of the batches.
-            base: What is gone from the network that it shares its beginning with; None: as before.
+            units: Removed units.
+            numbers: Numbers of the batches.
+            base: Removed units of the base; None: the present base.
         """
         if base is not None:
             self._rebase(base)
@@ -144,7 +144,7 @@ class Variants:
 
     @contextmanager
     def _without(self, units: Sequence[Unit]) -> Iterator[Signature]:
-        """Take units out of the twin inside a `with` block; yields what tells the network that is left from others."""
+        """Take units out of the twin inside a `with` block; yields the signature of the remaining network."""
         edits = self.removals.edits(units, in_place=True)
         with edited(self._twin, edits, tensors_of(edits, self.removals.fits)) as applied:
             yield _signature(self._twin, applied)
@@ -156,7 +156,7 @@ class Variants:
         return min((self._first_node(path) for path in changed), default=len(self.removals.graph.nodes))
 
     def _first_node(self, path: str) -> int:
-        """The first node inside a module; of one that nothing calls, inside the module around it."""
+        """Return the first node inside a module; for a module without a call, inside the module around."""
         while path:
             inside = [i for module, i in self._nodes.items() if is_within(module, path)]
             if inside:
@@ -166,7 +166,7 @@ class Variants:
 
 
 def _signature(network: nn.Module, applied: Applied) -> Signature:
-    """Tell, by module, what it is and which tensors it holds, cut in which way."""
+    """Return the class of each module by path, with its tensors and their cuts."""
     found: Signature = {}
     for path, module in network.named_modules():
         held = (*module._parameters.items(), *module._buffers.items())
@@ -177,7 +177,7 @@ def _signature(network: nn.Module, applied: Applied) -> Signature:
 
 
 def _value(tensor: Tensor) -> tuple[float, float]:
-    """Tell fitted tensors apart, which are made anew each time."""
+    """Return sums that differ between fitted tensors, whose identity changes with every edit."""
     values = tensor.detach().double()
     return float(values.sum()), float(values.square().sum())
 

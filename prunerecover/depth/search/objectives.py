@@ -19,10 +19,10 @@ PART = 4  # of so many batches, a rough score reads one
 
 
 class Objective(Protocol):
-    """Judges networks batch by batch, so that the part of a batch that two networks share is computed once.
+    """Measure of networks, batch by batch, so that the shared part of two networks is computed once.
 
     Attributes:
-        name: As messages state it.
+        name: Name in messages.
     """
 
     name: str
@@ -33,16 +33,16 @@ class Objective(Protocol):
 
     @property
     def few(self) -> Sequence[int]:
-        """Numbers of those that rough scores are made of."""
+        """Numbers of the batches for rough scores."""
 
     def run(self, network: nn.Module, number: int) -> Any:
-        """Run a network on one batch, and return what is judged of it."""
+        """Run a network on one batch, and return the judged result."""
 
     def start(self, dense: nn.Module, found: Iterable[Any]) -> None:
-        """Take the dense network, which stays as it is, and what `run` gives for it, batch by batch."""
+        """Take the dense network, which stays unchanged, and its results of `run`, batch by batch."""
 
     def judge(self, numbers: Sequence[int], found: Iterable[Any]) -> float:
-        """Return how much worse than the dense network a network is, from what `run` gave for some batches."""
+        """Return the loss of a network against the dense network, from results of `run` on some batches."""
 
 
 class OutputDivergence:
