@@ -18,6 +18,7 @@ from prunerecover.model.batches import ModelInputs, predictions_of, without_padd
 from prunerecover.refusal import Refusal
 
 PICKED = "picked_detections"  # outputs of torchvision's detectors, with a different number per image
+EMBEDDINGS = ("_embeds", "_embedding")  # transformers' names; sentence-transformers'
 PIXELS, DEPTHS = "out", "predicted_depth"  # torchvision's segmentation; transformers' estimates of depth
 
 
@@ -127,7 +128,7 @@ def _named(output: Mapping[str, Any]) -> Parts | None:
             return Parts("dense_prediction", {name: given[name]})
     if logits is not None:
         return None
-    if embeddings := {name: value for name, value in given.items() if name.endswith("_embeds")}:
+    if embeddings := {name: value for name, value in given.items() if name.endswith(EMBEDDINGS)}:
         return Parts("cosine", embeddings)
     if DEPTHS in given:
         return Parts("relative", {DEPTHS: given[DEPTHS]})

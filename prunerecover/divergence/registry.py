@@ -54,6 +54,7 @@ DIVERGENCES: dict[str, Divergence] = {
     "picked_detections": picked_detections,
     "heads": heads,
 }
+ROUNDED = 1e-3  # of a norm of 1, in half precision
 _chosen: ContextVar[str | Divergence | None] = ContextVar("divergence", default=None)
 
 
@@ -109,21 +110,32 @@ def chosen_divergence() -> str | Divergence | None:
 def name_for(outputs: Outputs) -> str:
     """Return the name of the divergence for the structure of the dense outputs.
 
-    >>> name_for(torch.zeros(2, 10)), name_for(torch.zeros(2, 10, 8, 8))
-    ('logits', 'relative')
+    >>> name_for(torch.zeros(2, 10)), name_for(torch.zeros(2, 10, 8, 8)), name_for(-torch.eye(2))
+    ('logits', 'relative', 'cosine')
     """
     if isinstance(outputs, Parts):
         return outputs.structure
     if layout_of(outputs) is not None:
         return "detection_map"
+    if _are_directions(outputs):
+        return "cosine"
     return "logits" if outputs.ndim in (2, 3) and outputs.shape[-1] > 1 else "relative"
+
+
+def _are_directions(outputs: Tensor) -> bool:
+    """Whether outputs `(N, features)` are embeddings of unit norm, and no probabilities."""
+    if outputs.ndim != 2 or outputs.shape[-1] < 2 or not outputs.is_floating_point():
+        return False
+    norms = torch.linalg.vector_norm(outputs.detach(), dim=-1, dtype=torch.float32)
+    return bool((norms - 1).abs().max() < ROUNDED and outputs.min() < 0)
 
 
 def output_divergence(dense: Outputs, pruned: Outputs) -> Tensor:
     """Return the mean divergence over samples, a scalar >= 0.
 
     Unless chosen by `comparing_by`, the divergence follows from the structure of the outputs. Two-dimensional tensors
-    `(N, classes)` and three-dimensional `(N, tokens, vocabulary)` are taken as logits: KL(dense || pruned) in nats.
+    `(N, classes)` and three-dimensional `(N, tokens, vocabulary)` are taken as logits: KL(dense || pruned) in nats;
+    rows of unit norm, some numbers below zero, as embeddings: 1 - cos.
     Tensors without a known structure, and with a single value per position: squared L2 relative to the squared dense
     norm.
 

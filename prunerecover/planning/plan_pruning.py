@@ -54,8 +54,8 @@ def plan_pruning(
         budget: A share of the MACs, parameters or latency of the model once it is merged, or shares of several of them,
             which are met at once; or what may be left, such as Budget(params="100M"). Latency is measured again once
             all is planned; a plan that misses it is made anew for more, and a warning says if it still does.
-        batches: Calibration batches, labelled unless `loss` reads labels from elsewhere; see `plan_width`. Every 4th
-            sample is held out, to compare what the others are fitted to.
+        batches: Calibration batches, labelled unless `loss` needs no labels, as by default for embeddings; see
+            `plan_width`. Every 4th sample is held out, to compare what the others are fitted to.
         loss: Loss, as in `plan_width`.
         kinds: Kinds of removable units, in depth and width; None: all that are usual in `plan_depth` and `plan_width`,
             and experts for a share of the parameters.

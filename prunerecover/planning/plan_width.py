@@ -61,12 +61,13 @@ def plan_width(
         budget: A share of the MACs, the parameters or the measured latency, what may be left of one of these, such as
             Budget(params="100M"), or units of one kind in all layers together, such as Budget(remove={"expert": 8}).
             None: see `tolerance`. Experts save no MACs.
-        batches: Calibration batches, labelled unless `loss` reads labels from elsewhere: tuples (input, label, ...) or
-            mappings with `labels`. 256 samples do. Where labels say that BatchNorm statistics lag behind the weights,
+        batches: Calibration batches, labelled unless `loss` needs no labels: tuples (input, label, ...) or mappings
+            with `labels`. 256 samples do. Where labels say that BatchNorm statistics lag behind the weights,
             as in the middle of a training, it is planned for the network with statistics estimated anew (see
             `recovery.dense_reference`).
         loss: `loss(model, batch) -> scalar`; None: cross-entropy of the logits, or the loss that the model returns; for
-            a detection map without labels, the loss against objects drawn from the network's own output.
+            a detection map or embeddings without labels, the loss against objects or directions drawn around the
+            network's own output.
         labels: `labels(batch) -> (N,)` integer classes for "u_score"; None: those that the batches hold. For experts
             also classes of tokens, `(N, T)`: see `token_classes`.
         allocation: Rule that chooses the sizes of groups. None (the default): the integer program over the library of

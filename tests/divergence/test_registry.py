@@ -81,6 +81,9 @@ STRUCTURES: dict[str, tuple[Any, str]] = {
     "depths": ({"predicted_depth": torch.rand(2, 4, 4)}, "relative"),
     "hidden states": ({"last_hidden_state": torch.randn(2, 4, 5), "pooler_output": torch.randn(2, 5)}, "cosine"),
     "embeddings": ({"logits_per_image": torch.randn(2, 2), "image_embeds": torch.randn(2, 5)}, "cosine"),
+    "embeddings of unit norm": (torch.nn.functional.normalize(torch.randn(2, 5)), "cosine"),
+    "probabilities of one class": (torch.eye(2, 5), "logits"),
+    "a sentence": ({"token_embeddings": torch.randn(2, 4, 5), "sentence_embedding": torch.randn(2, 5)}, "cosine"),
     "spans": ({"start_logits": torch.randn(2, 4), "end_logits": torch.randn(2, 4)}, "heads"),
     "tasks by name": ({"depth": torch.randn(2, 1, 4, 4), "classes": torch.randn(2, 3)}, "heads"),
 }

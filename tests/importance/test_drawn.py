@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from prunerecover import Budget, plan_width
 from prunerecover.divergence.detections import Detections, by_part
-from prunerecover.importance.measuring.drawn import drawn, drawn_loss, usual_loss
+from prunerecover.importance.measuring.drawn import drawn, drawn_direction_loss, drawn_loss, usual_loss
 from prunerecover.importance.measuring.losses import supervised_loss
 from prunerecover.model.batches import ModelInputs
 
@@ -65,3 +65,37 @@ def test_labels_are_read_where_there_are_any() -> None:
     assert usual_loss(network, example, (images(), torch.zeros(4)), 0) is supervised_loss
     assert usual_loss(nn.Conv2d(3, 2, 1), example, images(), 0) is supervised_loss
     assert usual_loss(network, example, images(), 0) is not supervised_loss
+
+
+class Embedder(nn.Module):
+    """Embeddings of unit norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.normalize(self.second(self.first(x).relu()), dim=-1)
+
+
+def test_squared_gradients_of_directions_have_the_curvature_of_the_angle() -> None:
+    """Oracle: the second derivative of 1 - cos by a step away from an embedding, for many draws of one sample."""
+    embedding, step = torch.tensor([0.6, 0.8, 0.0]), torch.tensor([0.3, 0.2, 0.5])
+    at = torch.zeros(4000, 1, requires_grad=True)
+    moved = embedding + at * step
+    (slope,) = torch.autograd.grad((1 - torch.cosine_similarity(embedding, moved)).sum(), at, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.sum(), at)
+    loss = drawn_direction_loss(nn.Identity(), embedding + at * step)
+    (gradients,) = torch.autograd.grad(len(at) * loss, at)
+    assert gradients.square().mean().item() == pytest.approx(curvature[0].item(), rel=0.05)
+
+
+def test_embeddings_are_planned_without_labels() -> None:
+    network, rows = Embedder().eval(), torch.randn(32, 5, generator=torch.Generator().manual_seed(0))
+    plan = plan_width(network, Budget(macs=0.3), batches=torch.split(rows, 8))
+    assert plan.removed
+    raw = nn.Sequential(network.first, nn.ReLU(), network.second)
+    with pytest.raises(ValueError, match="Expected labelled batches"):
+        plan_width(raw, Budget(macs=0.3), batches=torch.split(rows, 8))
+    assert plan_width(raw, Budget(macs=0.3), batches=torch.split(rows, 8), divergence="cosine").removed

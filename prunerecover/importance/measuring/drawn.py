@@ -1,10 +1,11 @@
-"""Loss of a detector against objects drawn from its own output, to score units without labels.
+"""Losses against targets drawn from a network's own output, to score units of detectors and embedders without labels.
 
 The gradient of a divergence is zero at the dense network itself. A loss against samples of the network's own
 probabilities has no such flaw: its squared gradients have the curvature of the divergence as their mean (the Fisher
-information), so a unit scores high if the objects, boxes or classes depend on it.
+information), so a unit scores high if the objects, boxes or classes, or the embedding, depend on it.
 
-Covered: detection maps, with a target at every place: an object or none, and the box and class of an object.
+Covered: detection maps, with a target at every place: an object or none, and the box and class of an object; and
+embeddings, compared by their angle, with a Gaussian step away from each as its target.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from torch.nn import functional as F
 
 from prunerecover.divergence.detection_map import layout_of
 from prunerecover.divergence.detections import Detections, spread_of, terms_of
-from prunerecover.divergence.outputs import compared
+from prunerecover.divergence.outputs import compared, tensors_of, unpadded
+from prunerecover.divergence.registry import chosen_divergence, name_for
 from prunerecover.divergence.terms import LEAST
 from prunerecover.importance.measuring.losses import Loss, supervised_loss
-from prunerecover.model.batches import ModelInputs, as_inputs, call, split_labels
+from prunerecover.model.batches import ModelInputs, as_inputs, call, split_labels, without_labels
 from prunerecover.model.evaluation import evaluating
 
 
@@ -42,6 +44,24 @@ def drawn_loss(model: nn.Module, batch: Any, *, seed: int = 0) -> Tensor:
     still = own.reshaped(Tensor.detach)
     terms = terms_of(drawn(still, seed), own, spread_of(still))
     return (torch.stack([*terms.values()]).sum((0, 2)) / still.objects.sum(1).clamp_min(1)).mean()
+
+
+def drawn_direction_loss(model: nn.Module, batch: Any, *, seed: int = 0) -> Tensor:
+    """Return the projection of a model's embeddings on Gaussian directions, summed over positions.
+
+    The mean of its squared gradients over draws is the curvature of the cosine divergence.
+
+    Args:
+        model: Network with embeddings as output.
+        batch: Batch with or without labels; labels are not read.
+        seed: Seed of the draws.
+    """
+    inputs = as_inputs(without_labels(batch, model))
+    outputs = [*tensors_of(unpadded(compared(call(model, inputs)), inputs)).values()]
+    generator = torch.Generator().manual_seed(seed)
+    noise = [torch.randn(one.shape, generator=generator).to(one) for one in outputs]
+    found = [(F.normalize(one, dim=-1) * step).sum() for one, step in zip(outputs, noise, strict=True)]
+    return torch.stack(found).sum() / inputs.n_samples
 
 
 @torch.no_grad()
@@ -66,7 +86,9 @@ def drawn(own: Detections, seed: int) -> Detections:
 
 @torch.no_grad()
 def usual_loss(model: nn.Module, example: ModelInputs, batch: Any, seed: int) -> Loss:
-    """Return the default loss for scores: of labels, or of drawn objects for a detection map without labels.
+    """Return the default loss for scores: of labels; without any, of drawn objects or of drawn directions.
+
+    Detection maps have objects, embeddings directions; all other outputs need labels.
 
     Args:
         model: Network.
@@ -81,4 +103,6 @@ def usual_loss(model: nn.Module, example: ModelInputs, batch: Any, seed: int) ->
             output = compared(call(model, example))
         if isinstance(output, Tensor) and layout_of(output) is not None:
             return partial(drawn_loss, seed=seed)
+        if (chosen_divergence() or name_for(output)) == "cosine":
+            return partial(drawn_direction_loss, seed=seed)
     return supervised_loss
