@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from prunerecover.calibration.learning import Held, best_epoch, gradients_of_output, judged_output
 from prunerecover.divergence.kept_outputs import KeptOutputs
+from prunerecover.divergence.outputs import tensors_of
 from prunerecover.library.edits import Chosen, EditMaker
 from prunerecover.library.scoring import Scorer
 from prunerecover.model.batches import ModelInputs, of_few_samples
@@ -20,7 +21,7 @@ from prunerecover.model.paths import get_module
 from prunerecover.surgery.apply_edits import apply_edits
 
 EPOCHS, SAMPLES = 4, 16  # the latter per step at most
-FEWEST = 32  # samples; with fewer, outputs on new samples may diverge more than by least squares alone
+FEWEST = 32  # outputs, such as images or tokens; with fewer, new ones may diverge more than by least squares alone
 RATES = (2e-2, 3e-3, 4e-4)  # first change of a weight in a step, relative to its size: the largest that helps is taken
 BIAS = 4e-4  # likewise, of a bias
 Key = tuple[str, str, str]  # site, path of the module ("" for the replacement), name of the parameter
@@ -44,15 +45,21 @@ def tuned(
         scorer: Scorer that judges the epochs.
     """
     before = scorer.divergence(chosen)
-    if not _values(chosen) or sum(batch.n_samples for batch in batches) < FEWEST or not is_differentiable(model):
-        return chosen, before
     steps = of_few_samples(batches, SAMPLES)
     dense = KeptOutputs(lambda number: judged_output(model, steps[number]))
+    if not (_values(chosen) and is_differentiable(model) and _outputs(dense, steps) >= FEWEST):
+        return chosen, before
     for rate in RATES:
         found, divergence = _tuned_at(rate, model, maker, chosen, steps, dense, scorer)
         if found is not chosen:
             return found, divergence
     return chosen, before
+
+
+def _outputs(dense: KeptOutputs, steps: Sequence[ModelInputs]) -> int:
+    """Return the number of outputs to learn from: vectors, such as logits of a token, or samples of single numbers."""
+    kept = ((step.n_samples, tensors_of(dense.of(number)).values()) for number, step in enumerate(steps))
+    return sum(max(samples, output[..., 0].numel()) for samples, outputs in kept for output in outputs)
 
 
 def _tuned_at(

@@ -23,6 +23,7 @@ from prunerecover.solvers.scores import Scores
 ROUNDS = 6
 CHANGES = (10, 6, 4, 2)  # sites that may change at once: the first better choice is taken
 NEAR = 4  # sizes beside the chosen one that may be taken, with replacements
+DISCOUNTS = (1.0, 0.5)  # of losses measured on top of a choice: less is lost where a second site is given back
 SLACKS = (0.7, 0.4, 0.1)  # of the guessed divergence of an option, for its true divergence at the best: tried in turn
 BETTER = 1e-4  # of the divergence
 TRIES = 6  # at a choice that really saves enough, of options that are all measured
@@ -115,7 +116,8 @@ class Refiner:
     def better(self, best: State) -> State | None:
         """Return a nearby choice of less divergence; None if none is found."""
         scores, tried = scores_on_top(self.alone.program, best), [dict(best.names)]
-        for slack, changes in product(SLACKS, CHANGES):
+        for discount, slack, changes in product(DISCOUNTS, SLACKS, CHANGES):
+            scores.discount = discount
             scores.guesses = guesses_on_top(self.alone.program, best, slack)
             names = self._near(scores, best, changes)
             if names is None or names in tried:

@@ -26,6 +26,9 @@ class Scores:
         known: Measured scores by site and option, including all options that remove the site.
         measure: Function from names of sites and options to scores.
         guesses: Scores of options outside the measured range; None: such options cannot be taken.
+
+    Attributes:
+        discount: Factor of positive scores, measured or not.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Scores:
     ) -> None:
         self._program, self._measure, self.guesses = program, measure, guesses or {}
         self._known = {site: dict(own) for site, own in known.items()}
+        self.discount = 1.0
 
     @property
     def program(self) -> Program:
@@ -50,7 +54,9 @@ class Scores:
     def _scores(self, site: str, options: Sequence[Option]) -> list[float]:
         guesses, found = self.guesses.get(site, {}), scores_between(options, self._known[site])
         return [
-            guesses.get(option.name, math.inf) if math.isinf(score) and option.name not in self._known[site] else score
+            guesses.get(option.name, math.inf)
+            if math.isinf(score) and option.name not in self._known[site]
+            else min(score, score * self.discount)
             for option, score in zip(options, found, strict=True)
         ]
 
@@ -58,7 +64,7 @@ class Scores:
     def said(self) -> str:
         """Digest of the names of measured options and of the guesses, which decide all scores."""
         names = sorted((site, *sorted(own)) for site, own in self._known.items())
-        return hashlib.sha256(repr((names, sorted(self.guesses.items()))).encode()).hexdigest()
+        return hashlib.sha256(repr((names, self.discount, sorted(self.guesses.items()))).encode()).hexdigest()
 
     def measured(self, chosen: Chosen) -> bool:
         """Measure the options of a choice; return whether an option was unknown."""
