@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
+from cases.models.tiny import tiny_llama
 from cases.planning.networks import images, left, vit
 from cases.planning.planners import vit_planner
 from cases.planning.plans import chosen
@@ -32,6 +34,16 @@ def test_tuned_choices_are_no_worse_on_held_out_samples() -> None:
         )
         assert divergence <= state.divergence
         assert library.scorer.divergence(found) == pytest.approx(divergence, rel=1e-4)
+
+
+def test_the_tokens_of_a_few_texts_are_enough_to_tune_on() -> None:
+    model, generator = tiny_llama(), torch.Generator().manual_seed(0)
+    texts = [torch.randint(0, 30, (12, 64), generator=generator) for _ in range(2)]
+    planner = Planner(Session.with_dense_reference(model, texts), "params", PruningConfig(kinds=("attention", "mlp")))
+    state = chosen(planner, {"model.layers.0.mlp": "affine", "model.layers.1.self_attn": "affine"})
+    assert sum(batch.n_samples for batch in planner.session.samples.fit) < tuning.FEWEST
+    tuned_choice, _ = planner.finished(state)
+    assert planner.library.scorer.divergence(tuned_choice) < 0.99 * state.divergence
 
 
 def test_a_rate_that_is_too_large_gives_way_to_a_smaller_one(monkeypatch: pytest.MonkeyPatch) -> None:
