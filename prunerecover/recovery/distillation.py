@@ -6,16 +6,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (the name everyone uses)
 
+from prunerecover.divergence.registry import name_for, output_divergence
+
+WITHOUT_LOGITS = ("detection_map", "cosine")  # structures of outputs
+
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
     """Return T^2 KL(teacher || student) of softened predictions (Hinton 2015, arXiv 1503.02531), mean over positions.
 
     Outputs with one value per position are no logits: the result is the squared L2 distance, relative to the squared
-    norm of the teacher.
+    norm of the teacher. Detection maps and embeddings of unit norm are compared as such; see `output_divergence`.
 
     Args:
-        student: Logits `(N, classes)`, `(N, tokens, vocabulary)`, or of pixels, `(N, classes, H, W)`.
-        teacher: Logits of the same shape.
+        student: Logits `(N, classes)`, `(N, tokens, vocabulary)`, or of pixels, `(N, classes, H, W)`; or such outputs.
+        teacher: Output of the same shape.
         temperature: Temperature T.
 
     Raises:
@@ -29,6 +33,8 @@ def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0
             f"Expected teacher and student to answer alike, but got shapes {tuple(teacher.shape)} and "
             f"{tuple(student.shape)}. Is the teacher the dense version of this network?"
         )
+    if name_for(teacher) in WITHOUT_LOGITS:
+        return output_divergence(teacher, student)
     if student.ndim == 4:  # classes in dimension 1, as in `cross_entropy`
         student, teacher = student.movedim(1, -1), teacher.movedim(1, -1)
     if student.shape[-1] == 1 or student.ndim == 1:
