@@ -219,8 +219,20 @@ def boxes_of(output: Tensor, size: Tensor) -> dict[str, Tensor]:
 @torch.no_grad()
 def map50(network: nn.Module, seen: Scenes) -> float:
     """Return the mean average precision at an overlap of a half, in percent."""
-    metric = MeanAveragePrecision(backend="faster_coco_eval")
     network.eval()
     outputs = torch.cat([network(part) for part in seen.images.split(16)])
-    metric.update([boxes_of(*pair) for pair in zip(outputs, seen.sizes, strict=True)], list(seen.objects))
-    return 100 * float(metric.compute()["map_50"])
+    found = [boxes_of(*pair) for pair in zip(outputs, seen.sizes, strict=True)]
+    return mean_precision(found, seen.objects)["map_50"]
+
+
+def mean_precision(found: Sequence[dict[str, Tensor]], objects: Sequence[dict[str, Tensor]]) -> dict[str, float]:
+    """Return mean average precisions in percent, "map" and "map_50".
+
+    Args:
+        found: Boxes, scores and labels found on each image.
+        objects: Objects of each image.
+    """
+    metric = MeanAveragePrecision(backend="faster_coco_eval")
+    metric.update(list(found), list(objects))
+    values = metric.compute()
+    return {name: 100 * float(values[name]) for name in ("map", "map_50")}

@@ -80,7 +80,7 @@ class DepthPlanner:
         Args:
             budget: See `plan_depth`.
         """
-        self.store.extend(budget, None, False)
+        self.store.extend(budget)
         passes = expected_passes(self.units, budget, self.search)
         with progress("planning depth", expected=passes * self.session.pass_seconds):
             plan = self._planned(budget)

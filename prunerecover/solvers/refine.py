@@ -23,8 +23,9 @@ from prunerecover.solvers.scores import Scores
 ROUNDS = 6
 CHANGES = (10, 6, 4, 2)  # sites that may change at once: the first better choice is taken
 NEAR = 4  # sizes beside the chosen one that may be taken, with replacements
-DISCOUNTS = (1.0, 0.5)  # of losses measured on top of a choice: less is lost where a second site is given back
-SLACKS = (0.7, 0.4, 0.1)  # of the guessed divergence of an option, for its true divergence at the best: tried in turn
+VIEWS = ((0.7, 1.0), (0.4, 1.0), (0.1, 1.0), (0.4, 0.5))  # of options, more and more in their favour: tried in turn.
+# The first number is the part of a guessed increase that an option may add in truth, the second the part of a measured
+# increase, which is less where another site is given back.
 BETTER = 1e-4  # of the divergence
 TRIES = 6  # at a choice that really saves enough, of options that are all measured
 LOOKS = 24  # at nearby choices: each measures the guessed options of the one before
@@ -92,6 +93,7 @@ class Refiner:
         self.library, self.need, self.measure = library, dict(need), measure
         self.alone = Scores(program, library.known_scores(), library.measured)
         self._more = dict.fromkeys(need, 0.0)  # to ask of the program for each cost
+        self._measured: dict[tuple[tuple[tuple[str, str], ...], bool], Mapping[str, float]] = {}
 
     def run(self, rounds: int = ROUNDS, start: State | None = None) -> State:
         """Return the choice of least divergence found, with enough saving in every cost.
@@ -116,9 +118,8 @@ class Refiner:
     def better(self, best: State) -> State | None:
         """Return a nearby choice of less divergence; None if none is found."""
         scores, tried = scores_on_top(self.alone.program, best), [dict(best.names)]
-        for discount, slack, changes in product(DISCOUNTS, SLACKS, CHANGES):
-            scores.discount = discount
-            scores.guesses = guesses_on_top(self.alone.program, best, slack)
+        for (slack, discount), changes in product(VIEWS, CHANGES):
+            scores.guesses, scores.discount = guesses_on_top(self.alone.program, best, slack), discount
             names = self._near(scores, best, changes)
             if names is None or names in tried:
                 continue
@@ -172,9 +173,16 @@ class Refiner:
         """Correct the needs by the measured saving of a choice; return the excess over the least met need."""
         program = self.alone.program
         counted = {cost: program.saved(names, cost) for cost in self.need}
-        measured = {} if self.measure is None else self.measure(names, first)
+        measured = self._savings(names, first)
         self._more |= {cost: counted[cost] - saved for cost, saved in measured.items()}
         return min(counted[cost] - self._more[cost] - share for cost, share in self.need.items())
+
+    def _savings(self, names: Chosen, first: bool) -> Mapping[str, float]:
+        """Return the measured savings of a choice, each measured once."""
+        said = (tuple(sorted(names.items())), first)
+        if said not in self._measured:
+            self._measured[said] = {} if self.measure is None else self.measure(names, first)
+        return self._measured[said]
 
 
 def _as_near(over: float, other: float) -> bool:
@@ -202,7 +210,7 @@ def scores_on_top(program: Program, state: State) -> Scores:
         site: {o.name: o.score for o in own} if site in inside else {state.names[site]: 0.0}
         for site, own in program.options.items()
     }
-    return Scores(program, known, measure, guesses_on_top(program, state, SLACKS[0]))
+    return Scores(program, known, measure, guesses_on_top(program, state, VIEWS[0][0]))
 
 
 def guesses_on_top(program: Program, state: State, slack: float) -> dict[str, dict[str, float]]:

@@ -1,0 +1,247 @@
+"""A real detector pruned in depth, in width and in both: mAP over what is left, untrained and after distillation.
+
+    PRUNERECOVER_DATA=... python -m benchmarks.recovery.detector_curves
+
+FastestDet loses a share of its MACs in a fit without labels: planned and reconstructed on the 128 images of coco128's
+training split, then distilled on them, mirrored and cropped, from the dense network. Scored on the 128 images of the
+other split, which nothing is fitted to, right after the surgery and at the end. 5 to 15 minutes a row on a core.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from matplotlib.figure import Figure as Picture
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.data.fastestdet import Scenes, boxes_of, fastestdet, mean_precision, scenes
+from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.page import Table, figure, text
+from benchmarks.runner.plans import shares
+from benchmarks.runner.rows import Figure, Row
+from prunerecover import Budget, merge
+from prunerecover.callbacks import DepthPrune, DistillRecover, Prune, RecoverySchedule, WidthPrune
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.pruning import PruneCallback
+from prunerecover.cost.latency import latency_ratio
+from prunerecover.display.style import GREY
+
+EPOCHS, BATCH, RATE, CALIBRATION, DRAWS, PAIRS, SEED = 24, 16, 1e-3, 96, 100, 20, 0
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
+NORMS: dict[str, Any] = {"importance": "l1_norm", "allocation": "uniform", "replace": "zero"}
+METHODS: Mapping[str, Callable[..., PruneCallback]] = {
+    "Prune": Prune,
+    "WidthPrune": WidthPrune,
+    "DepthPrune": DepthPrune,
+    "DepthPrune, in rounds": partial(DepthPrune, search="rounds"),
+    "channels of least norm": partial(WidthPrune, **NORMS),
+}
+PEER = "torch-pruning"
+STAGES = {"untrained": "map50", "distilled": "map50"}
+
+
+class Detector(pl.LightningModule):
+    """An ordinary module around the network, without labels: the only loss is the distillation's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = fastestdet().train()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        """Return a loss of zero, of changed images."""
+        output: Tensor = self.model(changed(batch[0]))
+        return 0 * output.mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        return torch.optim.AdamW(self.parameters(), RATE, weight_decay=0.01)
+
+
+class Snapshot(pl.Callback):
+    """The network right after the surgery."""
+
+    network: nn.Module | None = None
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Copy the network before the first step."""
+        if self.network is None:
+            self.network = Ledger.of(pl_module).plain_copy(pl_module, "model").eval()
+
+
+def changed(images: Tensor) -> Tensor:
+    """Return images mirrored, half of them, and cropped to at least half of each side."""
+    images = torch.where(torch.rand(len(images), 1, 1, 1) < 0.5, images.flip(3), images)
+    size = int(images.shape[-1] * (0.5 + 0.5 * float(torch.rand(()))))
+    top, left = (int(torch.randint(images.shape[-1] - size + 1, ())) for _ in range(2))
+    part = images[:, :, top : top + size, left : left + size]
+    return F.interpolate(part, images.shape[-2:], mode="bilinear", align_corners=False)
+
+
+@cache
+def seen(split: str) -> Scenes:
+    """Return a split of coco128."""
+    return scenes(split)
+
+
+@cache
+def draws(n: int) -> NDArray[np.int64]:
+    """Return numbers of images drawn with replacement, the same for all networks."""
+    return np.random.default_rng(SEED).integers(0, n, (DRAWS, n))
+
+
+def scored(network: nn.Module) -> dict[str, Any]:
+    """Return mAP50 and mAP of a network in percent, with the interval over images, and the costs once merged."""
+    dense, merged, tested = fastestdet(), copy.deepcopy(network).eval(), seen("val2017")
+    merge(merged)
+    with torch.no_grad():
+        outputs = torch.cat([network.eval()(part) for part in torch.split(tested.images, BATCH)])
+    found = [boxes_of(*pair) for pair in zip(outputs, tested.sizes, strict=True)]
+    whole = mean_precision(found, tested.objects)
+    drawn = [
+        mean_precision([found[n] for n in own], [tested.objects[n] for n in own])["map_50"] for own in draws(len(found))
+    ]
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    example = tested.images[:1]
+    return {
+        "map50": Figure(whole["map_50"], float(low), float(high), len(found)),
+        "map": whole["map"],
+        "drawn": [round(value, 2) for value in drawn],
+        "latency_share": latency_ratio(dense, merged, example, pairs=PAIRS, warmup=5).ratio.value,
+        **shares(dense, merged, example),
+    }
+
+
+def measure(budget: float, method: str) -> Iterator[dict[str, Any]]:
+    """Prune and distil in a single fit, and score both."""
+    if method == "dense":
+        yield {"stage": "untrained", **scored(fastestdet())}
+    elif method == PEER:
+        yield {"stage": "untrained", "failure": peer(budget)}
+    else:
+        snapshot, module = Snapshot(), Detector()
+        surgeon = METHODS[method](Budget(macs=budget), calibration=CALIBRATION, seed=SEED)
+        callbacks = [surgeon, snapshot, DistillRecover(teacher_weight=1.0), RecoverySchedule(lr=None)]
+        with tempfile.TemporaryDirectory() as folder:
+            pl.seed_everything(SEED, verbose=False)
+            trainer = pl.Trainer(
+                max_epochs=EPOCHS, accelerator="cpu", callbacks=callbacks, default_root_dir=folder, **QUIET
+            )
+            trainer.fit(module, DataLoader(TensorDataset(seen("train2017").images), BATCH, shuffle=True))
+        assert snapshot.network is not None
+        yield {"stage": "untrained", **scored(snapshot.network)}
+        yield {"stage": "distilled", **scored(Ledger.of(module).plain_copy(module, "model"))}
+
+
+def peer(budget: float) -> str:
+    """Return the error of torch-pruning on the network."""
+    import torch_pruning
+
+    network, example = fastestdet(), torch.rand(1, 3, 352, 352)
+    importance = torch_pruning.importance.MagnitudeImportance(p=1)
+    try:
+        pruner = torch_pruning.pruner.BasePruner(
+            network, example, importance, pruning_ratio=budget / 2, global_pruning=True
+        )
+        pruner.step()
+        network(example)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def ahead(rows: Sequence[Row]) -> list[str]:
+    """Return lines on how far the joint plan is ahead of each other method, paired over images."""
+    said = []
+    for row in rows:
+        ours = next((one for one in rows if one.method == "Prune" and _same(one, row)), None)
+        if ours is None or row.method == "Prune" or "drawn" not in row.notes:
+            continue
+        apart = np.subtract(ours["drawn"], row["drawn"])
+        low, high = np.quantile(apart, (0.025, 0.975))
+        gain = ours.figures["map50"].value - row.figures["map50"].value
+        said.append(f"- {row['budget']:.0%}, {row['stage']}: {gain:+.1f} ({low:+.1f} to {high:+.1f}) to {row.method}")
+    failed = [f"{PEER} fails on this network: `{row['failure']}`." for row in rows if row.method == PEER][:1]
+    return [*(["How far `Prune` is ahead in mAP50, on the same drawn images:", *said] if said else []), *failed]
+
+
+def _same(one: Row, other: Row) -> bool:
+    return all(one[name] == other[name] for name in ("budget", "stage"))
+
+
+def picture(rows: Sequence[Row]) -> Picture:
+    """Draw mAP50 over parameters, MACs and time, untrained and distilled."""
+    drawn = Picture(figsize=(11, 6.4), layout="constrained")
+    grid = drawn.subplots(2, 3, sharey=True)
+    (dense,) = (row.figures["map50"].value for row in rows if row.method == "dense")
+    costs = {"params_share": "parameters left", "macs_share": "MACs left", "latency_share": "time"}
+    for across, stage in zip(grid, ("untrained", "distilled"), strict=True):
+        for axes, (cost, label) in zip(across, costs.items(), strict=True):
+            axes.axhline(dense, color=GREY, linewidth=1, linestyle=":")
+            for method in METHODS:
+                own = sorted(
+                    (row[cost], row.figures["map50"].value)
+                    for row in rows
+                    if (row.method, row.notes.get("stage", row["stage"])) == (method, stage)
+                )
+                if own:
+                    axes.plot(*zip(*own, strict=True), marker="o", markersize=4, label=method)
+            axes.set_xlabel(label)
+        across[0].set_ylabel(f"mAP50, {stage}")
+    grid[0][0].legend(fontsize=8)
+    return drawn
+
+
+BENCHMARK = Benchmark(
+    name="detector_curves",
+    doc=__doc__,
+    title="A detector in depth, in width and in both",
+    text=f"""FastestDet without a share of its MACs, by each callback's defaults, on coco128. Untrained: right after
+    surgery, with BatchNorm statistics and weights reconstructed without labels where that is nearer. Distilled:
+    {EPOCHS} epochs on the 128 training images without labels, AdamW at {RATE}. mAP in percent on the 128 images of
+    val2017; the interval is over {DRAWS} draws of the images. Seed {SEED}.""",
+    measure=measure,
+    axes={"budget": Axis((0.1, 0.2, 0.33), open=True), "method": Axis(tuple(METHODS))},
+    references=[{"budget": 0.0, "method": "dense"}, {"budget": 0.2, "method": PEER}],
+    also=("stage",),
+    threads=0,
+    tables=(
+        Table(
+            [
+                text("method"),
+                text("stage"),
+                figure("map50", "mAP50 (95%)"),
+                text("map", "mAP", "{:.1f}"),
+                text("params_share", "parameters left", "{:.3f}"),
+                text("macs_share", "MACs left", "{:.3f}"),
+                text("latency_share", "time", "{:.2f}"),
+            ],
+            title="{budget:.0%} of the MACs",
+            by=("budget",),
+            line=("stage", "method"),
+            where=lambda row: row.method != PEER,
+        ),
+    ),
+    closing=ahead,
+    pictures={"": picture},
+)
+main = BENCHMARK.main
+
+if __name__ == "__main__":
+    main()
