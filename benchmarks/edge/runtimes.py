@@ -164,7 +164,11 @@ def coreml(files: Exported, int8: bool) -> tuple[Path, Run]:
     """Convert a program by coremltools, whose files run on Apple's systems alone; int8: weights."""
     import coremltools as ct
 
-    model = ct.convert(files.opened.run_decompositions({}), minimum_deployment_target=ct.target.iOS17)
+    program = files.opened.run_decompositions()
+    for node in [node for node in program.graph.nodes if node.target is torch.ops.aten.alias.default]:
+        node.replace_all_uses_with(node.args[0])  # coremltools does not know the operation
+        program.graph.erase_node(node)
+    model = ct.convert(program, minimum_deployment_target=ct.target.iOS17)
     if int8:
         from coremltools.optimize import coreml as optimize
 

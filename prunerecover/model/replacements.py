@@ -73,13 +73,13 @@ class Nothing(Replacement):
 
     The zero is a scalar that broadcasts: the addition costs no multiplication and hardly any memory.
 
-    >>> Nothing()(torch.ones(2, 3)).item()
-    0.0
+    >>> Nothing()(torch.ones(2, 3, dtype=torch.half))
+    tensor(0., dtype=torch.float16)
     """
 
     def compute(self, x: Tensor) -> Tensor:
         """Return a scalar zero of x's dtype and device."""
-        return x.new_zeros(())
+        return x.new_full((), 0.0)  # coremltools refuses new_zeros without dimensions
 
 
 class PassThrough(Replacement):
@@ -119,7 +119,7 @@ class One(Replacement):
 
     def compute(self, x: Tensor) -> Tensor:
         """Return a scalar one of x's dtype and device."""
-        return x.new_ones(())
+        return x.new_full((), 1.0)
 
 
 class Empty(Replacement):
@@ -293,7 +293,7 @@ class ChannelMap(nn.Module):
         """Map `(..., C, H, W)` to the output's channels; the row of a removed input channel is zero."""
         reached = self.weight.flatten(1) != 0
         chosen = x[..., :: self.stride, :: self.stride].index_select(-3, reached.int().argmax(1))
-        return torch.where(reached.any(1)[:, None, None], chosen, chosen.new_zeros(()))
+        return torch.where(reached.any(1)[:, None, None], chosen, chosen.new_full((), 0.0))
 
     def extra_repr(self) -> str:
         """Text of `print(model)`."""

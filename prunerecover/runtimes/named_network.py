@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
@@ -43,7 +44,10 @@ class NamedNetwork(nn.Module):
         leaves, self.form = tree_flatten_with_path((inputs.args, kwargs))
         self.leaves = [None if isinstance(leaf, Tensor) else leaf for _, leaf in leaves]
         self.places = [place for place, (_, leaf) in enumerate(leaves) if isinstance(leaf, Tensor)]
-        self.tensors: list[Tensor] = [leaves[place][1] for place in self.places]
+        # A program keeps its example: a view would bring its whole batch, and runtimes refuse channels_last.
+        self.tensors: list[Tensor] = [
+            leaves[place][1].clone(memory_format=torch.contiguous_format) for place in self.places
+        ]
         self.names = _readable([_name(leaves[place][0], network) for place in self.places], self.tensors)
 
     def forward(self, *tensors: Tensor) -> dict[str, Tensor]:

@@ -154,6 +154,13 @@ def test_another_ending_is_refused(tmp_path: Path) -> None:
         export(nn.Linear(2, 2), tmp_path / "model.pt", torch.ones(2, 2))
 
 
+def test_a_program_keeps_an_example_without_its_batch_in_the_usual_order(tmp_path: Path) -> None:
+    batch = torch.rand(500, 3, 8, 8).to(memory_format=torch.channels_last)
+    path = export(nn.Conv2d(3, 2, 1), tmp_path / "model.pt2", batch[:2], dynamic=False)
+    assert path.stat().st_size < batch.nbytes / 5
+    assert torch.export.load(path).example_inputs[0][0].is_contiguous()
+
+
 class OfThree(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.arange(6.0).view(3, 2)

@@ -1,34 +1,89 @@
-"""Converters of the edge matrix compute what a pruned network computes, in the runtimes that are installed."""
+"""Each cell of the edge matrix is measured on a small network of its task, in the runtimes that are installed."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
+import timm
 import torch
-from cases.planning.networks import images, vit
+from cases.models.tiny import VOCABULARY, tiny_llama
+from torch import Tensor, nn
 
+from benchmarks.data.fastestdet import STAGES, FastestDet
 from benchmarks.edge.edge_matrix import BENCHMARK
-from benchmarks.edge.runtimes import Exported, onnxruntime, openvino
-from benchmarks.runner.rows import Results
-from prunerecover import apply_plan, export, plan_depth
+from benchmarks.edge.runtimes import BY_NAME
+from benchmarks.edge.subjects import BY_TASK, Outputs, Subject, paired
+from benchmarks.runner.rows import Figure, Results
+from prunerecover.recipes.tasks.segmenter import ImageSegmenter
+
+
+def resnet() -> nn.Module:
+    torch.manual_seed(0)
+    network: nn.Module = timm.create_model("cifar_resnet20")
+    return network.eval()
+
+
+def detector() -> nn.Module:
+    torch.manual_seed(0)
+    with mock.patch("benchmarks.data.fastestdet.STAGES", {name: (*sizes, 2) for name, (*sizes, _) in STAGES.items()}):
+        return FastestDet().eval()
+
+
+def segmenter() -> nn.Module:
+    torch.manual_seed(0)
+    shape = {"patch_size": 4, "embed_dim": 16, "depth": 3, "num_heads": 2}
+    return ImageSegmenter(3, image_size=16, model_kwargs=shape).network.eval()
+
+
+def images(size: int) -> Tensor:
+    return torch.rand(8, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def tokens() -> Tensor:
+    return torch.randint(1, VOCABULARY, (8, 9), generator=torch.Generator().manual_seed(0))
+
+
+def means(found: Outputs, others: Outputs | None) -> Figure:
+    first, second = (np.array([np.abs(out[0]).mean() for out in each]) for each in (found, others or found))
+    return paired(first, second if others else None)
+
+
+def small(task: str) -> Subject:
+    build, samples = {
+        "classification": (resnet, images(32)),
+        "detection": (detector, images(64)),
+        "segmentation": (segmenter, images(16)),
+        "language": (tiny_llama, tokens()),
+    }[task]
+    return replace(BY_TASK[task], build=build, seen=lambda: samples, scored=lambda: samples, score=means)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> object:
+    return tmp_path_factory.mktemp("exported")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("package", "int8"), [("onnxruntime", False), ("onnxruntime", True), ("openvino", False)])
-def test_a_converted_file_computes_what_the_pruned_network_computes(package: str, int8: bool, tmp_path: Path) -> None:
-    pytest.importorskip(package)
-    network, one = vit(), images()[0][0][:1]
-    apply_plan(network, plan_depth(network, remove={"attention": 1}, batches=images(4), search="one_shot"))
-    onnx = export(network, tmp_path / "model.onnx", one, dynamic=False)
-    files = Exported(tmp_path, onnx, tmp_path / "model.pt2", [[one.numpy()]], convolutional=False)
-    path, run = {"onnxruntime": onnxruntime, "openvino": openvino}[package](files, int8)
-    with torch.no_grad():
-        right = network(one).numpy()
-    assert run is not None
-    assert np.abs(run([one.numpy()])[0] - right).max() < (0.1 if int8 else 1e-4) * np.abs(right).max()
-    assert path.is_file()
+@pytest.mark.parametrize("runtime", BY_NAME)
+@pytest.mark.parametrize("task", BY_TASK)
+def test_a_small_network_is_converted_and_computes_the_same(
+    task: str, runtime: str, exported: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not BY_NAME[runtime].versions:
+        pytest.skip("not installed")
+    monkeypatch.setattr("benchmarks.edge.subjects.CHECKPOINTS", exported)
+    monkeypatch.setattr("benchmarks.edge.edge_matrix.PAIRS", 2)
+    monkeypatch.setitem(BY_TASK, task, small(task))
+    found = BENCHMARK.measure(task=task, runtime=runtime)
+    assert isinstance(found, dict)
+    assert (found["state"], found["int8"]) == ("yes", "yes")
+    assert found["int8_size"] < 1
+    if runtime != "Core ML":  # its files run on Apple's systems alone
+        assert found["apart"] < 1e-3
+        assert abs(found["int8_change"].value) < 0.2 * found["quality"].value
 
 
 def test_a_cell_without_a_runtime_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
