@@ -55,9 +55,7 @@ BENCHMARK = Benchmark(
                 text("budget", "blocks"),
                 text("macs_share", "MACs share", "{:.3f}"),
                 figure("time", "time share (95% interval)", 3),
-                Column(
-                    "time / MACs", lambda line: f"{line.first.figures['time'].value / line.first['macs_share']:.3f}"
-                ),
+                Column("time / MACs", over_macs),
             ],
             line=("method", "budget"),
         ),

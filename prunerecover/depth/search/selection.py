@@ -12,8 +12,6 @@ from prunerecover.model.paths import is_within
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.units import Unit
 
-TRIED = 8  # changes of a selection that are measured before it is taken as it is
-
 
 def count_by_kind(units: Sequence[Unit]) -> dict[str, int]:
     """Return how many units there are of each kind."""
