@@ -5,6 +5,7 @@ Colours are from Okabe and Ito (2008), distinct for colour-blind readers.
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,16 @@ BLUE, ORANGE, GREEN, VERMILION = "#0072b2", "#e69f00", "#009e73", "#d55e00"
 PURPLE, SKY = "#cc79a7", "#56b4e9"
 
 
+class ShownFigure(Figure):
+    """Figure that notebooks show as a picture, also without `%matplotlib inline`."""
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture for notebooks."""
+        picture = io.BytesIO()
+        self.savefig(picture, format="png", bbox_inches="tight")
+        return picture.getvalue()
+
+
 def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     """Return an empty figure of `width` by `height` inches, and its axes, in the style of this module."""
     figure = empty_figure(width, height)
@@ -29,7 +40,8 @@ def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 def empty_figure(width: float, height: float) -> Figure:
     """Return a figure of `width` by `height` inches without axes."""
-    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08), facecolor="white")
+    around = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)
+    return ShownFigure(figsize=(width, height), layout=around, facecolor="white")
 
 
 def new_axes(figure: FigureBase) -> Axes:
