@@ -21,7 +21,7 @@ from cases.docs.setups import GIVEN, NEEDS, SLOW, TAIL, replaced_in
 from cases.paths import ROOT
 from lightning.pytorch.cli import LightningArgumentParser
 
-from benchmarks.project.recipe_table import markdown
+from benchmarks.project.recipe_table import markdown, read_recipe
 from prunerecover.recipes.cli.callback_options import with_callback_options
 from prunerecover.recipes.cli.main import build_parser, recipe_names, with_recipe_paths
 from prunerecover.recipes.cli.names import with_method_class
@@ -168,9 +168,19 @@ def test_every_recipe_is_in_the_table() -> None:
     assert set(re.findall(r"^\| `(\w+)`", read("docs/recipes.md"), re.MULTILINE)) == set(recipe_names())
 
 
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_was_run_or_says_what_it_would_take(name: str) -> None:
+    recipe = read_recipe(ROOT / f"configs/{name}.yaml")
+    linked = "".join(map(read, re.findall(RESULTS + r"\w+\.md", recipe.measured)))
+    figures = re.findall(r"\d\.\d+", recipe.measured)
+    assert figures if recipe.measured else "(estimated" in recipe.where
+    for one in figures:
+        assert is_stated(one, linked) or is_stated(f"{100 * float(one):.1f}", linked), one
+
+
 def test_a_header_of_another_form_is_named(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("# prunerecover fit --config own\nseed_everything: 1\n")
-    with pytest.raises(ValueError, match="Expected own.yaml to open with its command, what to expect, the hardware"):
+    with pytest.raises(ValueError, match="Expected own.yaml to open with its command, what was measured or"):
         markdown(tmp_path)
 
 
