@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -10,7 +11,7 @@ from operator import or_
 from os.path import commonprefix
 
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
-from prunerecover.model.paths import is_within
+from prunerecover.model.paths import is_within, parent_path
 
 MOST_LAYERS = 12  # most layers of an attention; with more, a module is a larger part
 MOST_ADDENDS = 8  # most addends of a stream
@@ -65,15 +66,27 @@ def head_layers(graph: ComputationGraph) -> frozenset[int]:
     """Return the indices of the head's layers: the last layers, without a later layer, and their branches.
 
     A network may have several last layers, for example for boxes and for classes. The branch of a last layer computes
-    for the layer alone, from the point where the ways to the last layers part. Modules built like a branch of several
-    layers are in the head, too: heads of earlier stages, with boxes refined by later stages. Extra outputs, for example
-    the features returned by detectors with the boxes, do not count: further layers read the features.
+    for the layer alone, from the point where the ways to the last layers part. A layer added to the stream by one of
+    several alike blocks makes no output of its own: the stream is there without it. Modules built like a branch of
+    several layers are in the head, too: heads of earlier stages, with boxes refined by later stages. Extra outputs, for
+    example the features returned by detectors with the boxes, do not count: further layers read the features.
     """
     layers = graph.of_kind("layer")
     last = [n for n in layers if not any(m.kind == "layer" for m in graph.ahead(n, lambda m: m.kind == "layer"))]
+    last = [n for n in last if not _is_added_by_a_block(graph, n)]
     branches = _branches(graph, [n for n in last if n.index in graph.reached_by_output])
     copies = [copy for branch in branches for copy in _copies(graph, branch)]
     return frozenset(n.index for part in (last, *branches, *copies) for n in part)
+
+
+def _is_added_by_a_block(graph: ComputationGraph, layer: Node) -> bool:
+    """Whether a numbered module, one of several that keep a shape, adds a layer to its stream."""
+    keeping = [n for n, call in enumerate(graph.calls) if call.path[-1:].isdigit() and call.given_shape == call.shape]
+    lists = Counter((parent_path(graph.calls[n].path), graph.calls[n].shape) for n in keeping)
+    blocks = [n for n in keeping if lists[parent_path(graph.calls[n].path), graph.calls[n].shape] > 1]
+    around = [graph.inside[n] for n in blocks if layer.index in graph.inside[n]]
+    sums = graph.ahead(layer, lambda node: node.kind in ("layer", "merge", "product"))
+    return any(node.operation == "add" and node.index in inside for node in sums for inside in around)
 
 
 def _branches(graph: ComputationGraph, last: list[Node]) -> list[list[Node]]:

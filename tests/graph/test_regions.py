@@ -133,6 +133,17 @@ def test_trunk_behind_an_early_output_is_no_head(trunk: nn.Module) -> None:
     assert head_of(model, torch.rand(1, 4, 4, 4)) == ["early.0", "early.2", "late.1"]
 
 
+def test_an_encoder_s_last_block_is_no_head() -> None:
+    """Layers added to the stream keep it as it is when they go, with norms before and behind the sums."""
+    for norm_first in (True, False):
+        blocks = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first) for _ in range(3)]
+        encoder, batch = nn.Sequential(*blocks), torch.rand(2, 5, 8)
+        assert head_of(encoder, batch) == []
+        found = removals_of(encoder, batch, ("block", "mlp"))
+        assert [[unit.name for unit in found.units if unit.kind == kind][-1][0] for kind in found.kinds] == ["2", "2"]
+        assert head_of(nn.Sequential(encoder, nn.Linear(8, 8)), batch) == ["1"]
+
+
 def test_towers_are_no_heads() -> None:
     class Towers(nn.Module):
         def __init__(self) -> None:

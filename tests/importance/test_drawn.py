@@ -96,6 +96,6 @@ def test_embeddings_are_planned_without_labels() -> None:
     plan = plan_width(network, Budget(macs=0.3), batches=torch.split(rows, 8))
     assert plan.removed
     raw = nn.Sequential(network.first, nn.ReLU(), network.second)
-    with pytest.raises(ValueError, match="Expected labelled batches"):
+    with pytest.raises(ValueError, match=r"Expected labelled batches, .* divergence='cosine' if the outputs are"):
         plan_width(raw, Budget(macs=0.3), batches=torch.split(rows, 8))
     assert plan_width(raw, Budget(macs=0.3), batches=torch.split(rows, 8), divergence="cosine").removed

@@ -105,7 +105,8 @@ def supervised_loss(model: nn.Module, batch: Any) -> Tensor:
     except TypeError:
         raise ValueError(
             f"Expected labelled batches, tuples (input, labels) or mappings with 'labels', but got "
-            f"{type(batch).__name__}. Pass loss=f(model, batch) if the loss is computed otherwise."
+            f"{type(batch).__name__}. Pass loss=f(model, batch) if the loss is computed otherwise, or "
+            "divergence='cosine' if the outputs are embeddings."
         ) from None
     logits = predictions_of(call(model, as_inputs(inputs)))
     fits = labels.shape == logits.shape or labels.shape == (logits.shape[0], *logits.shape[2:])
