@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics.detection import MeanAveragePrecision
-from torchvision.ops import batched_nms
+from torchvision.ops import batched_nms, generalized_box_iou_loss
 
 from benchmarks.data.real import data_root
 
@@ -165,7 +165,7 @@ class Scenes:
 
     Attributes:
         images: `(N, 3, 352, 352)`.
-        objects: Objects of each image: boxes `(K, 4)` as shares of the image, x1 y1 x2 y2, and labels `(K,)`.
+        objects: Objects of each image: boxes `(K, 4)` in pixels, x1 y1 x2 y2, and labels `(K,)`.
         sizes: Widths and heights of the images, in pixels, `(N, 2)`.
     """
 
@@ -196,6 +196,35 @@ def _image(path: Path) -> Tensor:
     return F.interpolate(image[None], (SIZE, SIZE), mode="bilinear", align_corners=False)[0]
 
 
+def _boxes(output: Tensor) -> Tensor:
+    """Return the boxes of outputs `(N, 85, H, W)` as shares of the image, x1 y1 x2 y2, `(N, H, W, 4)`."""
+    height, width = output.shape[2:]
+    row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    x, y = (output[:, 1].tanh() + column) / width, (output[:, 2].tanh() + row) / height
+    w, h = output[:, 3].sigmoid(), output[:, 4].sigmoid()
+    return torch.stack([x - w / 2, y - h / 2, x + w / 2, y + h / 2], -1)
+
+
+def detection_loss(output: Tensor, objects: Sequence[Tensor]) -> Tensor:
+    """Return the loss of labelled images: objects, boxes and classes, in the cells of the centres of objects.
+
+    Args:
+        output: `(N, 85, H, W)`.
+        objects: Objects of each image: box as shares of the image, x1 y1 x2 y2, and number of the class, `(K, 5)`.
+    """
+    height, width = output.shape[2:]
+    image = torch.cat([torch.full((len(own),), number) for number, own in enumerate(objects)])
+    told = torch.cat(list(objects))
+    column, row = (told[:, :4].unflatten(1, (2, 2)).mean(1) * torch.tensor([width, height])).long().unbind(1)
+    row, column = row.clamp(0, height - 1), column.clamp(0, width - 1)
+    there = torch.zeros_like(output[:, 0])
+    there[image, row, column] = 1
+    each = F.binary_cross_entropy(output[:, 0], there, reduction="none")
+    box = generalized_box_iou_loss(_boxes(output)[image, row, column], told[:, :4], reduction="mean")
+    classes = F.nll_loss(output[image, 5:, row, column].clamp_min(1e-6).log(), told[:, 4].long())
+    return each[there == 1].mean() + each[there == 0].mean() + box + classes
+
+
 def boxes_of(output: Tensor, size: Tensor) -> dict[str, Tensor]:
     """Return the boxes found on one image.
 
@@ -203,13 +232,9 @@ def boxes_of(output: Tensor, size: Tensor) -> dict[str, Tensor]:
         output: `(85, H, W)`.
         size: Width and height of the image, in pixels.
     """
-    height, width = output.shape[1:]
-    row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     classes, labels = output[5:].max(0)
     scores = (output[0] ** 0.6 * classes**0.4).flatten()
-    x, y = (output[1].tanh() + column) / width, (output[2].tanh() + row) / height
-    w, h = output[3].sigmoid(), output[4].sigmoid()
-    boxes = torch.stack([x - w / 2, y - h / 2, x + w / 2, y + h / 2], -1).flatten(0, 1) * size.repeat(2)
+    boxes = _boxes(output[None])[0].flatten(0, 1) * size.repeat(2)
     labels, likely = labels.flatten(), scores > SCORE
     boxes, scores, labels = boxes[likely], scores[likely], labels[likely]
     kept = batched_nms(boxes, scores, labels, OVERLAP)[:BOXES]
