@@ -223,6 +223,10 @@ def test_gradients_need_a_loss_that_reaches_the_units() -> None:
         r_score(context(model, groups, images(), lambda _, batch: cross_entropy(other, batch)))
     with pytest.raises(ValueError, match="no gradient reached any"):
         gate_taylor(context(model, groups, images(), lambda _, batch: cross_entropy(other, batch)))
+    with pytest.raises(
+        ValueError, match=r"depends on the units, but its gradient is zero in every batch\. Pass loss=f"
+    ):
+        gate_taylor(context(model, groups, images(), lambda own, batch: 0 * cross_entropy(own, batch)))
 
 
 def test_units_that_are_computed_without_gradients_do_not_count_as_useless() -> None:

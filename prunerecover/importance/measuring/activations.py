@@ -92,8 +92,8 @@ def stream(
         loss: `loss(model, batch) -> scalar`, a mean over the batch; needed if a consumer wants gradients.
 
     Raises:
-        ValueError: If there is no batch, a gradient is wanted without a loss, no gradient arrives or can arrive, a
-            tap's module is not called, or the activations do not have the units or samples of the group.
+        ValueError: If there is no batch, a gradient is wanted without a loss, no gradient arrives or can arrive, or all
+            are zero, a tap's module is not called, or the activations do not have the units or samples of the group.
     """
     model = unwrap(model)
     parameters = list(dict.fromkeys(p for consumer in consumers for p in consumer.parameters))
@@ -105,7 +105,7 @@ def stream(
     if backward:
         check_differentiable(model)
     taps = _Taps(model, groups, consumers)
-    seen = False
+    seen = moved = False
     shown = progress("scoring units", len(batches) if isinstance(batches, Sized) else None)
     eager = uncompiled(recurrent=any(isinstance(module, nn.RNNBase) for module in model.modules()))
     with ordinary_arithmetic(), evaluating(model), eager, trainable(parameters), taps.attached(), shown as done:
@@ -116,11 +116,18 @@ def stream(
                 consumer.begin(batch, taps.n)
             gates, gradients = _run(model, batch, loss if backward else None, taps, parameters)
             taps.check_all_called()
+            moved = moved or any(bool(gradient.any()) for gradient in (*gates.values(), *gradients.values()))
             for consumer in consumers:
                 consumer.end(taps.n, gates, gradients)
             done()
     if not seen:
         raise ValueError("Expected at least one batch, but there was none. Was a generator consumed before?")
+    if backward and not moved:
+        raise Refusal(
+            "a loss that depends on the units",
+            "its gradient is zero in every batch",
+            'Pass loss=f(model, batch), or importance="magnitude".',
+        )
 
 
 def _run(
