@@ -1,4 +1,4 @@
-"""Arguments of planning in depth: checked before anything is computed."""
+"""Arguments of planning in depth, checked before all computation."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from prunerecover.plan.units import Unit
 from prunerecover.store.search_store import store_folder
 
 SEARCHES = ("program", "one_shot", "greedy", "exact", "joint", "run", "two_to_one", "rounds")
-SET_SEARCHES = ("greedy", "exact", "joint")  # that judge sets of units
-SET_IMPORTANCES = ("output_divergence", "cross_entropy")  # by which they can be judged
-RUN_IMPORTANCES = ("output_divergence", "angular_distance", "block_influence")  # by which runs can be compared
+SET_SEARCHES = ("greedy", "exact", "joint")  # searches over sets of units
+SET_IMPORTANCES = ("output_divergence", "cross_entropy")  # importances of sets
+RUN_IMPORTANCES = ("output_divergence", "angular_distance", "block_influence")  # importances of runs
 IN_DEPTH = " for a plan in depth"
 REPLACEMENTS = ("calibrated", "zero", "identity")
 
 
 class DepthArguments(TypedDict, total=False):
-    """Types of the arguments of `DepthConfig`, for what takes `**arguments: Unpack[DepthArguments]`."""
+    """Types of the arguments of `DepthConfig`, for functions with `**arguments: Unpack[DepthArguments]`."""
 
     importance: Importance | str
     loss: Loss | None
@@ -45,26 +45,26 @@ class DepthArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class DepthConfig:
-    """Arguments of planning in depth, as `plan_depth` describes them at length; checked when they are put together.
+    """Arguments of planning in depth, described at length in `plan_depth`; checked on construction.
 
     Args:
         importance: Ranking of the units, by name or as a callable; the default needs no labels.
         loss: Function `loss(network, batch) -> scalar` for importances that need a loss. In a fit, `batch` is the batch
             of the training step; None: the loss of the training step.
         replace: Replacement of removed units: "calibrated", "zero" or "identity".
-        search: "program", "joint", "greedy", "exact", "run", "one_shot", "two_to_one" or "rounds"; None: the best that
-            is possible.
-        kinds: For a share of a cost: kinds of the units that may go; None: all but "layer" in supported families, all
-            in other networks.
+        search: "program", "joint", "greedy", "exact", "run", "one_shot", "two_to_one" or "rounds"; None: the best
+            available.
+        kinds: Kinds of removable units, for a share of a cost; None: all but "layer" in supported families, all
+            elsewhere.
         include_strided: Whether layers that change spatial dimensions may go, too.
         ignore: Shell patterns of units that stay.
-        scores: Scores of this network as it is, which `sensitivity` has saved: units are not ranked alone again.
+        scores: Scores of the present network, saved by `sensitivity`: units are not ranked alone again.
         seed: Seed of the samples and of everything random in planning.
-        store: Folder of what planning has found; None: nothing is kept.
+        store: Folder of intermediate results; None: nothing is kept.
 
     Raises:
         ValueError: If an importance, replacement or search is unknown, or the search ranks by another importance.
-        TypeError: If an argument is of another type, such as an importance that is neither a name nor a callable.
+        TypeError: If an argument is of another type, as an importance that is neither a name nor a callable.
     """
 
     importance: str | Importance = "output_divergence"
@@ -79,7 +79,7 @@ class DepthConfig:
     store: str | Path | None = None
 
     def __post_init__(self) -> None:
-        """Check the arguments, and take a single pattern for a list of one."""
+        """Check the arguments, and put a single pattern into a list."""
         importance_of(self.importance, "depth")
         if self.loss is not None and not callable(self.loss):
             raise TypeError(
@@ -114,7 +114,7 @@ class DepthConfig:
 
     @property
     def registered(self) -> RegisteredImportance:
-        """The importance, with what planning must know of it."""
+        """The importance, with facts for planning."""
         return importance_of(self.importance, "depth")
 
     @property
@@ -128,7 +128,7 @@ class DepthConfig:
         return self.search in SET_SEARCHES and self.registered.name == "cross_entropy"
 
     def _check_run(self) -> None:
-        """Check what a run is chosen by, and have whole blocks go."""
+        """Check the importance for runs, and restrict removal to whole blocks."""
         if self.registered.name not in RUN_IMPORTANCES:
             raise ValueError(
                 f"Expected importance to be one of {', '.join(RUN_IMPORTANCES)} for search='run', which compares runs "

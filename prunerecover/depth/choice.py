@@ -1,4 +1,4 @@
-"""Choice of the units of depth that go, by a search."""
+"""Choice of the removed units of depth, by a search."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from prunerecover.plan.units import Unit
 from prunerecover.session.session import Session
 
 TINY = 1e-12  # a price that no unit has
-Searched = tuple[dict[str, float], Sequence[Unit]]  # divergence or importance of each unit alone, and what goes
+Searched = tuple[dict[str, float], Sequence[Unit]]  # divergence or importance of each unit alone, and removed units
 
 
 class Ranking(Protocol):
@@ -36,7 +36,7 @@ class Ranking(Protocol):
         """Return the importance of every unit of the dense network."""
 
     def rank_again(self, units: Sequence[Unit], gone: tuple[Unit, ...]) -> Mapping[str, float]:
-        """Return the importances of units on the network without others."""
+        """Return the importances of units on the network without the removed units."""
 
     @property
     def known(self) -> Mapping[str, float]:
@@ -68,7 +68,7 @@ class Choice:
         self.config, self.search, self.removals = config, search, variants.removals
 
     def chosen(self, goal: Goal, budget: Budget) -> Searched:
-        """Return the importances of units, and the units that go, in order.
+        """Return the importances of units, and the removed units, in order.
 
         Args:
             goal: Goal of the budget.
@@ -98,7 +98,7 @@ class Choice:
         return scores, self._in_turn([lambda _: True], ranked, goal)
 
     def _in_turn(self, pattern: Sequence[Callable[[Unit], bool]], ranked: Sequence[Unit], goal: Goal) -> list[Unit]:
-        """Take ranked units in turn; the network is run without each set if it does not run without the last one."""
+        """Take ranked units in turn; each set is tried by a run if the network fails without the final set."""
         chosen = in_turn(pattern, ranked, goal, self.removals.why_not)
         if not self.removals.why_not(chosen, run=True):
             return chosen
@@ -118,10 +118,10 @@ class Choice:
         return found.first, min(sets, key=lambda own: self.variants.divergence(own) * max(goal.reached(own), 1.0))
 
     def _finer(self, goal: Share, found: Sequence[Unit]) -> list[Sequence[Unit]]:
-        """Return the sets found without the units that hold most others, then without those that hold fewer.
+        """Return the sets found without the largest containers of units, then without smaller containers.
 
-        A unit that holds others saves much at once, and looks cheap while it is judged alone; smaller units that save
-        as much together may change the output less.
+        A container saves much at once, and looks cheap when judged alone; smaller units that save as much together may
+        change the output less.
 
         Args:
             goal: Share of a cost.
@@ -138,14 +138,14 @@ class Choice:
         return sets
 
     def _set_for(self, goal: Share) -> Sequence[Unit]:
-        """Return the set found for a goal; an empty one where so much cannot go."""
+        """Return the set found for a goal; empty where the goal cannot be met."""
         try:
             return JointSearch(self.variants, goal, self.search, self.ranking.known).run()
         except ValueError:
             return ()
 
     def _for_latency(self, goal: Share) -> Searched:
-        """Return the best set by estimated shares of the latency; what it saves is measured."""
+        """Return the best set by estimated shares of the latency; the saving of the set is measured."""
         costs = self.costs
         kinds = [unit.kind for unit in goal.units]
         shares = LatencyShares(kinds, costs.of_half, lambda own: costs.saved(own, "macs"), self.variants.store)
@@ -168,7 +168,7 @@ class Choice:
         return chosen
 
     def _one_run(self, goal: Goal, scores: Mapping[str, float]) -> Sequence[Unit]:
-        """Return the run of blocks whose ends are most alike, or that changes the output least of a few such runs."""
+        """Return the run of blocks with the most similar ends, or, of a few such runs, the least output divergence."""
         if goal.reached(()) >= 1:
             return ()
         name, batches = self.config.registered.name, self.session.samples.all_samples
@@ -180,7 +180,7 @@ class Choice:
 
 
 def _holds(unit: Unit) -> int:
-    """Return how many kinds of units are inside."""
+    """Return the number of kinds of units inside."""
     return len(TRAITS[unit.kind].holds)
 
 

@@ -1,4 +1,4 @@
-"""Planner of depth by search, for any network: what each unit leaves, which units go, and the plan."""
+"""Planner of depth by search, for any network: replacements of units, choice of units, and the plan."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class DepthPlanner:
 
     Args:
         session: Network and samples.
-        kinds: Kinds of the units that may go; None: as in `plan_depth`.
+        kinds: Kinds of removable units; None: as in `plan_depth`.
         config: All other arguments of `plan_depth`.
 
     Attributes:
         session: Network and samples.
         config: Arguments of planning.
-        units: Units that may go, in order of depth.
+        units: Removable units, in order of depth.
         costs: Costs of the units.
     """
 
@@ -75,7 +75,7 @@ class DepthPlanner:
             self._fit_alone()
 
     def plan(self, budget: Budget) -> Plan:
-        """Return the plan of one budget; a warning says if more goes than units make necessary.
+        """Return the plan of a budget; a warning reports a larger excess than the units' sizes require.
 
         Args:
             budget: See `plan_depth`.
@@ -89,18 +89,18 @@ class DepthPlanner:
         return plan
 
     def rank(self) -> dict[str, float]:
-        """Return the importance of every unit as it is before anything goes; computed once."""
+        """Return the importance of every unit of the dense network; computed once."""
         if self._scores is None:
             with progress("scoring units"), self.session.evaluating():
                 self._scores = self._kept(partial(self._ranked, self.units, ()))
         return self._scores
 
     def rank_again(self, units: Sequence[Unit], gone: tuple[Unit, ...]) -> dict[str, float]:
-        """Return the importances of units on the network without others.
+        """Return the importances of units on the network without removed units.
 
         Args:
             units: Units that stay.
-            gone: Units that are gone.
+            gone: Removed units.
         """
         return self._kept(partial(self._ranked, units, gone), gone)
 
@@ -116,12 +116,12 @@ class DepthPlanner:
         return self._scores or {} if self.config.registered.name == "output_divergence" else {}
 
     def removed_share(self, plan: Plan, cost: str) -> float:
-        """Return the share of the network's cost that goes with a plan, merged."""
+        """Return the share of the network's cost saved by a plan, merged."""
         with self.session.evaluating():
             return self.session.cost(cost).removed_share(plan.edits)
 
     def share_of_one(self, kind: str, cost: str) -> float:
-        """Return the share of the network's cost that goes with one unit of a kind; see `UnitCosts.of_one`."""
+        """Return the share of the network's cost saved by a unit of a kind; see `UnitCosts.of_one`."""
         with self.session.evaluating():
             return self.costs.of_one(kind, cost)
 
@@ -131,7 +131,7 @@ class DepthPlanner:
             return self.session.output.divergence_of(self.session.output.pruned(*self._finished(units)))
 
     def blocks_left_as_identity(self) -> list[str]:
-        """Names of the blocks in whose place an identity stays: the rest is no model that transformers can make."""
+        """Names of the blocks replaced by an identity, where transformers cannot construct the rest of the model."""
         with self.session.evaluating():
             edits = {unit.name: self.removals.edits([unit]) for unit in self.units if unit.kind == "block"}
             taken = {name: with_blocks_taken_out(self.model, self.session.example, own) for name, own in edits.items()}
@@ -173,12 +173,12 @@ class DepthPlanner:
         return finished(self.session, self.variants, units, weights, by_loss=self.config.by_loss)
 
     def _goal(self, budget: Budget) -> Goal:
-        """Return how much has to go."""
+        """Return the goal of a budget."""
         if budget.share is None:
             return Counted(self.units, budget.counts(count_by_kind(self.units)))
         cost, share = budget.share
         most_blocks = sum(unit.kind == "block" for unit in self.removals.units) - 1
-        counted = "macs" if cost == "latency" else cost  # no clock tells what a single unit takes
+        counted = "macs" if cost == "latency" else cost  # no clock resolves a single unit
         return Share(
             self.units,
             share,
@@ -195,7 +195,7 @@ class DepthPlanner:
             )
 
     def _judged(self) -> Variants:
-        """Return the judge of sets: by the loss, where a search goes by it, else by the output divergence."""
+        """Return the judge of sets: by the loss, where the search minimises the loss, else by the output divergence."""
         session, held_out = self.session, self._fits and is_supported(self.model)
         objective: Objective = OutputDivergence(session.samples, held_out=held_out)
         if self.config.by_loss and session.loss is not None:
@@ -228,7 +228,7 @@ class DepthPlanner:
     def _divergence(
         self, chosen: Sequence[Unit], edits: Sequence[Edit], tensors: Mapping[str, Tensor]
     ) -> dict[str, float]:
-        """Return the divergence of the output by the unit that went last; none if outputs cannot be compared."""
+        """Return the divergence of the output by the name of the last removed unit; empty if not comparable."""
         if self.config.by_loss or not chosen or not self.session.output.comparable:
             return {}
         try:
@@ -244,7 +244,7 @@ class DepthPlanner:
         return {name: float(value) for name, value in saved.items()}
 
     def _kept(self, importance: Callable[[], dict[str, float]], gone: Sequence[Unit] = ()) -> dict[str, float]:
-        """Return importances of units, which the store may know: divergences by themselves, and none of a function."""
+        """Return importances of units, from the store if known there: no callable's, and divergences by unit sets."""
         if self.config.registered.name == "output_divergence" or not isinstance(self.config.importance, str):
             return importance()
         return self.store.result("importance", (unit.name for unit in gone), importance)
@@ -257,7 +257,7 @@ class DepthPlanner:
 
 
 def _aim(budget: Budget) -> Budget:
-    """Return what is planned for: clocks do not tell shares of latency apart that are as near as `CLOCKS`."""
+    """Return the budget to plan for: clocks do not resolve shares of latency nearer than `CLOCKS`."""
     if budget.latency is None:
         return budget
     return Budget(latency=(share := budget.shares["latency"]) - min(CLOCKS, 0.05 * share))

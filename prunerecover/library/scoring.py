@@ -23,7 +23,7 @@ from prunerecover.surgery.apply_edits import edited
 
 
 class Scorer:
-    """Scorer of choices of variants in one network.
+    """Scorer of choices of variants in a network.
 
     Args:
         model: Dense network, in evaluation mode.

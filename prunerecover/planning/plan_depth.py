@@ -60,7 +60,7 @@ def plan_depth(
     """Choose units of depth to remove within a budget; the model is bit-identical afterwards.
 
     Args:
-        model: Any network, wrapped or not. Models of the supported families are known by their parts; of all other
+        model: Any network, wrapped or not. Models of the supported families are known by their parts; in all further
             networks, and for layers, the computation graph shows the removable units (see `find_sites`).
         budget: Share of the MACs, parameters or latency of the merged model, such as Budget(macs=0.3), or the amount
             left, such as Budget(macs="0.8G") a sample or Budget(latency="5ms") for the first batch. The budget is met;
@@ -68,7 +68,7 @@ def plan_depth(
         remove: Number of units per kind, short for `Budget(remove=...)`.
         batches: Calibration batches: tensors, tuples with the input first, or mappings. Labels are read by importances
             with a `loss` alone, and to see whether BatchNorm statistics lag behind the weights (see
-            `recovery.dense_reference`). Every 4th sample is held out to judge what was fitted to the others.
+            `recovery.dense_reference`). Every 4th sample is held out to judge fits to all further samples.
         importance: Ranking of units within their kind: "output_divergence" (the default), "cross_entropy",
             "gate_gradient", "block_influence", "angular_distance", "block_output_angle", "taylor", "squared_taylor",
             "r_score", "magnitude", "l2_norm", "random", a name given to `register_importance`, or a callable
@@ -78,36 +78,36 @@ def plan_depth(
         replace: Replacement of removed units. "calibrated" fits replacements, picks each by its effect on the output
             and tunes all on the output, without labels. Whole blocks leave a refit or map in the layer before, without
             new parameters; units known from the graph alone leave a linear map of the channels, a slope and bias, or a
-            constant, where that changes the output less for its cost. "zero" and "identity" are there by name.
+            constant, where the output changes less for the cost. "zero" and "identity" are available by name.
         search: Search by name; None (the default): the best available. In a supported family, by output divergence with
-            calibrated replacements, that is "program", the integer program over the library of variants, as in
+            calibrated replacements, the best is "program", the integer program over the library of variants, as in
             `plan_pruning`: blocks, attentions and MLPs are fitted and scored alone, solved for, and the choice is
-            refined. Activations and layers by `kinds`, mixtures of experts, norms behind branches, and blocks
-            without a layer before them on the stream (most parallel branches) are not in that library; there "greedy"
-            is the default, and "joint" in other networks. "joint" removes one unit at a time by divergence per saved
-            cost, ranks the others again on the pruned network, and then exchanges chosen units for better ones: units
-            interact. "greedy" does so without exchanges, and "exact" judges every unit at each step, instead of
-            promising units alone. For a share of a cost in a supported family, all three also search without blocks,
-            without MLPs and without activations, and keep the best set. They minimise the output divergence, or, with
+            refined. Activations and layers by `kinds`, mixtures of experts, norms behind branches, and blocks without a
+            preceding layer on the stream (most parallel branches) are not in the library; there "greedy" is the
+            default, and "joint" outside the families. "joint" removes single units by divergence per saved cost, ranks
+            the rest again on the pruned network, and then exchanges chosen units for better units: units interact.
+            "greedy" makes no exchanges, and "exact" judges every unit at each step, instead of promising units alone.
+            For a share of a cost in a supported family, all three also search without blocks,
+            without MLPs and without activations, and keep the best set. All minimise the output divergence, or, with
             importance="cross_entropy", the `loss`: the likelihood of text (`language.likelihood.next_token_loss`), of
             answers (`answer_loss`), or your own. "run" takes one contiguous run of blocks of a supported family: among
             the runs that turn the residual stream least, the run of least output divergence, or, with
             importance="angular_distance", of least angle at the last token (Gromov et al., arXiv 2403.17887), or, with
             importance="block_influence", of least mean cosine distance. "one_shot" ranks once. "two_to_one" ranks once,
-            and takes two other units for each attention; "rounds" ranks again after each removal, by any importance.
+            and takes two units besides attentions for each attention; "rounds" ranks again after each removal, by any
+            importance.
         kinds: Kinds of removable units, for a budget in a share of cost; None: all kinds but layers in supported
-            families, all in other networks. A budget in units names its kinds itself.
+            families, all kinds elsewhere. A budget in units names the kinds itself.
         include_strided: Whether layers that change spatial dimensions may go, too, replaced by a pooling.
         ignore: Shell patterns of unit names that stay, such as "blocks.0.*".
-        scores: Scores of this dense network, saved by `sensitivity`: units are not ranked alone again, whatever the
-            budget; a search still judges them on top of each other.
+        scores: Scores of the dense network, saved by `sensitivity`: units are not ranked alone again, whatever the
+            budget; a search still judges units on top of each other.
         seed: Seed of the held-out split and of everything random.
-        store: Folder of intermediate results. A search that was interrupted, by Ctrl-C or a kill, and begun again with
-            the same network, samples and arguments continues behind its last result, and gives the same plan.
-            Functions, such as a `loss`, count by their names, and by the loss of the first batch. Take another folder
-            once code has changed, and delete the folder when the plan is saved: fitted tensors are kept, too, of a
-            large model several times the size of linear maps of all its blocks. Damaged results are found anew. None:
-            nothing is kept.
+        store: Folder of intermediate results. A search interrupted, by Ctrl-C or a kill, and begun again with the same
+            network, samples and arguments continues behind the last result, and gives the same plan. Functions, such
+            as a `loss`, count by name, and by the loss of the first batch. Take another folder once code has changed,
+            and delete the folder when the plan is saved: fitted tensors are kept, too, of a large model several times
+            the size of linear maps of all blocks. Damaged results are found anew. None: nothing is kept.
         divergence: Comparison of outputs: a name among `divergence.registry.DIVERGENCES`, or a callable `(dense,
             pruned) -> scalar`; None: by the structure of the outputs.
 

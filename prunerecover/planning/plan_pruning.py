@@ -1,4 +1,4 @@
-"""Plan depth and width together for one budget: a choice out of the library of variants, or one of both alone."""
+"""Plans of depth and width together for a budget: a choice out of the library of variants, or depth or width alone."""
 
 from __future__ import annotations
 
@@ -38,43 +38,43 @@ def plan_pruning(
     store: str | Path | None = None,
     divergence: str | Divergence | None = None,
 ) -> Plan:
-    """Decide what goes in depth and in width within one budget; the model is bit-identical afterwards.
+    """Choose removals in depth and in width within one budget; the model is bit-identical afterwards.
 
-    Every site may stay, get smaller by several sizes, or go and leave a replacement. Each of these variants is fitted
-    and scored alone by the output divergence on held-out samples; an integer program chooses one for each site, and
-    the choice is refined while the divergence falls: alternatives are scored again on top of it. What is chosen is
-    fitted in order, on the pruned network towards the dense one, and tuned on the output.
-    Where torch.distributed is set up, all ranks have to call this: each scores its part of the variants, and all return
-    one plan; ranks with other samples each plan alone.
-    Where units of one of both cannot go at all, the other takes the budget. With `evaluate`, this plan, width alone and
-    depth alone are recovered for a short while, and the most accurate one is returned.
+    Every site may stay, get smaller by several sizes, or go and leave a replacement. Each variant is fitted and scored
+    alone by the output divergence on held-out samples; an integer program chooses a variant for each site, and the
+    choice is refined while the divergence falls: alternatives are scored again on top of the choice. Chosen variants
+    are fitted in order, on the pruned network towards the dense network, and tuned on the output.
+    Where torch.distributed is set up, all ranks have to call the function: each scores a part of the variants, and all
+    return the same plan; ranks with different samples plan alone.
+    Where depth or width has no removable units, the budget goes to width or depth alone. With `evaluate`, plans of both
+    together, width alone and depth alone are recovered for a short while, and the most accurate plan is returned.
 
     Args:
         model: Any network, wrapped or not.
-        budget: A share of the MACs, parameters or latency of the model once it is merged, or shares of several of them,
-            which are met at once; or what may be left, such as Budget(params="100M"). Latency is measured again once
-            all is planned; a plan that misses it is made anew for more, and a warning says if it still does.
+        budget: A share of the MACs, parameters or latency of the merged model, or shares of several costs, met at once;
+            or the remaining amount, such as Budget(params="100M"). Latency is measured again after planning; a plan
+            that misses the latency is made anew for more, and a warning reports a second miss.
         batches: Calibration batches, labelled unless `loss` needs no labels, as by default for embeddings; see
-            `plan_width`. Every 4th sample is held out, to compare what the others are fitted to.
+            `plan_width`. Every 4th sample is held out, to judge fits to all further samples.
         loss: Loss, as in `plan_width`.
-        kinds: Kinds of removable units, in depth and width; None: all that are usual in `plan_depth` and `plan_width`,
+        kinds: Kinds of removable units, in depth and width; None: the usual kinds of `plan_depth` and `plan_width`,
             and experts for a share of the parameters.
         equal_layers: Equal sizes of alike layers, as in `plan_width`.
         round_to: Multiple of all sizes, as in `plan_width`.
         ignore: Shell patterns of names of units and groups that stay, such as "blocks.0.*".
-        evaluate: Recovers the pruned models of some trials, each for a short while, and returns their accuracies in
-            percent, as in `plan_boundary`; splits are compared by these instead of their outputs. It gets as many
-            trials at once as do not depend on one another.
+        evaluate: Function that recovers the pruned models of some trials, each for a short while, and returns
+            accuracies in percent, as in `plan_boundary`; splits are compared by accuracy instead of output. Each call
+            gets all trials that are independent of one another.
         seed: Seed of the held-out split, of recoveries and of everything random.
-        store: Folder of what is found on the way: scores of variants, divergences, measured latencies, and plans that
-            are compared. A search that is interrupted, by Ctrl-C or a kill, and begun again with the same network,
-            samples and arguments goes on behind its last result, and gives the same plan; one for another budget finds
-            all variants scored. See `plan_depth`, also for when to take another one. None: nothing is kept.
+        store: Folder of intermediate results: scores of variants, divergences, measured latencies, and compared plans.
+            A search interrupted, by Ctrl-C or a kill, and begun again with the same network, samples and arguments
+            continues behind the last result, and gives the same plan; a search for another budget finds all variants
+            scored. See `plan_depth`, also for when to take another folder. None: nothing is kept.
         divergence: Comparison of outputs: a name among `divergence.registry.DIVERGENCES`, or a callable `(dense,
-            pruned) -> scalar`; None: what their structure asks for.
+            pruned) -> scalar`; None: by the structure of the outputs.
 
     Returns:
-        One plan, of depth first and width second; its evidence holds the `splits` that were tried.
+        A plan of depth first and width second, with the tried `splits` as evidence.
 
     Raises:
         ValueError: If the budget is in units or cannot be met, an argument is unknown, labels are missing, or nothing

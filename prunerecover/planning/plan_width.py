@@ -1,4 +1,4 @@
-"""Plan which channels, heads, neurons and experts to remove."""
+"""Plans in width: channels, heads, neurons and experts to remove."""
 
 from __future__ import annotations
 
@@ -58,60 +58,60 @@ def plan_width(
 
     Args:
         model: Nearly any module: see `find_sites`.
-        budget: A share of the MACs, the parameters or the measured latency, what may be left of one of these, such as
-            Budget(params="100M"), or units of one kind in all layers together, such as Budget(remove={"expert": 8}).
+        budget: A share of the MACs, the parameters or the measured latency, the remaining amount of such a cost, as in
+            Budget(params="100M"), or units of a kind in all layers together, such as Budget(remove={"expert": 8}).
             None: see `tolerance`. Experts save no MACs.
         batches: Calibration batches, labelled unless `loss` needs no labels: tuples (input, label, ...) or mappings
-            with `labels`. 256 samples do. Where labels say that BatchNorm statistics lag behind the weights,
-            as in the middle of a training, it is planned for the network with statistics estimated anew (see
-            `recovery.dense_reference`).
-        loss: `loss(model, batch) -> scalar`; None: cross-entropy of the logits, or the loss that the model returns; for
+            with `labels`. 256 samples do. Where labels show BatchNorm statistics lagging behind the weights, as in the
+            middle of a training, the plan is for the network with fresh statistics (see `recovery.dense_reference`).
+        loss: `loss(model, batch) -> scalar`; None: cross-entropy of the logits, or the loss returned by the model; for
             a detection map or embeddings without labels, the loss against objects or directions drawn around the
             network's own output.
-        labels: `labels(batch) -> (N,)` integer classes for "u_score"; None: those that the batches hold. For experts
+        labels: `labels(batch) -> (N,)` integer classes for "u_score"; None: the labels of the batches. For experts
             also classes of tokens, `(N, T)`: see `token_classes`.
         allocation: Rule that chooses the sizes of groups. None (the default): the integer program over the library of
-            variants, as in `plan_pruning`, where it is measured best: for a share of a cost, in networks of heads and
-            neurons without BatchNorm whose outputs can be compared, unless an importance is given. Heads get fewer and
+            variants, as in `plan_pruning`, where measured best: for a share of a cost, in networks of heads and
+            neurons without BatchNorm and with comparable outputs, unless an importance is given. Heads get fewer and
             smaller then. Else, and by name, "per_cost": the least importance per saved cost goes first; the
             weight of a head beside a neuron, and so on, is tried (`best_kind_weights`). "fair_pruner": FAIR-Pruner's
             Tolerance of Difference. "uniform": the same share of every group. "global": the least importance first. Or
-            a rule that `register_allocation` has named, or a callable `(groups, scores, costs, budget) -> {group name:
-            numbers of the units that go}`.
-        importance: Ranking of units, high stays; None: "gate_taylor", with channels of networks with BatchNorm in an
-            order of their own (see `channel_order`). For "fair_pruner" two: the one whose low values
-            propose what goes, and the one whose high values stay; None: ("u_score", "r_score"). By name: "gate_taylor",
+            a rule named by `register_allocation`, or a callable `(groups, scores, costs, budget) -> {group name:
+            numbers of the removed units}`.
+        importance: Ranking of units, high stays; None: "gate_taylor", with channels of networks with BatchNorm in a
+            separate order (see `channel_order`). For "fair_pruner" two: low values of the first propose removals, high
+            values of the second stay; None: ("u_score", "r_score"). By name: "gate_taylor",
             "u_score", "r_score", "taylor", "squared_taylor", "magnitude", "l2_norm" and "random", for experts
             "routing" and "reap", and of torch-pruning "group_taylor", "group_magnitude" and "lamp".
-            Or one that `register_importance` has named, a callable `(context) -> {group name: (size,)}` (see
+            Or an importance named by `register_importance`, a callable `(context) -> {group name: (size,)}` (see
             `importance.context`), or an importance object of torch-pruning.
-        tolerance: For "fair_pruner", instead of a budget: one number in [0, 1] for all groups, as published.
-        kinds: Among "channel", "head", "neuron", "expert" and "hidden", the features of a transformer's residual stream
-            (its hidden size); a budget in units names its own.
-        replace: "calibrated": weights that read a group take over what its removed units did, as far as the kept ones
-            predict it, and this is tuned on the network's output (see `compensation` and `tuning`): least squares,
-            then three epochs over the same samples if there are at least 32. "zero": nothing does, as is usual.
-        equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say:
-            `save_pruned` then makes a folder for `from_pretrained`. The budget is met by less than a unit of each.
+        tolerance: Number in [0, 1] for all groups, as published, for "fair_pruner", instead of a budget.
+        kinds: Kinds among "channel", "head", "neuron", "expert" and "hidden", the features of a transformer's residual
+            stream (the hidden size); a budget in units names the kinds itself.
+        replace: "calibrated": weights that read a group take over the work of the removed units, as far as predicted
+            by the kept units, tuned on the network's output (see `compensation` and `tuning`): least squares, then
+            three epochs over the same samples if there are at least 32. "zero": no replacement, as is usual.
+        equal_layers: Whether layers of equal kind and size keep equal numbers of units, as a config of transformers can
+            express: `save_pruned` then makes a folder for `from_pretrained`. The budget is met by less than a unit of
+            each layer.
         round_to: Number that divides the size of every group, for the sake of processors: 8 for channels, neurons and
-            hidden features (heads and experts go one by one), or one number per kind, such as {"channel": 8,
-            "neuron": 64}. A group whose width is no multiple stays whole or is narrowed to one; one with fewer units
-            stays whole. Units go in such steps until the budget is met; no step goes that it does not need. None: any
-            number, but for a latency 8 is tried, too, and taken if less importance goes to meet it; 1: any number.
+            hidden features (heads and experts go singly), or a number per kind, such as {"channel": 8, "neuron": 64}.
+            A group whose width is no multiple stays whole or is narrowed to a multiple; a group with fewer units stays
+            whole. Units go in steps of the number until the budget is met, without needless steps. None: any number,
+            but for a latency 8 is tried, too, and taken if less importance goes for the budget; 1: any number.
         ignore: Shell patterns of groups that stay, such as "layer4.*".
-        scores: Scores of this dense network, saved earlier: the file that `prunerecover plan` writes beside a plan, or
-            that of `sensitivity`. Nothing is scored again, whatever the budget.
+        scores: Scores of the dense network, saved earlier: the file written by `prunerecover plan` beside a plan, or by
+            `sensitivity`. Nothing is scored again, whatever the budget.
         seed: Seed of everything random.
         divergence: Comparison of outputs: a name among `divergence.registry.DIVERGENCES`, or a callable `(dense,
-            pruned) -> scalar`; None: what their structure asks for.
+            pruned) -> scalar`; None: by the structure of the outputs.
 
     Returns:
-        The plan; its evidence says what every group keeps, and the `rates` and `damping` that were tried best.
-        BatchNorm statistics are not part of it: call `recalibrate_batchnorm` once it is applied.
+        The plan, with the kept units of every group and the best `rates` and `damping` as evidence. BatchNorm
+        statistics are not part of the plan: call `recalibrate_batchnorm` after applying the plan.
 
     Raises:
-        ValueError: If the budget cannot be met, an argument is unknown or does not go with another, labels are missing,
-            or the model has no groups.
+        ValueError: If the budget cannot be met, an argument is unknown or conflicts with a second argument, labels are
+            missing, or the model has no groups.
     """
     config = WidthConfig(
         allocation=allocation,
@@ -145,10 +145,10 @@ def width_plan(session: Session, budget: Budget | None, config: WidthConfig) -> 
 
 
 def plan_with(width: WidthPlanner, budget: Budget | None) -> Plan:
-    """Return the plan of a budget: out of the library where it serves, else by the allocation.
+    """Return the plan of a budget: out of the library where the library serves, else by the allocation.
 
     Args:
-        width: Groups, their costs and scores.
+        width: Groups with costs and scores.
         budget: Budget of the groups; None: the allocation has a tolerance.
     """
     return width.plan(None) if budget is None else planned_as_asked(width.session, budget, partial(_in_shares, width))
@@ -167,7 +167,7 @@ def _in_shares(width: WidthPlanner, budget: Budget) -> Plan:
 
 
 def _is_usual(config: WidthConfig) -> bool:
-    """Whether nobody asks for another way than the library's, or for units that it does not narrow."""
+    """Whether the arguments ask for nothing beyond the library: its method, and units narrowed by the library."""
     asked = config.allocation is not None or config.importance is not None or config.replace != "calibrated"
     return not asked and set(config.kinds) <= set(FOUND_KINDS)
 

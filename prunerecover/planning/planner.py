@@ -41,24 +41,24 @@ from prunerecover.width.planner import WidthPlanner
 
 
 class Planner:
-    """Plans budgets over depth and width for one network, and computes once what they share.
+    """Planner of budgets over depth and width for a network; shared work is done once.
 
     Args:
         session: Network and samples.
         costs: Name of the cost of the budgets, or names of several.
         config: All other arguments of `plan_pruning`.
-        width: Groups with their scores; None: they are looked for.
+        width: Groups with scores; None: found and scored here.
 
     Attributes:
         session: Network and samples.
         budgeted: Names of the costs.
-        why_no_depth: Why no unit of depth can go; empty if some can.
-        why_no_width: Why no unit of width can go; empty if some can.
+        why_no_depth: Reason why no unit of depth can go, or "".
+        why_no_width: Reason why no unit of width can go, or "".
         depth_config: Arguments of planning in depth alone.
         width_config: Arguments of planning in width alone.
 
     Raises:
-        ValueError: If neither can go, or a pattern in `ignore` matches nothing.
+        ValueError: If no unit can go, or a pattern in `ignore` matches no name.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Planner:
 
     @contextmanager
     def searching(self) -> Iterator[None]:
-        """Keep what is found, and share it with other ranks that plan the same, inside a `with` block."""
+        """Keep results, and share them with further ranks of the same planning, inside a `with` block."""
         said = {name: value for name, value in vars(self.config).items() if name != "store"}
         with resumable(self.config.store, "result", results_in):
             if not self._begun:
@@ -100,7 +100,7 @@ class Planner:
                 yield
 
     def score_width(self) -> None:
-        """Score the units of width, while errors do not mean yet that a budget cannot be met.
+        """Score the units of width early, before errors are taken for a budget too large.
 
         Raises:
             ValueError: If labels are missing.
@@ -110,10 +110,10 @@ class Planner:
 
     @property
     def has_library(self) -> bool:
-        """Whether budgets are planned out of the library: of depth and width together, or of one alone where it serves.
+        """Whether budgets are planned out of the library: of depth and width together, or of either alone.
 
-        Width alone is better so without BatchNorm and channels of convolutions (see `plan_width`), and budgets that the
-        planners of depth or of width alone do not take need one of both. Outputs have to be comparable.
+        Width alone gains from the library without BatchNorm and channels of convolutions (see `plan_width`). Budgets
+        refused by the planners of depth or width alone need the library for either. Outputs have to be comparable.
         """
         units = {} if self._width is None else self._width.units
         depth, width = bool(self._chosen_among()), bool(units)
@@ -122,13 +122,13 @@ class Planner:
         return self.session.output.comparable and ((width and depth) or (either and (width or depth)))
 
     def _chosen_among(self) -> tuple[Unit, ...]:
-        """Return the units of depth that are chosen among together with groups: no layers, whose widths follow."""
+        """Return the units of depth to choose among together with groups: no layers, whose widths follow."""
         units = self._units or ()
         return holders(units) if self.config.kinds is None else tuple(unit for unit in units if unit.kind != "layer")
 
     @property
     def is_reconstructed(self) -> bool:
-        """Whether the network is reconstructed once it is pruned: plans are compared as they are then."""
+        """Whether the network is reconstructed after pruning: plans are compared after reconstruction then."""
         return made_for(self.session.model)
 
     @cached_property
@@ -163,7 +163,7 @@ class Planner:
         """Return the integer program over the library.
 
         Args:
-            costs: Names of the costs of its budgets, or kinds of depth.
+            costs: Names of the costs of the budgets, or kinds of depth.
             exact: Whether exactly the budget is to go.
         """
         return library_program(self.library, self.costs, costs, self.config.equal_layers, exact=exact)
@@ -187,7 +187,7 @@ class Planner:
         """Return the choice of depth and width that saves shares of costs, fitted in order; see `finished`.
 
         Args:
-            need: Shares that have to go, by cost, by the library's own figures.
+            need: Shares to remove, by cost, by the library's own figures.
             rounds: Rounds of refinement at most.
             start: Choice for about as much.
 
@@ -201,7 +201,7 @@ class Planner:
             return found
 
     def _saved(self, names: Mapping[str, str], clock: bool) -> dict[str, float]:
-        """Return the shares of costs that variants of these names save together, of a latency about, where asked."""
+        """Return the shares of costs saved by named variants together; a share of the latency, estimated, if asked."""
         variants = {site: (self.library.sites[site].variant(name), Fit()) for site, name in names.items()}
         edits = self.edits({site: one for site, one in variants.items() if one[0].name != DENSE})
         counted = [cost for cost in self.budgeted if cost != "latency"]
@@ -223,10 +223,10 @@ class Planner:
         Args:
             depth: Whether it is depth.
             cost: Name of the cost.
-            share: Share of it that has to go.
+            share: Share of the cost to remove.
 
         Raises:
-            ValueError: If the network cannot be pruned so.
+            ValueError: If the budget cannot be met.
         """
         budget = budget_alone(cost, share)
         if depth:
@@ -260,9 +260,9 @@ class Planner:
 
     @ordinary_arithmetic()
     def divergence(self, plan: Plan) -> float | None:
-        """Return a plan's output divergence on held-out samples; None: it cannot be compared.
+        """Return a plan's output divergence on held-out samples; None: not comparable.
 
-        A network with BatchNorm is reconstructed on the other samples if that brings it nearer.
+        A network with BatchNorm is reconstructed on the remaining samples if the divergence falls.
         """
         return (
             kept_divergence(self.store, plan, lambda: self._divergence(plan))

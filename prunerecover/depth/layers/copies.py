@@ -1,4 +1,4 @@
-"""Concatenations of one tensor with itself, which removed layers leave: what reads the copies loses them."""
+"""Concatenations of a tensor with itself, left by removed layers, and removal of the copies from all readers."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ POOLS = frozenset(
 
 @dataclass
 class Copies:
-    """Takes the entries that read copies out of what is behind concatenations.
+    """Removal of copied entries behind concatenations.
 
     Attributes:
         model: The dense network.
-        graph: Of it.
-        widths: As layers left them; copies leave them, too.
-        passing: Indices of the nodes that hand on what they read.
+        graph: Graph of the model.
+        widths: Widths after the removal of layers; copies are removed here, too.
+        passing: Indices of the nodes that hand on their input.
         dropped: Indices of the nodes that go with branches and blocks.
-        edits: That were found so far.
+        edits: Edits found so far.
     """
 
     model: nn.Module
@@ -46,10 +46,10 @@ class Copies:
     edits: list[Narrow] = field(default_factory=list)
 
     def drop(self, join: Node, stays: int) -> bool:
-        """Leave one operand of a concatenation, and say whether all that reads the others can do without them.
+        """Keep a single operand of a concatenation, and return whether all readers can do without the copies.
 
         Args:
-            join: The concatenation, of one tensor with itself.
+            join: The concatenation, of a tensor with itself.
             stays: Number of the operand that stays.
         """
         dim = next((d for d, (a, b) in enumerate(zip(join.given, join.shape, strict=False)) if a != b), -1)
@@ -77,7 +77,7 @@ class Copies:
         return bool((parts == parts[0]).all())
 
     def _places(self, join: Node, dim: int) -> dict[TensorDim, bool]:
-        """Return the dimensions in which the concatenation is read, and whether they make what others read.
+        """Return the dimensions that read the concatenation, and whether each makes entries for later readers.
 
         Empty if any reader is unknown.
         """

@@ -22,9 +22,9 @@ from prunerecover.plan.units import Unit
 
 
 def fit_places(removals: Removals) -> tuple[FitPlace, ...]:
-    """Return where something fitted can stand for units, in order of execution.
+    """Return the places of fitted replacements of units, in order of execution.
 
-    Not for blocks in a list that transformers' configs count: taken out of it, they leave a standard model.
+    Blocks in a list counted by transformers' configs have no place: their removal leaves a standard model.
     """
     counted = {block.path for stack in read_stacks(removals.model) for block in stack.blocks}
     on_graph = {unit.name: unit for unit in removals.units_on_graph()}
@@ -48,9 +48,10 @@ def _family_places(removals: Removals, unit: Unit) -> list[FitPlace]:
 
 
 def _place(removals: Removals, unit: GraphUnit) -> FitPlace | None:
-    """Return where a stand-in of a unit can stand, and where the channels lie: along dimension 1 of a convolution's.
+    """Return the place of a unit's replacement, with the dimension of the channels: 1 for convolutions.
 
-    Of a block the first layer says so, which reads the stream; of a branch the last one, whose output is added.
+    The dimension follows from a block's first layer, which reads the stream, or from a branch's last layer, whose
+    output is added.
     """
     graph = removals.graph
     path = next((own for own, one in unit.modules.items() if one.leaves in ("zero", "zeros")), unit.name)
@@ -73,7 +74,7 @@ def _place(removals: Removals, unit: GraphUnit) -> FitPlace | None:
 
 
 def _place_of_one(removals: Removals, unit: Unit) -> FitPlace | None:
-    """Return where a stand-in of a layer or an activation can stand, if nothing else changes with it."""
+    """Return the place of a replacement of a layer or an activation, if no further module changes."""
     graph = removals.graph
     try:
         edits = [edit for edit in removals.edits([unit], in_place=True) if not isinstance(edit, Patch)]
@@ -94,21 +95,21 @@ def _place_of_one(removals: Removals, unit: Unit) -> FitPlace | None:
 
 
 def _is_shared(model: nn.Module, paths: Iterable[str]) -> bool:
-    """Whether a module of some paths has others, too, as an activation may that all layers of a network call."""
+    """Whether a module of some paths has further paths, too, as an activation shared by all layers of a network."""
     held = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     return any(held[id(get_module(model, path))] > 1 for path in paths)
 
 
 def _entry(graph: ComputationGraph, unit: GraphUnit, number: int) -> str:
-    """Return the module whose input reaches the last call of a branch once those before hand on what they read.
+    """Return the module whose input reaches the last call of a branch once all earlier calls hand on their input.
 
     Args:
-        graph: Of the dense network.
+        graph: Graph of the dense network.
         unit: The branch.
-        number: Of the last call.
+        number: Number of the last call.
 
     Returns:
-        Its path; empty where code between modules changes what they read.
+        The module's path; empty where code between modules changes the inputs.
     """
     edge = graph.entered[number]
     while edge is not None and edge.node in unit.nodes:

@@ -1,4 +1,4 @@
-"""Units that leave a side of a layer: the least important, and as many of each part that code cuts a tensor in."""
+"""Units that leave a side of a layer: the least important, in equal numbers from all parts of tensors cut by code."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def least_important(
 ) -> tuple[list[int], int]:
     """Choose units that narrow one side of a layer.
 
-    Those of the least importance per index go first. Where units leave together, what is left over may be less than the
-    next ones have; then some give way to others that have more, or more go than need to.
+    Units of the least importance per index go first. Where units leave together, the remaining excess may be smaller
+    than the next set; then a chosen set gives way to a larger set, or more units go than necessary.
 
     Args:
-        widths: Of the whole network.
+        widths: Widths of the whole network.
         wide: Units along the side.
-        other: Units along the layer's other side; what narrows both is no gain.
-        excess: By how many indices the side is to be narrowed against the other.
-        importance: Of all units.
+        other: Units along the layer's opposite side; narrowing both sides is no gain.
+        excess: Number of indices to narrow the side by, against the opposite side.
+        importance: Importance of all units.
 
     Returns:
-        The units, and by how much they narrow the side: less than `excess` if there are no more.
+        The units, and the number of indices narrowed: less than `excess` if too few units can go.
     """
     free = widths.removable(wide, other)
     saved = indices_per_unit(wide, len(widths.run)) - indices_per_unit(other, len(widths.run))
@@ -50,10 +50,10 @@ class _Set:
     """Units that leave together.
 
     Attributes:
-        units: All of them.
-        gain: By how many indices they narrow the side.
+        units: The units.
+        gain: Number of indices by which the side narrows.
         cost: Importance per index.
-        runs: How many they are of each run.
+        runs: Number of units of each run.
     """
 
     units: tuple[int, ...]
@@ -63,11 +63,11 @@ class _Set:
 
 
 class _Choice:
-    """Sets that were chosen; of each run one unit must stay.
+    """Chosen sets; a unit of each run must stay.
 
     Args:
-        room: How many units each run has.
-        left: How many indices are to go.
+        room: Number of units of each run.
+        left: Number of indices to remove.
     """
 
     def __init__(self, room: Counter[int], left: int) -> None:
@@ -75,7 +75,7 @@ class _Choice:
         self.taken: list[_Set] = []
 
     def take(self, one: _Set, *, beyond: bool = False) -> bool:
-        """Take a set if it fits; `beyond` what is left, too."""
+        """Take a set that fits, or, with `beyond`, a set with more indices than are left."""
         if (one.gain > self.left and not beyond) or any(self.room[run] <= count for run, count in one.runs.items()):
             return False
         self.taken.append(one)
@@ -84,7 +84,7 @@ class _Choice:
         return True
 
     def swap(self, rest: list[_Set]) -> bool:
-        """Replace one set by one that has more indices, as many as are left at best; False: there is none."""
+        """Replace a set by a larger set, at best by as many more indices as are left; False: no such pair."""
         costliest = {one.gain: one for one in self.taken}
         pairs = [(gone, new) for gone in costliest.values() for new in rest if 0 < new.gain - gone.gain <= self.left]
         for gone, new in sorted(pairs, key=lambda pair: (pair[0].gain - pair[1].gain, pair[1].cost - pair[0].cost)):
@@ -107,9 +107,9 @@ class _Choice:
 
 
 def _together(widths: Widths, units: Sequence[int], importance: np.ndarray) -> list[tuple[int, ...]]:
-    """Sort units into small sets that can leave alone: the least important ones of each part go together.
+    """Sort units into small sets that can leave alone: the least important units of each part go together.
 
-    Those that cannot in any company are left out.
+    Units that cannot leave in any company are omitted.
     """
     links = _links(widths, importance)
     in_parts = {unit for link in links for unit in link.least.tolist()}
@@ -125,11 +125,11 @@ def _together(widths: Widths, units: Sequence[int], importance: np.ndarray) -> l
 
 @dataclass(frozen=True, eq=False)
 class _Link:
-    """Parts that must lose equally many.
+    """Parts that must lose equal numbers of units.
 
     Attributes:
-        counts: `(parts, units)`: how often each unit lies in each part.
-        least: Units that lie in some parts more often than in others and can go, the least important first.
+        counts: Number of indices of each unit in each part, `(parts, units)`.
+        least: Free units of unequal counts over the parts, the least important first.
     """
 
     counts: np.ndarray
@@ -147,7 +147,7 @@ def _links(widths: Widths, importance: np.ndarray) -> list[_Link]:
 
 
 def _completed(unit: int, links: Sequence[_Link], taken: set[int]) -> tuple[int, ...]:
-    """Add to a unit the least important ones that even out what parts lose; nothing if there are none."""
+    """Return a unit with the least important company that evens out the losses of parts; empty if impossible."""
     company = [unit]
     while uneven := next((link for link in links if np.ptp(link.counts[:, company].sum(1))), None):
         lost = uneven.counts[:, company].sum(1)

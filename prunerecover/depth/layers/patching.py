@@ -1,4 +1,4 @@
-"""Patch what identities leave: merges of one tensor with itself, and modules in which nothing is left to do."""
+"""Patches behind removed layers: for merges of a tensor with itself, and for modules without remaining work."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from prunerecover.plan.edit_parts import StandIn
 
 @dataclass(frozen=True)
 class Dropped:
-    """Branches that are taken out whole.
+    """Branches removed as a whole.
 
     Attributes:
-        nodes: Indices of all their nodes.
-        streams: By index of a sum that a branch is added in, which operand stays.
+        nodes: Indices of all nodes of the branches.
+        streams: Number of the operand that stays, by index of the sum at the end of a branch.
     """
 
     nodes: frozenset[int] = frozenset()
@@ -26,7 +26,7 @@ class Dropped:
 
     @classmethod
     def of(cls, graph: ComputationGraph, units: Sequence[GraphUnit]) -> Dropped:
-        """Collect them from units of the graph; blocks hand on their input."""
+        """Collect the branches of units of the graph; blocks hand on their input."""
         nodes = frozenset(index for unit in units for index in unit.nodes)
         streams = {
             node.index: next(i for i, edge in enumerate(node.inputs) if edge.node not in unit.nodes)
@@ -49,15 +49,15 @@ def patches(
     drop_copies: Callable[[Node, int], bool] = lambda join, stays: False,
     pooled: Mapping[int, StandIn] = MappingProxyType({}),
 ) -> dict[str, StandIn]:
-    """Return the stand-ins that make merges of identity paths neutral, by path of the module that each takes.
+    """Return the stand-ins that make merges of identity paths neutral, by path of the replaced module.
 
     Args:
-        graph: Of the dense network.
-        gone: Indices of the nodes that hand on what they read.
-        dropped: Branches that are taken out whole.
-        drop_copies: Leaves one operand of a concatenation, by its number, and says whether what reads the others can do
-            without them.
-        pooled: What stands in the place of strided layers, by node: it does not hand on what it reads.
+        graph: Graph of the dense network.
+        gone: Indices of the nodes that hand on their input.
+        dropped: Branches removed as a whole.
+        drop_copies: Function that leaves a single operand of a concatenation, by number, and returns whether all
+            readers can do without the further operands.
+        pooled: Poolings in the place of strided layers, by node; poolings do not hand on their input.
     """
     passing = set(gone) | dropped.streams.keys()
     ends: dict[int, StandIn] = {}
@@ -78,7 +78,7 @@ def _patched(
     dropped: Dropped,
     drop_copies: Callable[[Node, int], bool],
 ) -> dict[int, StandIn] | None:
-    """Return, by node, what the last removed module on each path but one leaves; None: the merge stays."""
+    """Return the stand-in of the last removed module on each path but the staying path; None: no patch."""
     paths = [_path(graph, edge, passing, dropped) for edge in merge.inputs]
     origins = {origin for origin, _ in paths}
     if len(origins) > 1:
@@ -104,7 +104,7 @@ def _patched(
 
 
 def _path(graph: ComputationGraph, edge: Edge, passing: Set[int], dropped: Dropped) -> tuple[Edge, list[Node]]:
-    """Walk back over what hands on what it reads; return where that ends, and the nodes on the way, last first."""
+    """Walk back over nodes that hand on their input; return the last edge, and the nodes passed, last first."""
     path = []
     node = graph.nodes[edge.node]
     while node.inputs and (node.index in passing or node.kind == "identity"):
@@ -115,7 +115,7 @@ def _path(graph: ComputationGraph, edge: Edge, passing: Set[int], dropped: Dropp
 
 
 def _exit(graph: ComputationGraph, merge: Node, path: Sequence[Node]) -> Node | None:
-    """Return the last module on a path whose output nothing but the merge reads in the end."""
+    """Return the last module on a path with an output read by the merge alone in the end."""
     reader = merge.index
     for node in path:
         if set(graph.readers[node.index]) != {reader}:
@@ -129,13 +129,13 @@ def _exit(graph: ComputationGraph, merge: Node, path: Sequence[Node]) -> Node | 
 def _largest_modules(
     graph: ComputationGraph, passing: Set[int], ends: dict[int, StandIn], pooled: Mapping[int, StandIn]
 ) -> dict[str, StandIn]:
-    """Let stand-ins take whole modules in which nothing is left to do, instead of their parts.
+    """Let stand-ins take whole modules without remaining work, instead of parts of the modules.
 
     Args:
-        graph: Of the dense network.
-        passing: Nodes that hand on what they read.
-        ends: What single nodes leave instead.
-        pooled: Poolings by node; a module in which nothing but one is left becomes it.
+        graph: Graph of the dense network.
+        passing: Nodes that hand on their input.
+        ends: Stand-ins of single nodes.
+        pooled: Poolings by node; a module with nothing left but a pooling becomes the pooling.
     """
     found: dict[str, StandIn] = {}
     for call, inside, entered in zip(graph.calls, graph.inside, graph.entered, strict=True):
@@ -164,9 +164,9 @@ def _largest_modules(
 
 
 def _hands_on(graph: ComputationGraph, inside: Sequence[int], passing: Set[int], given: Edge | None) -> bool:
-    """Whether nodes do nothing but hand on the tensor that their module is given, and only the last is read elsewhere.
+    """Whether nodes only hand on the tensor given to their module, and only the last node is read elsewhere.
 
-    A stand-in hands on the first tensor that it is given; a module may read another one.
+    A stand-in hands on its first tensor; a module may read another tensor.
     """
     nodes, own = [graph.nodes[index] for index in inside], set(inside)
     entered = {edge for node in nodes for edge in node.inputs if edge.node not in own}

@@ -1,12 +1,12 @@
-"""Prune(f): take layers out of a network one after the other, on paper, and write down the edits that do it.
+"""Prune(f): removal of layers one after another, on paper, and the edits of the network.
 
-A layer f gives way to an identity. Where its input is i wide and its output o, the wider side is narrowed first: the
-units that matter least go, with everything coupled to them. The norm and activation that serve f alone go with it. What
-that leaves of sums, products and concatenations is patched: where all operands are one tensor, all but one of them
-become neutral, so that x + x is x. So gate, up and down of a gated MLP, one by one, are the MLP; with the attention,
-the block.
+A layer f gives way to an identity. Where the input is i wide and the output o, the wider side is narrowed first: the
+least important units go, with everything coupled to the units. The norm and activation that serve f alone go, too.
+Sums, products and concatenations left behind are patched: where all operands are the same tensor, all but the first
+become neutral, and x + x is x. Gate, up and down of a gated MLP, removed in turn, are the MLP; with the attention, the
+block.
 
-From a thesis on fine-grained depth pruning (Delft, 2025), on a graph that one forward pass shows.
+From a thesis on fine-grained depth pruning (Delft, 2025), on the graph of a single forward pass.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ ROUNDS = 4  # of narrowing one side of a layer after the other, where units leav
 
 
 class NotRemovable(ValueError):
-    """A layer cannot be taken out of the network as it is now; the message says why."""
+    """A layer cannot be removed from the present network; the message says why."""
 
 
 @dataclass
 class PrunedGraph:
-    """A network and what has been taken out of it so far.
+    """A network and the removals so far.
 
     Attributes:
-        model: The dense network; it is not changed.
-        graph: Of the dense network.
-        widths: What is left of all widths.
-        importance: Of each weight of the dense network, by name; None: its square.
-        gone: Indices of the nodes that hand on what they read, or averages of it.
-        edits: That take out what is gone, but for the patches.
+        model: The dense network; never changed.
+        graph: Graph of the dense network.
+        widths: Present widths.
+        importance: Importance of each weight of the dense network, by name; None: squared weights.
+        gone: Indices of the nodes that hand on their input, or averages of the input.
+        edits: Edits of the removals, but for the patches.
         rerouted: Calls that forwards are to make no more, by path of the module: activations that are functions, or
-            modules called several times. They go last, for rewriting a forward fixes the sizes that it reads.
+            modules called several times. Rerouted calls go last, for rewriting a forward fixes the sizes in the code.
     """
 
     model: nn.Module
@@ -71,10 +71,11 @@ class PrunedGraph:
         return replace(self, widths=self.widths.copy(), _along=dict(self._along_dimensions()))
 
     def prune(self, path: str) -> None:
-        """Take a layer out.
+        """Remove a layer.
 
         Raises:
-            NotRemovable: If its widths cannot be reconciled, or what goes with it is no module of its own.
+            NotRemovable: If the layer's widths cannot be reconciled, or a coupled operation is neither a module nor a
+                call in code that can be rewritten.
         """
         layer = self._node(path)
         coupled = coupled_nodes(self.graph, layer, self.gone)
@@ -89,7 +90,7 @@ class PrunedGraph:
         self.edits = (*self.edits, *narrowed, Bypass(unit=path, kind="layer", modules=modules))
 
     def tie_ends(self, block: GraphUnit) -> None:
-        """Let what a block reads and what it makes keep one width, for an identity is to take its place."""
+        """Tie the widths of a block's input and output, for an identity is to take the place of the block."""
         inside = block.nodes
         entering = {edge.node for index in inside for edge in self.graph.nodes[index].inputs if edge.node not in inside}
         leaving = {index for index in inside if not inside.issuperset(self.graph.readers[index])}
@@ -99,7 +100,7 @@ class PrunedGraph:
             self.widths.tie(sides[0], sides[1])
 
     def _units_behind(self, node: Node) -> Units | None:
-        """Return the units of a node's output, as the first layer reads them that it reaches through no other."""
+        """Return the units of a node's output, as read by the first layer ahead."""
 
         def stop(reader: Node) -> bool:
             return reader.kind in ("layer", "product", "movement") or reader.operation in JOINS
@@ -108,22 +109,22 @@ class PrunedGraph:
             module = get_module(self.model, reader.module)
             if reader.kind == "layer" and reader.whole and is_layer(module):
                 depthwise = isinstance(module, _ConvNd) and module.groups == module.in_channels == module.out_channels
-                return self._sides(reader.module, module)[depthwise]  # which has one channel of input to each output
+                return self._sides(reader.module, module)[depthwise]  # depthwise: single inputs
         return None
 
     def check_code(self, path: str) -> None:
-        """Raise NotRemovable if what goes with a layer is neither modules nor calls in code that can be rewritten."""
+        """Raise NotRemovable if operations coupled to a layer are neither modules nor calls in rewritable code."""
         self._rerouted(path, whole_modules(self.graph, coupled_nodes(self.graph, self._node(path), self.gone))[1])
 
     def finishing(
         self, dropped: Dropped = NOTHING_DROPPED, without: tuple[str, ...] = (), computing: Set[str] = frozenset()
     ) -> tuple[Edit, ...]:
-        """Return the edits that come last: patches of merges, emptied modules, forwards that are rewritten.
+        """Return the last edits: patches of merges, emptied modules, rewritten forwards.
 
         Args:
-            dropped: Branches that are taken out besides.
-            without: What the paths of modules begin with that are gone by then.
-            computing: Paths of layers that leave something fitted.
+            dropped: Branches removed as well.
+            without: Prefixes of the paths of modules removed by then.
+            computing: Paths of layers with fitted replacements.
         """
         copies = self._copies(dropped, computing)
         found = patches(self.graph, self._handing_on(computing), dropped, copies.drop, self._pooled())
@@ -137,11 +138,11 @@ class PrunedGraph:
         return (*copies.edits, *([Patch(modules=found)] if found else []), *rerouted)
 
     def parameters(self, dropped: Dropped = NOTHING_DROPPED, without: tuple[str, ...] = ()) -> int:
-        """Return how many parameters are left.
+        """Return the number of remaining parameters.
 
         Args:
-            dropped: Branches that are taken out besides.
-            without: What the paths of modules begin with that are gone by then.
+            dropped: Branches removed as well.
+            without: Prefixes of the paths of modules removed by then.
         """
         bypassed = {path for edit in self.edits if isinstance(edit, Bypass) for path in edit.modules}
         copies, total = self._copies(dropped), 0
@@ -153,13 +154,13 @@ class PrunedGraph:
         return total
 
     def _pooled(self) -> dict[int, StandIn]:
-        """What stands in the place of strided layers, by node."""
+        """Poolings in the place of strided layers, by node."""
         modules = {path: s for edit in self.edits if isinstance(edit, Bypass) for path, s in edit.modules.items()}
         left = {node.index: modules.get(node.module) for node in map(self.graph.nodes.__getitem__, self.gone)}
         return {index: stand_in for index, stand_in in left.items() if stand_in and stand_in.leaves == "pool"}
 
     def _handing_on(self, computing: Set[str] = frozenset()) -> frozenset[int]:
-        """Indices of the nodes in whose place identities stand, not poolings or what is fitted."""
+        """Indices of the nodes replaced by identities, not by poolings or fitted replacements."""
         gone = (self.graph.nodes[index] for index in self.gone)
         return frozenset(node.index for node in gone if not is_resizing(node) and node.module not in computing)
 
@@ -176,7 +177,7 @@ class PrunedGraph:
         return nodes[0]
 
     def _rerouted(self, path: str, nodes: Sequence[Node]) -> dict[str, tuple[str, ...]]:
-        """Return all calls that forwards are to make no more, with these."""
+        """Return all calls that forwards are to make no more, with the calls of these nodes."""
         rerouted = dict(self.rerouted)
         for node in nodes:
             found = own_call(self.model, self.graph, node)
@@ -204,7 +205,7 @@ class PrunedGraph:
         return StandIn(leaves="copy") if self.graph.is_overwritten(layer, gone) else StandIn()
 
     def _reconcile(self, path: str, layer: Node) -> list[Narrow]:
-        """Narrow the wider side of a layer, and make its input and output one."""
+        """Narrow the wider side of a layer, and tie input and output."""
         module = get_module(self.model, path)
         entering, leaving = self._sides(path, module)
         if isinstance(module, _ConvNd) and module.groups > 1:
@@ -251,7 +252,7 @@ class PrunedGraph:
         return [edit.model_copy(update={"serves": path}) for edit in self.widths.remove(chosen)]
 
     def _along_dimensions(self) -> dict[tuple[str, int], Tensor]:
-        """Return the importance of each index along all dimensions, summed over the others."""
+        """Return the importance of each index along each dimension, summed over all further dimensions."""
         if not self._along:
             tensors = dict(self.model.named_parameters())
             for name, dim in self.widths.along:

@@ -1,4 +1,4 @@
-"""Everything that can be taken out of a network in depth, whatever its architecture, and the edits that do it."""
+"""Removable units of depth of a network of any architecture, and the edits of the removals."""
 
 from __future__ import annotations
 
@@ -35,24 +35,25 @@ BRANCHES = ("block", "attention", "mlp")
 
 
 class Removals:
-    """What can go, by units, and how.
+    """Removable units, and the edits of their removal.
 
     Args:
-        model: Unwrapped; it is not changed.
-        traced: What a pass of a copy of it showed, on one batch; a sample is enough.
-        kinds: Of the units that are looked for.
-        include_strided: Whether layers that change spatial dimensions are among them.
-        importance: Of each weight, by name: by it the sections of layers are chosen that go with one. None: its square.
+        model: Unwrapped model; never changed.
+        traced: Trace of a copy of the model, on a batch; a sample is enough.
+        kinds: Kinds of units to look for.
+        include_strided: Whether layers that change spatial dimensions are units, too.
+        importance: Importance of each weight, by name, which chooses the units narrowed to remove a layer. None:
+            squared weights.
 
     Attributes:
-        traced: As it was given.
-        graph: Of the pass.
-        example: What it was called with.
-        kinds: That were looked for.
-        units: In order of execution.
-        refused: Why layers, branches and blocks that were seen are no units, by path.
-        block_lists: Blocks of one container each, of which one stays.
-        fits: What units leave that is fitted, by name; the others leave an identity or zero.
+        traced: The given trace.
+        graph: Graph of the trace.
+        example: Inputs of the trace.
+        kinds: The given kinds.
+        units: Units in order of execution.
+        refused: Reasons why layers, branches and blocks are no units, by path.
+        block_lists: Lists of blocks by container; each list keeps a block.
+        fits: Fitted replacements of units, by name; all further units leave an identity or zero.
     """
 
     def __init__(
@@ -103,16 +104,16 @@ class Removals:
         self.units = tuple(sorted(units, key=self._order))
 
     def edits(self, units: Sequence[Unit], *, in_place: bool = False) -> tuple[Edit, ...]:
-        """Return the edits that take units out, in an order in which each finds what it names.
+        """Return the edits that remove units, in an order in which each edit finds the named modules.
 
         Args:
-            units: None inside another; layers are taken out in this order.
-            in_place: Whether blocks leave an identity where they were, so that all paths stay as they are, and linears
-                around an activation that is gone stay two.
+            units: Units, none inside another; layers are removed in the given order.
+            in_place: Whether blocks leave an identity, all paths stay the same, and linears around a removed
+                activation stay two.
 
         Raises:
-            NotRemovable: If the widths around a layer cannot be reconciled, no block would stay, or parameters that
-                stay would get no gradient any more.
+            NotRemovable: If the widths around a layer cannot be reconciled, no block would stay, or remaining
+                parameters would get no gradient any more.
         """
         layers = tuple(unit.name for unit in units if unit.kind == "layer")
         branches = [unit for unit in units if unit.kind != "layer"]
@@ -149,7 +150,7 @@ class Removals:
 
     @contextmanager
     def bare(self) -> Iterator[None]:
-        """Have units leave nothing that is fitted inside a `with` block."""
+        """Leave out all fitted replacements inside a `with` block."""
         fits, self.fits = self.fits, {}
         try:
             yield
@@ -157,15 +158,15 @@ class Removals:
             self.fits = fits
 
     def units_on_graph(self) -> tuple[GraphUnit, ...]:
-        """Return blocks and branches that the graph shows, in order of execution."""
+        """Return the blocks and branches seen in the graph, in order of execution."""
         return tuple(self._branches.values())
 
     def why_not(self, units: Sequence[Unit], *, run: bool = False) -> str:
-        """Return why these units cannot be taken out together, in this order; empty if they can.
+        """Return why units cannot be removed together, in the given order; empty if removable.
 
         Args:
-            units: None inside another.
-            run: Whether the network without them is run, too.
+            units: Units, none inside another.
+            run: Whether the network without the units is run, too.
         """
         try:
             edits = self.edits(units)
@@ -175,15 +176,15 @@ class Removals:
         return f"Expected units that can go together, but {reason}." if reason else ""
 
     def trying(self, units: Sequence[Unit]) -> AbstractContextManager[None]:
-        """Make an error inside a `with` block NotRemovable if the network does not run without these units."""
+        """Make an error inside a `with` block NotRemovable if the network does not run without the units."""
         return trying(self._twin, self.example, lambda: self.edits(units, in_place=True))
 
     def after(self, layers: tuple[str, ...], blocks: tuple[str, ...] = ()) -> PrunedGraph:
-        """Return the network's graph without some layers, taken out in this order.
+        """Return the network's graph without some layers, removed in the given order.
 
         Args:
-            layers: Their paths.
-            blocks: Paths of blocks that are to go besides: what they read and what they make keep one width.
+            layers: Paths of the layers.
+            blocks: Paths of blocks to be removed as well, whose input and output keep equal widths.
         """
         key = (layers, blocks if layers else ())
         if key not in self._pruned:
@@ -211,7 +212,7 @@ class Removals:
 
     @cached_property
     def _rewrites(self) -> tuple[Rewrite, ...]:
-        """Shortcuts that become convolutions before anything around them is narrowed."""
+        """Shortcuts that become convolutions before the modules around are narrowed."""
         return tuple(edit for edit in self._groups.edits if isinstance(edit, Rewrite))
 
     def _layer(self, path: str, blocks: Sequence[str], macs: Mapping[str, int]) -> Unit:
@@ -227,7 +228,7 @@ class Removals:
         return Unit(unit.name, unit.kind, targets, params, sum(macs.get(path, 0) for path in targets), unit.block)
 
     def _activation(self, pair: LinearPair, blocks: Sequence[str], macs: Mapping[str, int]) -> Unit:
-        """Describe an activation by what goes once the linears around it are one."""
+        """Describe an activation by the savings of merging the linears around the activation."""
         (width, hidden), (_, out) = (linear_shape(get_module(self.model, path)) for path in (pair.first, pair.second))
         targets, both = (pair.activation, pair.first, pair.second), macs.get(pair.first, 0) + macs.get(pair.second, 0)
         merged_macs = macs.get(pair.first, 0) // hidden * out
@@ -235,7 +236,7 @@ class Removals:
         return Unit(pair.activation, "activation", targets, params, both - merged_macs, _home(pair.first, blocks))
 
     def _can_do_without(self, unit: GraphUnit) -> bool:
-        """Whether the network runs without a unit, as far as that is in doubt, and all that is left of it trains."""
+        """Whether the network runs without a unit, where in doubt, and all remaining parameters train."""
         edits: list[Edit] = [unit.bypass]
         try:
             alone = self._companions.of([unit])
@@ -249,7 +250,7 @@ class Removals:
 
     @cached_property
     def _whole(self) -> PrunedGraph:
-        """The network before anything is known of its widths."""
+        """The network before the widths are known."""
         return PrunedGraph(self.model, self.graph, Widths.of(self.model, ()))
 
     @cached_property
@@ -257,7 +258,7 @@ class Removals:
         return TrainingTrials(self.model, self.example, self.graph)
 
     def _code_allows(self, path: str) -> bool:
-        """Whether what goes with a layer can be taken out of the code around it, and the network trains without."""
+        """Whether the surrounding code lets go of a layer's coupled operations, and the network trains without."""
         unit = Unit(path, "layer", (path,), 0)
         try:
             self._whole.check_code(path)
@@ -268,7 +269,7 @@ class Removals:
         return not reason
 
     def _order(self, unit: Unit) -> tuple[int, int]:
-        """Units begin where the first node inside their targets is; larger ones come first."""
+        """Order of units, by the first node inside the targets; larger units come first."""
         first, last = self.graph.first_in, len(self.graph.nodes)
         kinds = ("block", "attention", "mlp", "layer", "activation")
         return min((first.get(target, last) for target in unit.targets), default=last), kinds.index(unit.kind)
@@ -284,7 +285,7 @@ class Removals:
 
 
 def _home(path: str, blocks: Sequence[str]) -> str:
-    """Return the block that holds a module; empty if none does."""
+    """Return the block around a module; empty if there is none."""
     return next((block for block in blocks if is_within(path, block)), "")
 
 

@@ -1,4 +1,4 @@
-"""Context of units on the graph: surgery on a copy says which weights leave with a unit, and how the rest runs."""
+"""Context of units on the graph: surgery on a copy shows the weights that leave with a unit, and runs the rest."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Leaving = list[tuple[Parameter, Cuts | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class GraphContext(DepthContext):
-    """Units of the graph to score, on the network without those that went before; see `DepthContext`.
+    """Units of the graph to score, on the network without removed units; see `DepthContext`.
 
     Attributes:
         variants: Judge of sets of units.
-        gone: Units that went before: `model` is the network without them.
-        applied: Cuts of its parameters then.
-        stuck: Names of units that were found not to go.
+        gone: Removed units: `model` is the network without the units.
+        applied: Cuts of the parameters of `model`.
+        stuck: Names of refused units.
     """
 
     variants: Variants
@@ -46,13 +46,13 @@ class GraphContext(DepthContext):
     def of(
         cls, variants: Variants, units: Sequence[Unit], gone: tuple[Unit, ...], batches: Sequence[Any], **how: Any
     ) -> GraphContext:
-        """Return the context of units on top of those that are gone.
+        """Return the context of units on top of removed units.
 
         Args:
             variants: Judge of sets of units.
             units: Units to score.
-            gone: Units that went before.
-            batches: Calibration batches as the user gave them, labels included.
+            gone: Removed units.
+            batches: Calibration batches of the user, labels included.
             how: Loss and seed.
         """
         network, applied = _without(variants, gone)
@@ -67,7 +67,7 @@ class GraphContext(DepthContext):
         )
 
     def cannot_go(self, name: str) -> bool:
-        """Whether a unit was found not to go, on top of what is gone."""
+        """Whether a unit was refused, on top of the removed units."""
         return name in self.stuck
 
     @property
@@ -76,7 +76,7 @@ class GraphContext(DepthContext):
         return list(self.model.parameters())
 
     def sum_weights(self, values: ValuesOf) -> Scores:
-        """Return the sum over the parameters of each unit and the sections of others that are narrowed with it."""
+        """Return the sum over the parameters of each unit and the sections of layers narrowed with the unit."""
 
         def part(parameter: Parameter, cuts: Cuts | None) -> float:
             value = values(parameter)
@@ -93,14 +93,14 @@ class GraphContext(DepthContext):
         return self._by_name(lambda unit: self._or_infinite(leaving, unit))
 
     def divergences(self) -> Scores:
-        """Return how far the output is from the dense network's without each unit, on all samples."""
+        """Return the output divergence from the dense network without each unit, on all samples."""
         scores = self.variants.scores(self.gone, [(unit,) for unit in self.units])
         found = dict(zip((unit.name for unit in self.units), scores, strict=True))
         self.stuck.update(name for name, score in found.items() if score == math.inf)
         return self._by_name(lambda unit: found[unit.name])
 
     def each_without(self, score: Callable[[nn.Module, Unit], float]) -> Scores:
-        """Return, by unit, the score of the network without it; infinite of those that cannot go."""
+        """Return the score of the network without each unit, by name; infinite for refused units."""
 
         def without(unit: Unit) -> float:
             network, _ = _without(self.variants, [*self.gone, unit])
@@ -119,14 +119,14 @@ class GraphContext(DepthContext):
             return math.inf
 
     def _leaving_with(self, unit: Unit) -> Leaving:
-        """Return the parameters that leave with a unit, wholly (None) or but for what cuts keep."""
+        """Return the parameters that leave with a unit, wholly (None) or outside the kept part of cuts."""
         if unit.name in self._leaving:
             return self._leaving[unit.name]
         network, cut = _without(self.variants, [*self.gone, unit])
         around = set(unit_parameters(network, unit)) if unit.kind == "activation" else set()
         left = {id(cut.origin(p)[0]): cut.origin(p)[1] for p in network.parameters() if p not in around}
         found = self._leaving[unit.name] = list[tuple[Parameter, Cuts | None]]()
-        dense = {id(p) for p in self.variants.removals.model.parameters()}  # not what gone units have left
+        dense = {id(p) for p in self.variants.removals.model.parameters()}  # without those of replacements
         for parameter in self.model.parameters():
             old = id(self.applied.origin(parameter)[0])
             cuts = left.get(old)
@@ -135,7 +135,7 @@ class GraphContext(DepthContext):
         return found
 
     def _spread(self, value: Tensor, parameter: Parameter) -> Tensor:
-        """Put the values of a narrowed parameter where its entries were in the dense one; 0 elsewhere."""
+        """Put the values of a narrowed parameter at the places of the dense parameter; 0 elsewhere."""
         old, cuts = self.applied.origin(parameter)
         shape = list(value.shape)
         for cut in reversed(cuts):
@@ -147,10 +147,10 @@ class GraphContext(DepthContext):
 
 
 def _without(variants: Variants, units: Sequence[Unit]) -> tuple[nn.Module, Applied]:
-    """Return a copy without some units, which shares its tensors, and what was cut.
+    """Return a copy without some units, which shares tensors, and the cuts.
 
     Raises:
-        NotRemovable: If they cannot go.
+        NotRemovable: If the units cannot go.
     """
     removals = variants.removals
     network, edits = share_copy(removals.model), removals.edits(units, in_place=True)

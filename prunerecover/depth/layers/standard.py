@@ -1,11 +1,11 @@
-"""Take whole blocks of a transformers model out of its list, where that leaves a model that transformers can reload.
+"""Removal of whole blocks from the list of a transformers model, where transformers can reload the rest.
 
-The computation graph bypasses a block: an identity stays in its place, and no config describes that. Where a config
-tells the length of the list of layers that the blocks are in (of an encoder's and of a decoder's, too), they can go as
-those of the supported families do, and the config and the numbers of the layers behind them follow. Whether that is a
-standard model is tried: what the config builds must have the same settings, names and shapes, and what is left must
-compute what it computes with bypasses, and run with a cache if the network did (transformers' caches of linear
-attentions alone do not tell how far they have come).
+The computation graph bypasses a block: an identity stays in the block's place, and no config describes an identity.
+Where a config holds the length of the list of blocks (an encoder's and a decoder's, too), blocks can go as in the
+supported families, and the config and the numbers of the layers behind follow. A trial decides whether the rest is a
+standard model: a model built from the config must have the same settings, names and shapes; and the rest must compute
+the same as with bypasses, and run with a cache if the network did (transformers' caches of linear attentions alone do
+not count positions).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from prunerecover.surgery.merging import removals_of
 
 
 def with_blocks_taken_out(model: nn.Module, example: ModelInputs, edits: Sequence[Edit]) -> tuple[Edit, ...]:
-    """Return edits that remove blocks in the place of those that bypass them, or the same edits if that cannot be.
+    """Return edits with removals of blocks in the place of bypasses, or the same edits if impossible.
 
     Args:
-        model: Unwrapped, in evaluation mode; it is not changed.
-        example: One sample on its device.
-        edits: Of the computation graph.
+        model: Unwrapped model in evaluation mode; never changed.
+        example: A sample on the model's device.
+        edits: Edits of the computation graph.
     """
     blocks = {block.path for stack in read_stacks(model) for block in stack.blocks}
     bypassed = [e for e in edits if isinstance(e, Bypass) and e.unit in blocks and set(e.modules) == {e.unit}]
@@ -45,7 +45,7 @@ def with_blocks_taken_out(model: nn.Module, example: ModelInputs, edits: Sequenc
         standard = _is_standard(model, example, bypassed, removals)
         taken = (*(edit for edit in edits if edit not in bypassed), *removals)
         apply_edits(share_copy(model), taken)
-    except Exception:  # it computes with the numbers of its layers, or others leave no block that shows its list
+    except Exception:  # the model computes with numbers of layers, or the rest has no block to show the list
         return tuple(edits)
     return taken if standard else tuple(edits)
 
@@ -72,7 +72,7 @@ def _has_slots(model: nn.Module) -> bool:
 
 
 def _runs_with_cache(model: nn.Module, example: ModelInputs) -> bool:
-    """Whether the network takes an example while it keeps keys, values and states for a next call."""
+    """Whether the network takes an example while keeping keys, values and states for a next call."""
     kwargs = asking_for_cache(model, example.kwargs)
     if kwargs is None:
         return False

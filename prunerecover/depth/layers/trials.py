@@ -1,4 +1,4 @@
-"""Try a network without some of its units, where only a run can tell whether its own code allows it."""
+"""Trials of a network without some units, where only a run can tell whether the network's code allows the removal."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ ROUNDING = 100  # machine epsilons, relative to the largest output
 
 
 def outputs_after(twin: nn.Module, example: ModelInputs, edits: Sequence[Edit]) -> list[Tensor]:
-    """Return all tensors that a network puts out for an example after some edits.
+    """Return all output tensors of a network for an example after some edits.
 
     Args:
-        twin: A copy of the network that takes edits, and is as it was again afterwards.
-        example: One batch on its device.
-        edits: In order.
+        twin: A copy of the network, edited for the run and restored afterwards.
+        example: A batch on the network's device.
+        edits: Edits in order.
 
     Raises:
-        NotImplementedError: Or whatever else the network's own code raises.
+        NotImplementedError: Or any other error raised by the network's own code.
     """
     with edited(twin, edits), evaluating(twin):
         return [leaf for leaf in tree_leaves(call(twin, example)) if isinstance(leaf, Tensor)]
 
 
 def failure(twin: nn.Module, example: ModelInputs, edits: Sequence[Edit]) -> str:
-    """Return why the network does not run on the example after some edits; empty if it does. See `outputs_after`."""
+    """Return why the network does not run on the example after some edits; empty if running. See `outputs_after`."""
     try:
         outputs_after(twin, example, edits)
     except Exception as error:  # whatever the network's own code raises
@@ -61,8 +61,8 @@ def trying(twin: nn.Module, example: ModelInputs, edits: Callable[[], Sequence[E
 
     Args:
         twin: See `outputs_after`.
-        example: One batch on its device.
-        edits: Returns the edits of the network that the block runs.
+        example: A batch on the network's device.
+        edits: Function that returns the edits of the network run by the block.
     """
     try:
         yield
@@ -77,12 +77,12 @@ def trying(twin: nn.Module, example: ModelInputs, edits: Callable[[], Sequence[E
 
 @dataclass
 class Companions:
-    """Modules that serve units alone, and go with them: nothing would read them any more, and they would not train.
+    """Modules that serve only some units and go with the units: unread, the modules would not train.
 
     Attributes:
-        twin: See `outputs_after`.
-        example: One batch on its device.
-        graph: Of one forward pass.
+        twin: Copy of the network; see `outputs_after`.
+        example: A batch on the network's device.
+        graph: Graph of a forward pass.
     """
 
     twin: nn.Module
@@ -91,7 +91,7 @@ class Companions:
     _known: dict[frozenset[str], tuple[dict[str, StandIn], list[str]]] = field(default_factory=dict)
 
     def of(self, units: Sequence[GraphUnit]) -> dict[str, StandIn]:
-        """Return what stands in for them, by path.
+        """Return the stand-ins of the companions of units, by path.
 
         Raises:
             NotRemovable: If parameters would stay without gradients all the same.
@@ -107,7 +107,7 @@ class Companions:
         return found
 
     def patch(self, units: Sequence[GraphUnit], edits: Sequence[Edit]) -> list[Edit]:
-        """Return the edit that takes them out beside edits that take units out; none if these reach them all.
+        """Return the edit that removes the companions left by the edits of units; none if there are none left.
 
         Raises:
             NotRemovable: If parameters would stay without gradients all the same.
@@ -132,14 +132,14 @@ class Companions:
 
 @dataclass(frozen=True)
 class TrainingTrials:
-    """Trials in training mode of what a network does otherwise there with the modules that go.
+    """Trials in training mode, where a network uses the removed modules otherwise than in evaluation mode.
 
-    It is run once more to keep what a next call needs, as decoders do by default: that may read modules, too.
+    Decoders are also run with a cache of keys and values, the default of decoders, which may read modules, too.
 
     Attributes:
-        model: Unwrapped; it is not changed.
-        example: One batch on its device.
-        graph: Of a forward pass in evaluation mode.
+        model: Unwrapped model; never changed.
+        example: A batch on the model's device.
+        graph: Graph of a forward pass in evaluation mode.
     """
 
     model: nn.Module
@@ -147,11 +147,11 @@ class TrainingTrials:
     graph: ComputationGraph
 
     def why_not(self, modules: Sequence[str], edits: Callable[[], Sequence[Edit]]) -> str:
-        """Return why the network does not train without some modules; empty if it does, or does not as it is.
+        """Return why the network does not train without some modules; empty if training works, or fails before, too.
 
         Args:
-            modules: Paths of those that go.
-            edits: Returns the edits that take them out.
+            modules: Paths of the removed modules.
+            edits: Function that returns the edits of the removal.
         """
         for one in self._passes:
             if any(map(one.differs, modules)):
@@ -181,27 +181,27 @@ def _told(error: Exception, does: str = "run") -> str:
 
 
 def bypass(pair: LinearPair) -> Bypass:
-    """Return the edit that takes an activation out."""
+    """Return the edit that removes an activation."""
     return Bypass(unit=pair.activation, kind="activation", modules={pair.activation: StandIn()})
 
 
 def merge(pair: LinearPair) -> Merge:
-    """Return the edit that makes the linears around an activation one."""
+    """Return the edit that merges the linears around an activation."""
     return Merge(into=pair.first, from_=(pair.first, pair.activation, *pair.between, pair.second))
 
 
 def joinable(
     twin: nn.Module, example: ModelInputs, pairs: Mapping[str, LinearPair]
 ) -> tuple[dict[str, LinearPair], dict[str, str]]:
-    """Leave out pairs of linears that the network's code does not only call: it may look at their weights or sizes.
+    """Leave out pairs of linears whose weights or sizes the network's code reads, besides calling the linears.
 
     Args:
-        twin: See `outputs_after`.
-        example: One batch on its device.
-        pairs: By activation.
+        twin: Copy of the network; see `outputs_after`.
+        example: A batch on the network's device.
+        pairs: Pairs by activation.
 
     Returns:
-        The pairs that may become one linear, and why the others may not.
+        The pairs to be merged, and why further pairs must not be merged.
     """
     if not pairs or not _why_two(twin, example, list(pairs.values())):
         return dict(pairs), {}
@@ -211,7 +211,7 @@ def joinable(
 
 
 def _why_two(twin: nn.Module, example: ModelInputs, pairs: Sequence[LinearPair]) -> str:
-    """Return why pairs of linears with nothing between them must stay two; empty if they may become one."""
+    """Return why pairs of adjacent linears must stay two; empty if mergeable."""
     bypassed: list[Edit] = [bypass(pair) for pair in pairs]
     merged: list[Edit] = [*bypassed, *(merge(pair) for pair in pairs)]
     try:

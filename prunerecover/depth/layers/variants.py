@@ -1,4 +1,4 @@
-"""Variants of a network without some of its units, judged by the divergence of their output or by their loss."""
+"""Variants of a network without some units, judged by output divergence or by a loss."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Move = tuple[Unit, ...]
 
 @dataclass(frozen=True)
 class _Base:
-    """Network that variants share their beginning with: names of its removed units, and its signature."""
+    """Network with the shared beginning of variants: names of the removed units, and the signature."""
 
     key: frozenset[str]
     signature: Signature
@@ -64,7 +64,7 @@ class Variants:
         objective.start(removals.model, self.runner.keep(self._twin))
 
     def divergence(self, units: Sequence[Unit]) -> float:
-        """Return how much worse the network is without some units, by the objective.
+        """Return the objective's value for the network without some units: higher is worse.
 
         Raises:
             NotRemovable: If the widths around a layer cannot be reconciled.
@@ -72,9 +72,9 @@ class Variants:
         return self._divergence(units, None)
 
     def held_out(self, units: Sequence[Unit]) -> float:
-        """Return the divergence without some units on the samples that nothing is fitted to.
+        """Return the divergence without some units on held-out samples, which no replacement is fitted to.
 
-        It is infinite if they cannot go, or if the output has another shape then, as that of detections may have.
+        The divergence is infinite if the units cannot go, or if the output changes shape, as detections may.
         """
         try:
             return self._measured(units, self.objective.few, None)
@@ -82,7 +82,7 @@ class Variants:
             return math.inf
 
     def rough(self, moves: Sequence[Move]) -> list[float]:
-        """Return about the divergence without the units of each move, on a few samples; infinite if they cannot go."""
+        """Return the rough divergence without the units of each move, on a few samples; infinite for refused moves."""
 
         def judged(move: Move) -> float:
             measure = partial(self._measured, move, self.objective.few, ())
@@ -91,7 +91,7 @@ class Variants:
         return self._each(moves, judged)
 
     def scores(self, gone: Sequence[Unit], moves: Sequence[Move]) -> list[float]:
-        """Return the divergence without the units that are gone and those of each move; infinite if they cannot go.
+        """Return the divergence without removed units and the units of each move; infinite for refused moves.
 
         Raises:
             ValueError: If a divergence is NaN.
@@ -128,7 +128,7 @@ class Variants:
             return self.objective.judge(numbers, self.runner.run(self._twin, self._first_change(signature), numbers))
 
     def _each(self, moves: Sequence[Move], score: Callable[[Move], float]) -> list[float]:
-        """Score moves; infinite for those that cannot go, and NaN is refused."""
+        """Score moves; infinite for refused moves, and NaN raises an error."""
         found = []
         with progress("ranking units", len(moves)) as advance:
             for move in moves:

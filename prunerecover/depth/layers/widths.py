@@ -1,8 +1,8 @@
-"""Widths of a network while layers are taken out: which indices of which tensors still belong together.
+"""Widths of a network while layers are removed: the units of the indices of all tensors.
 
-Every removable index of every dimension of every tensor has the number of its unit (see `groups`); what cannot be
-removed has -1. Units leave one after the other, and where a layer gives way to an identity, the units of its input and
-of its output become the same. So a sequence of removals needs one trace of the network, not one for each.
+Every removable index of every dimension of every tensor has the number of a unit (see `groups`); fixed indices have -1.
+Units leave one after another, and where a layer gives way to an identity, the units of the layer's input and output
+become the same. A sequence of removals therefore needs a single trace of the network.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from prunerecover.width.groups.assembly import linear_form
 
 FIXED = -1
 TensorDim = tuple[str, int]
-Units = np.ndarray  # of one number per index along a dimension
+Units = np.ndarray  # the number of a unit per index along a dimension
 
 
 @dataclass(frozen=True)
 class _Count:
-    """An attribute that counts units, by their numbers."""
+    """An attribute that counts units, by the numbers of the units."""
 
     units: Units
     setting: Setting
@@ -34,14 +34,14 @@ class _Count:
 
 @dataclass
 class Widths:
-    """The units along all dimensions that have some.
+    """Units along the dimensions of tensors.
 
     Attributes:
         along: Number of the unit at each index, by tensor and dimension.
-        run: By unit, the number of the run that it is in: units that lie evenly beside each other in all tensors.
-        kinds: By unit, its kind.
-        reads: Dimensions by which units are read; they are made by all others.
-        names: By run, what edits call it.
+        run: Number of the run of each unit; the units of a run lie evenly beside each other in all tensors.
+        kinds: Kind of each unit.
+        reads: Dimensions that read units; all further dimensions make units.
+        names: Name of each run in edits.
     """
 
     along: dict[TensorDim, Units]
@@ -51,7 +51,7 @@ class Widths:
     names: list[str]
     counts: list[_Count] = field(default_factory=list)
     bound: frozenset[int] = frozenset()  # runs of which a multiple must stay
-    links: tuple[tuple[Units, ...], ...] = ()  # parts that must lose equally many
+    links: tuple[tuple[Units, ...], ...] = ()  # parts that must lose equal numbers of units
 
     @classmethod
     def of(
@@ -64,10 +64,10 @@ class Widths:
         """Number the units of all groups.
 
         Args:
-            model: Whose tensors the groups name.
-            groups: As `find_groups` found them.
-            rewrites: Shortcuts whose weights the groups name as if they were convolutions already.
-            linked: Groups, none of the others, of which those of a tuple must lose equally many units.
+            model: Model with the tensors of the groups.
+            groups: Groups, as found by `find_groups`.
+            rewrites: Shortcuts named by the groups as the convolutions of later.
+            linked: Further groups; the groups of a tuple must lose equal numbers of units.
         """
         groups = (*groups, *(group for together in linked for group in together))
         sizes = {name: tensor.shape for name, tensor in (*model.named_parameters(), *model.named_buffers())}
@@ -100,25 +100,25 @@ class Widths:
         return widths
 
     def copy(self) -> Widths:
-        """Return widths of their own, for a trial."""
+        """Return a copy, for a trial."""
         return replace(
             self, along=dict(self.along), run=self.run.copy(), names=list(self.names), counts=list(self.counts)
         )
 
     def units(self, tensor: str, dim: int, size: int) -> Units:
-        """Return the units along a dimension; all fixed if it has none."""
+        """Return the units along a dimension; all fixed if there are none."""
         return self.along.get((tensor, dim), np.full(size, FIXED, dtype=np.int64))
 
     def removable(self, side: Units, other: Units) -> list[int]:
-        """List units of one side of a layer that are not on its other side."""
+        """List the free units on a single side of a layer."""
         free = np.unique(side[(side != FIXED) & ~np.isin(side, other)])
         return [unit for unit in free.tolist() if int(self.run[unit]) not in self.bound]
 
     def remove(self, units: Iterable[int]) -> list[Narrow]:
-        """Take units out, and return the edits that do it.
+        """Remove units, and return the edits.
 
         Raises:
-            ValueError: If a run would lose all its units.
+            ValueError: If a run would lose all units.
         """
         leaving = np.array(sorted(units), dtype=np.int64)
         edits = []
@@ -130,7 +130,7 @@ class Widths:
         return edits
 
     def tie(self, a: Units, b: Units) -> None:
-        """Make the units at each position of two dimensions one; where either is fixed, the other is, too."""
+        """Join the units at each position of two dimensions; a fixed unit makes its partner fixed."""
         assert len(a) == len(b)
         pairs = np.unique(np.stack([a, b]), axis=1)
         into = _joined(pairs, len(self.run))
@@ -158,7 +158,7 @@ class Widths:
         self._split_uneven({*label.values(), *np.unique(old_run[np.unique(pairs[pairs != FIXED])]).tolist()})
 
     def forget(self, modules: Iterable[str]) -> None:
-        """Leave out the tensors of modules that are gone; units that nothing holds any more leave with them."""
+        """Leave out the tensors of removed modules, and units without any tensor left."""
         gone = set(modules)
         self.along = {place: own for place, own in self.along.items() if place[0].rpartition(".")[0] not in gone}
         held = np.zeros(len(self.run), dtype=bool)
@@ -167,7 +167,7 @@ class Widths:
         self.run = np.where(held, self.run, FIXED)
 
     def _ordered(self, run: int) -> Units:
-        """The units of a run, in the order in which they lie."""
+        """The units of a run, in the order of the indices."""
         members = np.flatnonzero(self.run == run)
         for own in self.along.values():
             here = own[np.isin(own, members)]
@@ -177,7 +177,7 @@ class Widths:
         return members
 
     def _places(self, members: Units) -> dict[TensorDim, np.ndarray]:
-        """By dimension, the place of each index's unit among the members; -1 for others."""
+        """By dimension, the place of each index's unit among the members; -1 outside the members."""
         place_of = np.full(len(self.run) + 1, FIXED, dtype=np.int64)
         place_of[members] = np.arange(len(members))
         places = {place: place_of[own] for place, own in self.along.items()}
@@ -216,7 +216,7 @@ class Widths:
         self.run[gone] = FIXED
 
     def _split_uneven(self, runs: Iterable[int]) -> None:
-        """Split runs whose units do not lie evenly any more where they are interrupted."""
+        """Split runs at interruptions of the even order of units."""
         for run in runs:
             members = self._ordered(run)
             places = self._places(members).values()
@@ -234,7 +234,7 @@ class Widths:
 
 
 def _breaks(places: np.ndarray, size: int) -> np.ndarray:
-    """Say which units do not follow their predecessor at the distance that the first two have, or lie elsewhere."""
+    """Mark each unit that is not directly behind the previous unit, or has another number of indices."""
     positions = np.flatnonzero(places != FIXED)
     counts = np.bincount(places[positions], minlength=size)
     order = positions[np.argsort(places[positions], kind="stable")]
@@ -257,11 +257,11 @@ def _renamed(units: Units, into: np.ndarray) -> Units:
 
 
 def _joined(pairs: np.ndarray, size: int) -> np.ndarray:
-    """Return, for each unit, the lowest unit that it is joined to by pairs; -1 where one of them is fixed."""
+    """Return, for each unit, the lowest unit joined by pairs; -1 where a joined unit is fixed."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    shifted = pairs + 1  # 0 is what is fixed
+    shifted = pairs + 1  # 0: fixed
     graph = coo_array((np.ones(pairs.shape[1], dtype=bool), (shifted[0], shifted[1])), shape=(size + 1, size + 1))
     _, component = connected_components(graph, directed=False)
     lowest = np.full(int(component.max()) + 1, size + 1, dtype=np.int64)
@@ -271,15 +271,15 @@ def _joined(pairs: np.ndarray, size: int) -> np.ndarray:
 
 
 def indices_per_unit(side: Units, size: int) -> np.ndarray:
-    """Count the indices that each of `size` units has along a dimension."""
+    """Count the indices of each of `size` units along a dimension."""
     return np.bincount(side[side != FIXED], minlength=size)
 
 
 def importance_per_unit(widths: Widths, along: Mapping[TensorDim, Tensor]) -> np.ndarray:
-    """Sum importances of indices over all dimensions that units have.
+    """Sum the importances of indices per unit, over all dimensions.
 
     Args:
-        widths: Say which unit each index belongs to.
+        widths: Units of the indices.
         along: Importance of each index, by tensor and dimension, in the present order.
     """
     total = np.zeros(len(widths.run))

@@ -1,4 +1,4 @@
-"""Goals of a search: how much has to go, counted in units of each kind or measured as a share of a cost."""
+"""Goals of a search: the amount to remove, counted in units of each kind or measured as a share of a cost."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from prunerecover.refusal import Refusal
 
 
 class Goal(Protocol):
-    """How much has to go."""
+    """Amount to remove."""
 
     @property
     def total(self) -> int | None:
-        """How many units have to go; None if that is not known."""
+        """Number of units to remove; None if unknown."""
 
     def units_to_score(self) -> Sequence[Unit]:
         """Return the units that may ever go."""
@@ -27,25 +27,25 @@ class Goal(Protocol):
         """Return the units that may go next."""
 
     def fits(self, chosen: Sequence[Unit], move: Sequence[Unit]) -> bool:
-        """Whether units that may go one by one are not too many together."""
+        """Whether the units of a move, removable alone, are not too many together."""
 
     def price(self, units: Sequence[Unit]) -> float:
-        """Return about which part of the goal some units reach by themselves; 0 if nothing is known to go with them."""
+        """Return the approximate part of the goal reached by units alone; 0 if no saving is known."""
 
     def describe_missing(self, chosen: Sequence[Unit]) -> str:
-        """Say what is left to remove."""
+        """Describe the amount left to remove."""
 
     def reached(self, chosen: Sequence[Unit]) -> float:
-        """Return which part of the goal the chosen units reach together: 1 or more if enough is gone."""
+        """Return the part of the goal reached by the chosen units together: 1 or more if enough."""
 
 
 def not_enough(goal: Goal, chosen: Sequence[Unit], reason: str = "") -> Refusal:
-    """Return what says that a goal cannot be met.
+    """Return the error for a goal that cannot be met.
 
     Args:
-        goal: How much has to go.
-        chosen: What goes already.
-        reason: Why the last one that cannot go cannot, ending in a space, or "".
+        goal: Goal of the search.
+        chosen: Units chosen so far.
+        reason: Reason why the last refused unit cannot go, ending in a space, or "".
     """
     return Refusal(
         f"enough units outside the other removed ones for {goal.describe_missing(chosen)} more",
@@ -55,42 +55,42 @@ def not_enough(goal: Goal, chosen: Sequence[Unit], reason: str = "") -> Refusal:
 
 
 def free(units: Sequence[Unit], chosen: Sequence[Unit]) -> list[Unit]:
-    """Return the units that are neither chosen, nor inside or around what is chosen.
+    """Return the units neither chosen nor in conflict with a chosen unit.
 
     Args:
-        units: All.
-        chosen: Of them.
+        units: All units.
+        chosen: Chosen units.
     """
     return [unit for unit in units if not any(unit == other or conflicting(unit, other) for other in chosen)]
 
 
 @dataclass(frozen=True)
 class Counted:
-    """So many units of each kind; what holds others goes first, for small units must not use up its places."""
+    """Number of units of each kind; containers go first, for small units must not use up the places of containers."""
 
     units: Sequence[Unit]
     wanted: Mapping[str, int]
 
     @property
     def total(self) -> int:
-        """How many units have to go."""
+        """Number of units to remove."""
         return sum(self.wanted.values())
 
     def units_to_score(self) -> list[Unit]:
-        """Return the units of the kinds that are wanted."""
+        """Return the units of the wanted kinds."""
         return [unit for unit in self.units if self.wanted.get(unit.kind)]
 
     def describe_missing(self, chosen: Sequence[Unit]) -> str:
-        """Return how many units of each kind are left to take."""
+        """Return the number of units left to take, by kind."""
         return str(self.missing(chosen))
 
     def missing(self, chosen: Sequence[Unit]) -> dict[str, int]:
-        """Return how many units of each kind are left to take, of those kinds that miss some."""
+        """Return the number of units left to take, by kind, without complete kinds."""
         left = {kind: n - sum(unit.kind == kind for unit in chosen) for kind, n in self.wanted.items()}
         return {kind: n for kind, n in left.items() if n > 0}
 
     def open(self, chosen: Sequence[Unit]) -> list[Unit]:
-        """Return the units of the kinds that are still wanted and hold most others."""
+        """Return the free units of the wanted kinds that hold most further kinds."""
         missing = self.missing(chosen)
         may_go = free(self.units, chosen)
         left = [unit for unit in may_go if unit.kind in missing]
@@ -98,7 +98,7 @@ class Counted:
         return [unit for unit in left if len(TRAITS[unit.kind].holds) == most]
 
     def fits(self, chosen: Sequence[Unit], move: Sequence[Unit]) -> bool:
-        """Whether so many units of their kinds are wanted."""
+        """Whether no kind in a move has more units than are wanted."""
         missing = self.missing(chosen)
         return all(n <= missing.get(kind, 0) for kind, n in Counter(unit.kind for unit in move).items())
 
@@ -107,20 +107,20 @@ class Counted:
         return len(units) / max(self.total, 1)
 
     def reached(self, chosen: Sequence[Unit]) -> float:
-        """Return the part of the units that are taken; no kind makes up for another."""
+        """Return the taken part of the wanted units; no kind makes up for another."""
         return 1.0 - sum(self.missing(chosen).values()) / max(self.total, 1)
 
 
 @dataclass(frozen=True)
 class Share:
-    """A share of a cost, as it is once the units are out.
+    """A share of a cost, measured without the removed units.
 
     Attributes:
-        units: To choose from.
-        share: Of the cost that has to go; nothing goes for 0.
-        saved: Measures the share that goes with some units.
-        alone: Measures, or estimates, the share that goes with some units of a dense network. None: as `saved`.
-        most_blocks: How many blocks may go; None: all.
+        units: Units to choose from.
+        share: Share of the cost to remove; 0: nothing.
+        saved: Function that measures the share that goes with units.
+        alone: Function that measures or estimates the share that goes with units of a dense network. None: `saved`.
+        most_blocks: Largest number of removed blocks; None: all.
     """
 
     units: Sequence[Unit]
@@ -131,7 +131,7 @@ class Share:
 
     @property
     def total(self) -> None:
-        """Nobody knows beforehand how many units it takes."""
+        """None: the number of units is unknown beforehand."""
         return
 
     def units_to_score(self) -> Sequence[Unit]:
@@ -139,7 +139,7 @@ class Share:
         return self.units
 
     def open(self, chosen: Sequence[Unit]) -> list[Unit]:
-        """Return all units that are left."""
+        """Return all remaining units."""
         most = len(self.units) if self.most_blocks is None else self.most_blocks
         full = sum(unit.kind == "block" for unit in chosen) >= most
         return [unit for unit in free(self.units, chosen) if not (full and unit.kind == "block")]
@@ -149,15 +149,15 @@ class Share:
         return True
 
     def price(self, units: Sequence[Unit]) -> float:
-        """Return the part of the share that goes with the units alone."""
+        """Return the part of the share saved by the units alone."""
         return (self.alone or self.saved)(units) / self.share if self.share else 1.0
 
     def reached(self, chosen: Sequence[Unit]) -> float:
-        """Return the part of the share that is gone."""
+        """Return the removed part of the share."""
         if not self.share:
             return 1.0
         return self.saved(chosen) / self.share if chosen else 0.0
 
     def describe_missing(self, chosen: Sequence[Unit]) -> str:
-        """Return the share of the cost that is left to remove."""
+        """Return the share of the cost left to remove."""
         return f"{self.share * (1 - self.reached(chosen)):.1%} of the cost"

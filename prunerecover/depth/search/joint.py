@@ -1,13 +1,13 @@
-"""Search for the units that go, with each other in view: the least divergence that meets a goal.
+"""Joint search for the set of removed units with the least divergence that meets a goal.
 
-A beam of sets grows by one move at a time: by the unit, or the layers of one module, that cost least divergence per
-part of the goal, on top of what is gone. Then exchanges: a chosen unit stays, and what is best in its place goes. Some
+A beam of sets grows by single moves: by the unit, or the layers of a module, with the least divergence per part of the
+goal, on top of the removed units. Then come exchanges: a chosen unit stays, and the best move in its place goes. Some
 units must go together (a thesis on fine-grained depth pruning, Delft 2025, found layers whose removal alone ruins a
 network and in company does not), so importance is never taken as known once and for all. The greedy search has a
-single set in the beam, and stops there.
+single set in the beam, and no exchanges.
 
-Only moves that may be among the best are judged again (lazy greedy, Minoux 1978): a unit hardly ever matters less once
-others are gone, so what it cost before bounds from below what it costs now.
+Only moves likely among the best are judged again (lazy greedy, Minoux 1978): a unit hardly ever matters less after
+further removals, so an earlier divergence bounds the present divergence from below.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from prunerecover.display.progress import progress
 WIDTH = 2  # sets in the beam
 EXCHANGED = 6  # moves that are tried in the place of a chosen unit
 ROUNDS = 3  # of exchanges
-SLACK = 0.7  # of what a rough score says, which a move may cost in truth
+SLACK = 0.7  # least true divergence of a move, as a share of the rough score
 
 
 @dataclass
 class JointSearch:
-    """Searches for the units that go.
+    """Search for the units to remove.
 
     Attributes:
-        judge: Judges sets of units.
-        goal: How much has to go.
-        search: "joint"; "greedy", by which a single set grows unit by unit and nothing is exchanged; or "exact", which
-            is greedy and judges every unit anew at each step, on as many samples as show that it is not the best.
-        known: Divergence of units alone, by name, that are not judged alone again; none, or all.
-        first: Divergence of each unit alone, by name, once the search has begun: on all samples for those that were
-            among the best, else on a part of them; infinite for what cannot go.
+        judge: Judge of sets of units.
+        goal: Amount to remove.
+        search: "joint"; "greedy", by which a single set grows unit by unit without exchanges; or "exact", a greedy
+            search that judges every unit anew at each step.
+        known: Known divergences of units alone, by name, not judged again; of all units, or none.
+        first: Divergence of each unit alone, by name, once the search has begun: on all samples for units among the
+            best, else on a part of the samples; infinite for units that cannot go.
     """
 
     judge: Judge
@@ -51,7 +51,7 @@ class JointSearch:
     _rough: set[Move] = field(default_factory=set)
 
     def run(self) -> Move:
-        """Return the units that go, in the order in which they were chosen.
+        """Return the removed units, in order of choice.
 
         Raises:
             ValueError: If the goal cannot be met.
@@ -66,14 +66,14 @@ class JointSearch:
         return best.units
 
     def _grown(self, start: State, advance: Callable[[], None]) -> State:
-        """Return the best set found that meets the goal, of those that hold what is gone from the start.
+        """Return the best set found that meets the goal and holds the units of the start.
 
         Args:
-            start: What is gone.
-            advance: Called for each unit.
+            start: Units removed already.
+            advance: Function called for each unit.
 
         Raises:
-            ValueError: If there is none.
+            ValueError: If no set meets the goal.
         """
         states, done, best = [start], list[State](), State(divergence=math.inf)
         while states := [state for state in states if state.reached < 1 and state.divergence < best.cost]:
@@ -99,7 +99,7 @@ class JointSearch:
         return WIDTH if self.search == "joint" else 1
 
     def _score_alone(self) -> None:
-        """Judge everything that may go on the dense network, roughly: what may be among the best is judged again."""
+        """Judge all removable units on the dense network, roughly: likely best moves are judged again."""
         units = self.goal.units_to_score()
         moves: list[Move] = [(unit,) for unit in units]
         if self.search == "joint":
@@ -118,7 +118,7 @@ class JointSearch:
         return max(divergence - state.divergence, 0.0) / price if price > 0 else math.inf
 
     def _best_steps(self, states: Sequence[State]) -> list[Step]:
-        """Return the best steps that lead to different sets: as many as the beam holds, and one that meets the goal."""
+        """Return the best steps to different sets: as many as the beam holds, and a step that meets the goal."""
         found: dict[frozenset[str], tuple[float, float, Step]] = {}
         for state in states:
             waiting = sorted(self._open(state), key=self._at_best)
@@ -140,23 +140,23 @@ class JointSearch:
         return [*ranked[: self.width], *enough[: self.width - 1]]
 
     def _at_best(self, step: Step) -> float:
-        """Return what a step must at least cost, as far as is known."""
+        """Return the least possible cost of a step, by present knowledge."""
         return step.projected * (SLACK if step.move in self._rough else 1.0)
 
     def _limit(self, found: dict[frozenset[str], tuple[float, float, Step]]) -> float:
-        """Return the projected divergence that a step must not exceed to be among the best."""
+        """Return the largest projected divergence of the best steps."""
         best = sorted(projected for projected, *_ in found.values())[: self.width]
         return best[-1] if len(best) == self.width else math.inf
 
     def _open(self, state: State) -> Iterator[Step]:
-        """Yield the moves that a state leaves, with what they cost when they were judged last."""
+        """Yield the remaining moves of a state, with the divergences of the last judgement."""
         free = {unit.name for unit in self.goal.open(state.units)}
         for move, slope in self._slopes.items():
             if math.isfinite(slope) and all(unit.name in free for unit in move) and self.goal.fits(state.units, move):
                 yield Step(state, move, slope, self.goal.price(move))
 
     def _with_a_holder(self, state: State) -> State:
-        """Take out a unit in the place of those inside it, which leave more; raise ValueError if that saves no more."""
+        """Remove a unit in the place of the units inside; raise ValueError if no such exchange saves more."""
         sets = holders(self.goal, state.units)
         scores = [self.judge.scores(units[:-1], [units[-1:]])[0] for units in sets]
         found = [State(units, d, self.goal.reached(units)) for units, d in zip(sets, scores, strict=True)]
@@ -169,7 +169,7 @@ class JointSearch:
         return State(units, self.judge.divergence(units), self.goal.reached(units))
 
     def _without_needless(self, state: State) -> State:
-        """Give back what is not needed to meet the goal, the costliest first."""
+        """Give back units not needed to meet the goal, the costliest first."""
         while True:
             beyond = state.reached - 1
             spare = [
@@ -184,7 +184,7 @@ class JointSearch:
             state = self._state(spare[scores.index(min(scores))])
 
     def _exchanged(self, best: State) -> State:
-        """Try something else in the place of each unit, the costliest first; what is no better is not taken."""
+        """Try other moves in the place of each unit, the costliest first, and keep improvements."""
         for unit in sorted(best.units, key=lambda own: -self._slopes.get((own,), 0.0)):
             if unit not in best.units:  # it was exchanged
                 continue
@@ -195,7 +195,7 @@ class JointSearch:
                 step
                 for step in steps
                 if step.move != (unit,)
-                and step.price > 0.8 * rest.missing  # about: what is nearly enough may be
+                and step.price > 0.8 * rest.missing  # about: nearly enough may be enough
                 and self.goal.reached((*rest.units, *step.move)) >= 1
             )
             tried = [step.move for step, _ in zip(enough, range(EXCHANGED), strict=False)]

@@ -1,4 +1,4 @@
-"""Questions of a search about sets of units: the output divergence without them."""
+"""Judge of a search over sets of units: the output divergence without the units."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ Move = tuple[Unit, ...]
 
 
 class Judge(Protocol):
-    """Judge of the output's distance from the dense network's without some units.
+    """Judge of the output's distance from the dense output without some units.
 
     Attributes:
-        refused: Reason why the last set that cannot go cannot, or "".
+        refused: Reason why the last refused set cannot go, or "".
     """
 
     refused: str
 
     def scores(self, gone: Sequence[Unit], moves: Sequence[Move]) -> list[float]:
-        """Return the divergence without the units that are gone and those of each move; infinite if they cannot go.
+        """Return the divergence without removed units and the units of each move; infinite for refused moves.
 
         Raises:
             ValueError: If a divergence is NaN.
         """
 
     def rough(self, moves: Sequence[Move]) -> list[float]:
-        """Return about the divergence without the units of each move alone, from a part of the samples."""
+        """Return the rough divergence without the units of each move alone, from a part of the samples."""
 
     def divergence(self, units: Sequence[Unit]) -> float:
-        """Return the divergence without these units."""
+        """Return the divergence without some units."""

@@ -1,9 +1,9 @@
-"""Latency that goes with units, estimated from the MACs that go with them.
+"""Latency saved by units, estimated from the saved MACs.
 
-A clock tells no single unit apart, and each look at it takes as long as many samples through the network. Units of one
-kind are alike but for their size, so what half of a kind saves is measured once, on few samples, beside the MACs that
-go with the same units; any set then saves the sum over its kinds. What is found so is measured as a whole at the end
-and, if it misses the budget, searched for anew with a corrected share.
+A clock cannot resolve a single unit, and each measurement takes as long as many samples through the network. Units of a
+kind differ only in size, so the saving of half of a kind is measured once, on few samples, beside the MACs saved by the
+same units; any set then saves the sum over its kinds. The set found is measured as a whole at the end and, if the
+budget is missed, searched for anew with a corrected share.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from prunerecover.plan.units import Unit
 from prunerecover.store.search_store import SearchStore
 from prunerecover.surgery.saved_cost import CLOCKS
 
-LEAST = 0.1  # of its share of the MACs, that a kind saves of the latency: what a clock says of tiny networks is noise
-ByKind = Callable[[str, str], float]  # the share of a cost that goes with half of a kind: kind, cost
+LEAST = 0.1  # least share of the latency saved by a kind, per share of the MACs: clocks of tiny networks are noisy
+ByKind = Callable[[str, str], float]  # the share of a cost saved by half of a kind: kind, cost
 Saved = Callable[[Sequence[Unit]], float]
 Found = TypeVar("Found")
 
 
 class LatencyShares:
-    """Estimates shares of the latency.
+    """Estimates of shares of the latency.
 
     Args:
-        kinds: Of the units.
-        half: Measures the share of "macs" or "latency" that goes with half of the units of a kind.
-        macs: Counts the share of the MACs that goes with units, less what they leave.
-        store: Of the search: what a clock says would be another thing when it goes on. None: nothing is kept.
+        kinds: Kinds of the units.
+        half: Function that measures the share of "macs" or "latency" saved by half of the units of a kind.
+        macs: Function that counts the share of the MACs saved by units, less their replacements.
+        store: Store of the search, for a clock would measure other times on resuming. None: nothing is kept.
     """
 
     def __init__(self, kinds: Sequence[str], half: ByKind, macs: Saved, store: SearchStore | None = None) -> None:
@@ -41,12 +41,12 @@ class LatencyShares:
 
     @cached_property
     def per_macs(self) -> dict[str, float]:
-        """By kind, the share of the latency that goes with a share of the MACs; 0 where no MACs go with half of it."""
+        """Share of the latency per share of the MACs, by kind; 0 where half of a kind saves no MACs."""
         macs = {kind: self._half(kind, "macs") for kind in self.kinds}
         return {k: max(self._clocked(k) / macs[k], LEAST) if macs[k] > 0 else 0.0 for k in macs}
 
     def of(self, units: Sequence[Unit]) -> float:
-        """Return about the share of the latency that goes with units."""
+        """Return the estimated share of the latency saved by units."""
         by_kind: dict[str, list[Unit]] = {}
         for unit in units:
             by_kind.setdefault(unit.kind, []).append(unit)
@@ -59,13 +59,13 @@ class LatencyShares:
 def searched_for_latency(
     goal: Share, shares: LatencyShares, searched: Callable[[Share], Found], measured: Callable[[Found], float]
 ) -> Found:
-    """Return what is found by estimated shares of the latency; what it saves is measured.
+    """Return the result of a search by estimated shares of the latency, measured at the end.
 
     Args:
-        goal: A share of the latency, less what clocks do not tell apart, and units that can go.
+        goal: Share of the latency, less the tolerance of clocks, and removable units.
         shares: Estimates.
-        searched: Searches for what meets a goal.
-        measured: Returns the share that goes with what was found.
+        searched: Function that searches for a result that meets a goal.
+        measured: Function that returns the share saved by a result.
     """
     smallest = min((share for unit in goal.units if (share := shares.of([unit])) > 0), default=0.0)
     found, _ = met_share(

@@ -1,4 +1,4 @@
-"""Moves of more than one unit: layers of one module together, and a unit in the place of those inside it."""
+"""Moves of several units: layers of a module together, and a unit in the place of the units inside."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from prunerecover.depth.search.selection import conflicting
 from prunerecover.model.paths import parent_path
 from prunerecover.plan.units import Unit
 
-MODULE = 3  # layers of a module of which every combination is tried; of larger ones, all layers together
+MODULE = 3  # layers of a module of which every combination is tried; in larger modules, all layers together
 LARGEST = 8  # layers of a module that may go together
 
 Move = tuple[Unit, ...]
 
 
 def holders(goal: Goal, chosen: Move) -> list[Move]:
-    """Return sets in which a unit goes in the place of chosen ones that are inside it, or share its linears.
+    """Return sets in which a unit goes in the place of chosen units inside, or with the same linears.
 
     Args:
-        goal: Says which units may go.
-        chosen: Units that go.
+        goal: Goal, with the removable units.
+        chosen: Chosen units.
 
     Returns:
         Sets with the new unit last.
@@ -35,7 +35,7 @@ def holders(goal: Goal, chosen: Move) -> list[Move]:
 
 
 def of_one_module(units: Sequence[Unit]) -> Iterator[Move]:
-    """Yield layers of one module that may go together although none of them can go alone."""
+    """Yield layers of a module that may go together although none can go alone."""
     modules: dict[str, list[Unit]] = {}
     for unit in units:
         if unit.kind == "layer":

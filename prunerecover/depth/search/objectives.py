@@ -15,7 +15,7 @@ from prunerecover.divergence.outputs import Outputs, compared
 from prunerecover.importance.measuring.losses import Loss, check_loss
 from prunerecover.model.batches import CalibrationSet, as_inputs, call, on_device
 
-PART = 4  # of so many batches, a rough score reads one
+PART = 4  # a rough score reads a batch in four
 
 
 class Objective(Protocol):
@@ -46,11 +46,11 @@ class Objective(Protocol):
 
 
 class OutputDivergence:
-    """The mean divergence of the output from the dense network's; see `output_divergence`.
+    """The mean divergence of the output from the dense output; see `output_divergence`.
 
     Args:
-        samples: Calibration samples on the network's device; rough scores are made of those that are held out.
-        held_out: Whether all scores are: for replacements with so many values that they would fit their own samples.
+        samples: Calibration samples on the network's device; rough scores use held-out samples.
+        held_out: Whether all scores use held-out samples: for replacements with enough values to fit their samples.
     """
 
     name = "output_divergence"
@@ -66,7 +66,7 @@ class OutputDivergence:
         return compared(call(network, self.batches[number]))
 
     def start(self, dense: nn.Module, found: Iterable[Outputs]) -> None:
-        """Keep the dense network's outputs as long as there is room; others are computed again each time."""
+        """Keep the dense network's outputs as long as there is room; further outputs are computed again each time."""
         self._dense = KeptOutputs(partial(self.run, dense))
         for number, output in enumerate(found):
             self._dense.keep(number, output)
@@ -77,12 +77,12 @@ class OutputDivergence:
 
 
 class LossIncrease:
-    """How much higher a loss is than the dense network's, mean over the samples; below zero, it is lower.
+    """Increase of a loss over the dense network's loss, mean over the samples; negative for a fall.
 
     Args:
         loss: `loss(model, batch) -> scalar`, a mean over the batch.
-        batches: As the loss takes them.
-        device: Of the network.
+        batches: Batches in the form of the loss.
+        device: Device of the network.
     """
 
     name = "cross_entropy"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from prunerecover.depth.search.judge import Move
 from prunerecover.plan.units import names_of
 
-SMALLEST = 1e-6  # of what is missing: a goal may be missed by less than any unit holds
+SMALLEST = 1e-6  # of the missing part: a goal may be missed by less than any unit holds
 
 
 @dataclass(frozen=True)
 class State:
-    """Units that are gone, in the order in which they were chosen, the divergence, and the part of the goal reached."""
+    """Removed units in order of choice, the divergence, and the part of the goal reached."""
 
     units: Move = ()
     divergence: float = 0.0
@@ -20,12 +20,12 @@ class State:
 
     @property
     def cost(self) -> float:
-        """The divergence; what goes beyond the goal counts as much as the rest did, for it is lost without need."""
+        """The divergence, increased in proportion to any excess over the goal: an excess is a needless loss."""
         return self.divergence * max(self.reached, 1.0)
 
     @property
     def missing(self) -> float:
-        """The part of the goal that is left; what a move brings beyond that is worth nothing."""
+        """The missing part of the goal; a move gains nothing beyond."""
         return max(1 - self.reached, SMALLEST)
 
 
@@ -34,10 +34,10 @@ class Step:
     """A move on top of a state.
 
     Attributes:
-        state: What is gone.
-        move: What goes.
+        state: State before the move.
+        move: Units to remove.
         slope: Divergence added per part of the goal.
-        price: The part of the goal that goes with the move.
+        price: Part of the goal reached by the move.
     """
 
     state: State
@@ -47,11 +47,11 @@ class Step:
 
     @property
     def projected(self) -> float:
-        """The cost once the goal is met, if everything else cost as much per part of it."""
+        """The cost once the goal is met, at the same slope for the rest of the goal."""
         beyond = max(self.price - self.state.missing, 0.0)
         return (self.state.divergence + self.slope * self.state.missing) * (1 + beyond)
 
     @property
     def names(self) -> frozenset[str]:
-        """What is gone after it."""
+        """Names of the units removed after the step."""
         return names_of((*self.state.units, *self.move))
