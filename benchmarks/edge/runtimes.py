@@ -120,7 +120,10 @@ def _quantised(program: Any, files: Exported) -> Any:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     config = xnnpack.get_symmetric_quantization_config(is_per_channel=True, is_dynamic=not files.convolutional)
-    prepared = prepare_pt2e(program.module(), xnnpack.XNNPACKQuantizer().set_global(config))
+    quantizer = xnnpack.XNNPACKQuantizer().set_global(config)
+    if not files.convolutional:  # the quantiser makes floats of all scalars, for additions; here: of indices, too
+        quantizer.transform_for_annotation = lambda model: model
+    prepared = prepare_pt2e(program.module(), quantizer)
     for arrays in files.calibration:
         prepared(*_tensors(arrays))
     return torch.export.export(convert_pt2e(prepared), tuple(_tensors(files.calibration[0])))
