@@ -71,7 +71,7 @@ class FitPlace:
 
     @property
     def adds(self) -> bool:
-        """Whether the output is added to a stream, so that fits shrink to zero; others shrink to the identity."""
+        """Whether the output is added to a stream: fits shrink to zero then, else to the identity."""
         return self.kind in BRANCHES or not self.modules
 
     def bypass(self) -> Bypass:

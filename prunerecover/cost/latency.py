@@ -1,10 +1,10 @@
 """Latency of a forward pass, and ratios of two models' latencies on a machine of varying speed.
 
-Two models timed one after the other differ by the other work of the machine meanwhile. So the models are timed in
-pairs, back to back, the order swapped from one pair to the next; each pair gives one ratio, and the median over the
-pairs is reported with a bootstrap interval. The number of threads is fixed, the garbage collector waits, and on an
-accelerator each call is timed on the device. One thread on a CPU is timed by its processor time: other work of the
-machine does not count. So are other runtimes than PyTorch (see `runtimes.clocks`), by that of the process.
+Two models timed one after another differ by the machine's further work meanwhile. The models are therefore timed in
+pairs, back to back, the order swapped from pair to pair; each pair gives a ratio, and the median over the pairs is
+reported with a bootstrap interval. The number of threads is fixed, the garbage collector waits, and on an accelerator
+each call is timed on the device. A single thread on a CPU is timed by processor time, free of the machine's further
+work: the thread's for PyTorch, the process's for all further runtimes (see `runtimes.clocks`).
 
 Not covered: throughput under concurrency, the loading of data, and the first call (compilation, autotuning), which
 belongs to the warm-up.
@@ -73,7 +73,7 @@ class Timed:
 
     @cached_property
     def run(self) -> Callable[[], object]:
-        """Function that runs the network once; for a callable clock, that returns the measured seconds."""
+        """Function that runs the network once; a callable clock's function returns the measured seconds."""
         if isinstance(self.clock, str):
             return run_in(self.clock, self.network, self.inputs)
         return partial(seconds_of, self.clock, self.network, self.inputs)

@@ -45,14 +45,14 @@ def removed_by(
     units: Sequence[Unit],
     saved: Callable[[Sequence[Unit], str], float],
 ) -> dict[str, Any]:
-    """Return the evidence of the share of a counted cost that goes, before and after `merge`; empty for others.
+    """Return the evidence of the removed share of a counted cost, before and after `merge`; empty otherwise.
 
     Args:
         session: Network and samples.
         edits: Edits of the plan.
         budget: Budget.
-        units: Units that may go.
-        saved: Function from units and the name of a cost to the share that goes with the units.
+        units: Removable units.
+        saved: Function from units and the name of a cost to the share saved by the units.
     """
     if budget.share is None or budget.share[0] == "latency" or not edits:
         return {}
@@ -65,7 +65,7 @@ def removed_by(
 
 
 def warn_of_excess(removed: RemovedShare) -> None:
-    """Warn if more goes than units make necessary, by more than two points."""
+    """Warn of an excess over the budget beyond both the smallest unit and two points."""
     if removed.merged - removed.asked > max(removed.smallest_unit, FAR):
         warnings.warn(
             f"The plan removes {removed.merged:.1%} of the {removed.cost} for a budget of {removed.asked:.1%}, "

@@ -17,15 +17,15 @@ from prunerecover.session.session import Session
 
 
 def check_feasible(session: Session, budget: Budget, config: DepthConfig) -> None:
-    """Raise what `plan_depth` would raise before anything is scored.
+    """Raise the errors of `plan_depth` that need no scores.
 
     Args:
         session: Network and samples, of which the first is run.
-        budget: Share of the MACs or parameters; of others, only what the graph shows is looked at.
+        budget: Share of the MACs or parameters; budgets of other costs are only checked against the graph.
         config: All other arguments of `plan_depth`.
 
     Raises:
-        ValueError: If the budget cannot be met, or needs an importance that compares across kinds.
+        ValueError: If the budget cannot be met, or needs an importance comparable across kinds.
     """
     budget = budget if budget.latency is not None else session.in_shares(budget)
     model, kinds = session.model, kinds_of(session.model, budget, config.kinds)
@@ -46,8 +46,8 @@ def check_share(
     Args:
         session: Network and samples.
         removals: Units of the network.
-        units: Units that are not ignored.
-        budget: Share of a cost; latency is not looked at.
+        units: Units, less ignored units.
+        budget: Share of a cost; latency is not checked.
         config: Arguments of planning.
     """
     if budget.share is None or budget.latency is not None or not is_supported(session.model):

@@ -1,4 +1,4 @@
-"""The plan's edits of a choice of units: all that is fitted, fitted in order and together."""
+"""The plan's edits of a choice of units, with replacements fitted in order and together."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Finished = tuple[tuple[Edit, ...], dict[str, Tensor]]
 def finished(
     session: Session, variants: Variants, chosen: Sequence[Unit], weights: PlaceWeights | None, *, by_loss: bool
 ) -> Finished:
-    """Return the edits of a choice of units, and their tensors by name.
+    """Return the edits of a choice of units, and the edits' tensors by name.
 
     Args:
         session: Network and samples.
         variants: Judge of networks, with the replacements of single units.
-        chosen: Units that go.
+        chosen: Removed units.
         weights: Weights of rows in fits; None: no value is fitted again.
-        by_loss: Whether units are chosen by a loss, so that layers before blocks do not learn the dense output.
+        by_loss: Whether units are chosen by a loss; layers before blocks do not learn the dense output then.
     """
     removals = variants.removals
     alone = removals.fits
@@ -52,7 +52,7 @@ def finished(
 def _with_layers_before(
     session: Session, variants: Variants, chosen: Sequence[Unit], edits: Sequence[Edit], tensors: Mapping[str, Tensor]
 ) -> Finished:
-    """Return edits with the layers before removed blocks fitted anew, if the output is nearer to the dense one."""
+    """Return edits with the layers before removed blocks fitted anew, if the output is nearer to the dense output."""
     before, output, removals = numbered(edits, tensors), session.output, variants.removals
     if not output.comparable:
         return before

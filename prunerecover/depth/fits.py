@@ -1,4 +1,4 @@
-"""Fitted replacements of units: each alone, and all that a set of units leaves together."""
+"""Fitted replacements of units: each alone, and all replacements of a set of units together."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def fit_again(session: Session, forms: Mapping[str, str], blocks: Sequence[str])
     Args:
         session: Network with the units, and samples.
         forms: Forms of replacements, by unit.
-        blocks: Names of the blocks that go with them.
+        blocks: Names of the blocks that go as well.
     """
     kinds, samples = ("block", "attention", "mlp", "activation"), session.samples
     removals = Removals(session.model, session.traced, kinds)
@@ -73,13 +73,13 @@ def fit_alone(
 ) -> None:
     """Give each unit the replacement of least output divergence, per MAC saved, of the unit as the only change.
 
-    In supported families, where branches leave little that costs, the MACs are not looked at.
+    In supported families, where replacements of branches cost little, MACs of replacements do not count.
 
     Args:
-        variants: Judge of networks; its removals get the fits.
+        variants: Judge of networks, whose removals get the fits.
         samples: Samples: replacements are fitted on a part, and judged on the rest.
         weights: Weights of rows.
-        forms: Forms by unit, of the only units that are fitted; None: all units, and the best form of each.
+        forms: Forms by unit, of the only fitted units; None: all units, and the best form of each.
     """
     removals = variants.removals
     places = [place for place in fit_places(removals) if forms is None or place.unit in forms]
@@ -101,7 +101,7 @@ def fit_alone(
 
 
 def leave_by_name(removals: Removals, replace: str) -> None:
-    """Give units of a supported family the replacement of a name, where it is not the plain one of the kind.
+    """Give units of a supported family the named replacement, where different from the plain replacement of the kind.
 
     Args:
         removals: Units of the network, which get the replacements.
@@ -120,15 +120,15 @@ def leave_by_name(removals: Removals, replace: str) -> None:
 def fit_together(
     variants: Variants, samples: CalibrationSet, weights: PlaceWeights, units: Sequence[Unit]
 ) -> dict[str, Fit]:
-    """Return fits by unit for all that goes: each made anew behind the others, then tuned together on the output.
+    """Return the fits of removed units: each made anew behind earlier replacements, then all tuned on the output.
 
-    Either is left out where the output on held-out samples is further from the dense one's.
+    Either step is undone where the output on held-out samples is further from the dense output.
 
     Args:
-        variants: Judges networks; its removals have what was fitted alone, and keep it.
-        samples: As of `fit_alone`.
-        weights: As of `fit_alone`.
-        units: All that goes.
+        variants: Judge of networks, whose removals hold and keep the fits of single units.
+        samples: Samples, as in `fit_alone`.
+        weights: Weights, as in `fit_alone`.
+        units: All removed units.
     """
     removals, alone = variants.removals, variants.removals.fits
     edits = removals.edits(units, in_place=True)
@@ -149,7 +149,7 @@ def fit_together(
 def _tuned(
     variants: Variants, samples: CalibrationSet, units: Sequence[Unit], fits: Mapping[str, Fit]
 ) -> dict[str, Fit]:
-    """Return fits tuned on the output; the removals hold others afterwards."""
+    """Return fits tuned on the output; the fits of the removals change."""
     removals, batches = variants.removals, of_few_samples(samples.fit, SAMPLES)
     removals.fits = dict(fits)
     edits = removals.edits(units, in_place=True)

@@ -1,4 +1,4 @@
-"""Units of a network that may go, less ignored ones."""
+"""Removable units of a network, less ignored units."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from prunerecover.sites.depth import no_unit, of_all_kinds
 def units_that_may_go(
     model: nn.Module, traced: Traced, kinds: Sequence[str], config: DepthConfig
 ) -> tuple[Removals, tuple[Unit, ...]]:
-    """Return all that can be taken out of a network, and the units of it that are not ignored.
+    """Return the removals of a network, and the units less ignored units.
 
     Args:
-        model: Unwrapped, in evaluation mode.
-        traced: What a pass of one sample shows.
-        kinds: Of the units.
-        config: Says which are ignored, and whether strided layers may go.
+        model: Unwrapped model in evaluation mode.
+        traced: Trace of a sample.
+        kinds: Kinds of the units.
+        config: Arguments of planning, with the ignored units, and whether strided layers may go.
 
     Raises:
-        ValueError: If it has no such unit, or a pattern matches none.
+        ValueError: If the network has no unit of the kinds left, or a pattern matches none.
     """
     if is_supported(model):
         check_blocks_apart(model)

@@ -1,4 +1,4 @@
-"""Costs that go with units of depth, less the costs of their replacements."""
+"""Costs saved by units of depth, less the costs of the replacements."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from prunerecover.session.session import Session
 
 
 class UnitCosts:
-    """Costs of sets of units in one network, each measured once.
+    """Costs of sets of units in a network, each measured once.
 
     Args:
         session: Network and samples.
-        removals: Units of the network, with their replacements.
-        units: Units that may go.
+        removals: Units of the network, with replacements.
+        units: Removable units.
     """
 
     def __init__(self, session: Session, removals: Removals, units: Sequence[Unit]) -> None:
@@ -24,7 +24,7 @@ class UnitCosts:
         self._saved: dict[tuple[str, float | None, frozenset[str]], float] = {}
 
     def saved(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:
-        """Return the share of a cost that goes with units; 0 for units that cannot go together.
+        """Return the share of a cost saved by units; 0 for units that cannot go together.
 
         Args:
             units: Units, none inside another.
@@ -41,21 +41,21 @@ class UnitCosts:
         return self._saved[key]
 
     def of_one(self, kind: str, cost: str) -> float:
-        """Return the share of a cost that goes with one unit that leaves nothing: the mean over half of a kind."""
+        """Return the share of a cost saved by a unit without a replacement: the mean over half of a kind."""
         units = [unit for unit in self.units if unit.kind == kind][::2]
         with self.removals.bare():
             return self.session.cost(cost).removed_share(self.removals.edits(units)) / len(units)
 
     def of_half(self, kind: str, cost: str) -> float:
-        """Return the share of a cost that goes with half of the units of a kind; latency on few samples."""
+        """Return the share of a cost saved by half of the units of a kind; latency on few samples."""
         dense, units = self.session.cost(cost), self._some_of(kind)
         dense = dense.on_few if cost == "latency" else dense
         return dense.removed_share(self.removals.edits(units)) if units else 0.0
 
     def _some_of(self, kind: str) -> list[Unit]:
-        """Return half of the units of a kind that save MACs alone, or fewer if so many save none together.
+        """Return half of the units of a kind that save MACs alone, or fewer units if the half saves none together.
 
-        Widths around several layers may not follow; one alone is what saves most.
+        Widths around several layers may not follow; the last resort is the unit with the largest saving.
         """
         saved = {unit: self.saved([unit], "macs") for unit in self.units if unit.kind == kind}
         own, step = [unit for unit in saved if saved[unit] > 0], 2

@@ -80,7 +80,7 @@ def head_layers(graph: ComputationGraph) -> frozenset[int]:
 
 
 def _is_added_by_a_block(graph: ComputationGraph, layer: Node) -> bool:
-    """Whether a numbered module, one of several that keep a shape, adds a layer to its stream."""
+    """Whether one of several numbered modules of constant shape adds a layer to the stream."""
     keeping = [n for n, call in enumerate(graph.calls) if call.path[-1:].isdigit() and call.given_shape == call.shape]
     lists = Counter((parent_path(graph.calls[n].path), graph.calls[n].shape) for n in keeping)
     blocks = [n for n in keeping if lists[parent_path(graph.calls[n].path), graph.calls[n].shape] > 1]

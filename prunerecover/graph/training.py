@@ -151,7 +151,7 @@ def _forms(graph: ComputationGraph, path: str) -> list[tuple[object, ...]]:
 
 @contextmanager
 def _functions_called() -> Iterator[list[type]]:
-    """Collect the functions with a backward pass of their own that run inside a `with` block."""
+    """Collect the functions with a custom backward pass run inside a `with` block."""
     found: list[type] = []
     original = inspect.getattr_static(torch.autograd.Function, "apply")
 

@@ -62,7 +62,7 @@ class Scorer:
             return mean_divergence(self.batches, map(self._dense.of, self._numbers), outputs)
 
     def rebase(self, chosen: Chosen) -> float:
-        """Make a choice the base, so that later choices share its unchanged prefix; return its divergence."""
+        """Make a choice the base, whose unchanged prefix later choices share; return the divergence of the base."""
         first = self._first_change(chosen)
         with torch.no_grad(), edited(self._twin, *self.maker.edits(chosen)):
             outputs = self._runner.keep(self._twin, first)

@@ -151,7 +151,7 @@ class SumSeen(TorchFunctionMode):
 
 
 def _is_factor(operand: object, given: Tensor) -> bool:
-    """Whether an operand of a product is a number, or holds one number or one per feature of the other operand."""
+    """Whether an operand of a product is a number, or holds a single number, or a number per feature of the input."""
     if isinstance(operand, Tensor):
         return operand is not given and operand.numel() in (1, given.shape[-1])
     return isinstance(operand, float | int)

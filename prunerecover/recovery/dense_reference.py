@@ -1,16 +1,16 @@
 """Dense reference of a comparison: the dense network with BatchNorm statistics up to date with the weights.
 
 In the middle of a training the statistics lag behind the weights, so outputs in evaluation mode fall short of the
-trained function, and plans and fits towards them do, too. The distance of the statistics from fresh estimates does not
-detect the lag: statistics from augmented images are further from estimates on plain images than lagging statistics, and
-better. The loss does. Statistics are estimated on a part of the labelled batches and compared with the present
+trained function, and so do plans and fits. The distance of the statistics from fresh estimates does not detect the lag:
+statistics from augmented images are further from estimates on plain images than lagging statistics, and better. The
+loss does detect the lag. Statistics are estimated on a part of the labelled batches and compared with the present
 statistics by the loss of the remaining batches. Where the loss falls by more than the standard error over batches, an
 estimate from all batches replaces the statistics. Without labels the statistics stay.
 
-Statistics from a training with augmentation are not those of a few plain images, either. Plain estimates in a pruned
-network would move the output of even the dense network: far for a detector. `DenseNorms` therefore has the samples tell
-only what the surgery changed. Each channel leaves its BatchNorm with the mean and the variance that it has in the dense
-network on the same samples: statistics stay as they are where nothing changed, and noise of the estimates cancels out.
+Statistics from a training with augmentation also differ from estimates on a few plain images. Plain estimates move the
+output of even the dense network: far for a detector. `DenseNorms` therefore reads only the effect of the surgery from
+the samples. Each channel leaves its BatchNorm with the mean and the variance of the dense network on the same samples:
+statistics of unchanged channels stay the same, and noise of the estimates cancels out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Estimate = Callable[[nn.Module, Sequence[ModelInputs]], Mapping[str, Statistics]
 
 
 def dense_reference(network: nn.Module, batches: Sequence[Any], loss: Loss | None = None) -> nn.Module:
-    """Return the network, or a copy with fresh statistics where the present statistics lag; other tensors are shared.
+    """Return the network, or a copy with fresh statistics where the present statistics lag; all else is shared.
 
     Args:
         network: Network without wrappers; not changed.
@@ -55,7 +55,7 @@ def dense_reference(network: nn.Module, batches: Sequence[Any], loss: Loss | Non
 
 
 def with_own_statistics(network: nn.Module, statistics: Mapping[str, Tensor]) -> nn.Module:
-    """Return a copy with the given statistics, by buffer name; other tensors are shared."""
+    """Return a copy with the given statistics, by buffer name; all further tensors are shared."""
     copied = share_copy(network)
     give_statistics(copied, statistics)
     return copied
@@ -203,7 +203,7 @@ def by_batch(network: nn.Module, batches: Sequence[ModelInputs]) -> dict[str, St
 
 
 def moved_at(norm: DenseNorm | None, mean: Tensor, variance: Tensor) -> Statistics:
-    """Return the statistics of one layer, moved; as they are for a layer without a dense one of the same size."""
+    """Return the moved statistics of a layer; unchanged for a layer without a dense layer of the same size."""
     alike = norm is not None and norm.seen[0].shape == mean.shape
     return norm.moved(mean, variance) if norm is not None and alike else (mean, variance)
 

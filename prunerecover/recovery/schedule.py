@@ -91,8 +91,8 @@ def recovery_schedule(
     transformers. Make a new one after each surgery, and use no second scheduler.
 
     Args:
-        optimizer: Optimizer of the pruned model. Its present rates are the highest; where a scheduler has changed them,
-            the initial ones (`initial_lr`).
+        optimizer: Optimizer of the pruned model. The present rates are the highest; where a scheduler has changed the
+            rates, the initial rates (`initial_lr`).
         steps: Steps of the optimizer until the next surgery, or the end.
         warmup: Steps of the warm-up (a whole number), or their share of `steps` (a number below 1); at most all of
             them.

@@ -91,7 +91,7 @@ def handed_on(network: nn.Module, states: Sequence[BlockStates]) -> Iterator[Non
 
 
 class _Answer:
-    """Forward of a block that returns the recorded output once; calls of other threads compute."""
+    """Forward of a block that returns the recorded output once; calls of further threads compute."""
 
     def __init__(self, block: nn.Module, index: int, known: BlockStates) -> None:
         before = vars(block).get("forward")

@@ -39,10 +39,10 @@ def find_sites(
     *,
     include_strided: bool = False,
 ) -> Sites[Site]:
-    """List the sites of a network, and the reasons for the refusal of other parts.
+    """List the sites of a network, and the reasons for the refusal of further parts.
 
-    Units of depth go as a whole. Supported families (see the support matrix) are known by their parts. In all other
-    networks, one forward pass is watched: a branch added to a stream of equal shape is an attention or an MLP, a
+    Units of depth go as a whole. Supported families (see the support matrix) are known by their parts. In all further
+    networks, a forward pass is watched: a branch added to a stream of equal shape is an attention or an MLP, a
     repeated child of one container that passes on a stream of constant shape is a block, and a linear or convolution
     outside attentions and the head is a layer. Groups of width are indices of parameters tied together in a forward
     pass; groups do not depend on class names.

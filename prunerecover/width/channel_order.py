@@ -1,10 +1,10 @@
 """Order of removal of the channels of convolutions, by the error of the refitted convolution.
 
 Reconstruction refits a convolution to its dense outputs after the surgery. Without some input channels, the error of
-the refitted convolution, behind its BatchNorm, follows in closed form from the second moments of its input patches. The
-channel of least error goes first, one after another: the optimal brain surgeon by groups (Hassibi & Stork 1993; Kurtic
-et al. 2023, arXiv 2302.04089, eq. 3). Gate-Taylor scores ignore that other channels compensate; they still decide the
-number of removed channels per group.
+the refitted convolution, behind the BatchNorm, follows in closed form from the second moments of the input patches. The
+channel of least error goes first, step by step: the optimal brain surgeon by groups (Hassibi & Stork 1993; Kurtic
+et al. 2023, arXiv 2302.04089, eq. 3). Gate-Taylor scores ignore the compensation by remaining channels, but still
+decide the number of removed channels per group.
 
 Not covered: groups with several readers, readers other than plain convolutions, and patches of more than `LARGEST`
 entries, whose second moments would not fit into memory.
@@ -92,7 +92,7 @@ def dealt_anew(scores: Scores, orders: Mapping[str, Tensor]) -> Scores:
 
 
 def _only_reader(model: nn.Module, graph: ComputationGraph, group: Group) -> str:
-    """Return the path of the plain convolution that alone reads a group, and reads nothing else; empty without one."""
+    """Return the path of a group's only reader, a plain convolution of the group's channels alone; else empty."""
     parts = [part for part in group.slices if not part.makes]
     path = parts[0].tensor.rpartition(".")[0] if len(parts) == 1 else ""
     layer: Any = get_module(model, path) if graph.times.get(path) == 1 else None

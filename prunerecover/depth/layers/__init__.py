@@ -1,1 +1,1 @@
-"""Prune single layers: what goes with a layer, how widths are made to fit, and what its place then holds."""
+"""Removal of single layers: coupled operations, matching widths, and replacements."""

@@ -1,4 +1,4 @@
-"""Units of models of a supported family: blocks, attentions, MLPs and activations, as their description has them."""
+"""Units of models of a supported family: blocks, attentions, MLPs and activations, by the family's description."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from prunerecover.refusal import Refusal
 
 
 def known_by_parts(model: nn.Module, kinds: Sequence[str]) -> bool:
-    """Whether units of some kinds are known by the parts of a model's family; else its computation graph shows them.
+    """Whether units of some kinds are known by the parts of a model's family, without the computation graph.
 
     Args:
-        model: Unwrapped.
-        kinds: Of the units.
+        model: Unwrapped model.
+        kinds: Kinds of the units.
     """
     return is_supported(model) and "layer" not in kinds
 
 
 def family_units(model: nn.Module, kinds: Sequence[str], macs: Mapping[str, int]) -> tuple[Unit, ...]:
-    """List the units of a supported model that are still there, in order of depth.
+    """List the present units of a supported model, in order of depth.
 
     Args:
-        model: Unwrapped.
-        kinds: Among "block", "attention", "mlp" and "activation".
-        macs: Of one forward pass, by module; empty leaves them 0.
+        model: Unwrapped model.
+        kinds: Kinds among "block", "attention", "mlp" and "activation".
+        macs: MACs of a forward pass, by module; empty: all units get 0.
 
     Raises:
         ValueError: If linears around an activation compute their weights (masks, weight norm, parametrizations).

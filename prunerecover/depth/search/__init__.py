@@ -1,1 +1,1 @@
-"""Search for the units that go: how much has to go, and which units reach it at the least divergence."""
+"""Search for removed units: goals, and the sets of units that reach a goal at the least divergence."""

@@ -1,6 +1,6 @@
 """Expected length of a search in depth, before it begins: in passes of all samples through the dense network.
 
-Rough: what searches of DeiT-Tiny and ResNet-56 took, by the number of units and of those that go.
+A rough estimate from searches of DeiT-Tiny and ResNet-56, by the numbers of units and of removed units.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from prunerecover.depth.search.selection import count_by_kind
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.units import Unit
 
-ALONE = 1 / 6  # of a pass: one unit on held-out samples, from where it stands
-STEP = {"greedy": 1.0, "joint": 4.0}  # passes for each unit that goes
-TUNED = 10.0  # what units leave, on the output
+ALONE = 1 / 6  # of a pass: a unit on held-out samples, from its place on
+STEP = {"greedy": 1.0, "joint": 4.0}  # passes for each removed unit
+TUNED = 10.0  # passes to tune the replacements on the output
 
 
 def expected_passes(units: Sequence[Unit], budget: Budget, search: str) -> float:
-    """Return about how many passes a search takes.
+    """Return the estimated number of passes of a search.
 
     Args:
-        units: That may go.
-        budget: How much goes.
+        units: Removable units.
+        budget: Budget.
         search: Name of the search.
     """
     counts = count_by_kind(units)
@@ -32,7 +32,7 @@ def expected_passes(units: Sequence[Unit], budget: Budget, search: str) -> float
 
 
 def _number(available: Mapping[str, int], budget: Budget) -> float:
-    """Return about how many units go: all are taken to cost the same."""
+    """Return the estimated number of removed units, at equal costs of all units."""
     if budget.remove is not None:
         return sum(budget.remove.values())
     if budget.ratio is not None:

@@ -1,4 +1,4 @@
-"""Take ranked units in turn by a pattern: two that are no attention, then an attention, and so on."""
+"""Choice of ranked units in turn by a pattern, such as two units besides attentions for each attention."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def in_turn(
     goal: Goal,
     why_not: Callable[[Sequence[Unit]], str],
 ) -> list[Unit]:
-    """Take units in turn until the goal is met; one that cannot go with those before it is passed over.
+    """Take units in turn until the goal is met, passing over units that cannot go with the chosen units.
 
     Args:
-        pattern: Which units each place takes.
-        ranked: The least important first.
-        goal: How much has to go.
-        why_not: Says why units cannot go together; empty if they can.
+        pattern: Conditions of units, by place.
+        ranked: Units, the least important first.
+        goal: Amount to remove.
+        why_not: Function that returns why units cannot go together; empty if removable.
 
     Raises:
         ValueError: If the goal cannot be met.

@@ -1,6 +1,6 @@
-"""Turn importances and a budget into the set of units that go.
+"""Selection of the removed units, by importances and a budget.
 
-A unit inside another one goes with it: no attention is counted in a removed block, no activation in a removed MLP.
+Units go with the unit around: no attention is counted in a removed block, no activation in a removed MLP.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from prunerecover.plan.units import Unit
 
 
 def count_by_kind(units: Sequence[Unit]) -> dict[str, int]:
-    """Return how many units there are of each kind."""
+    """Return the number of units of each kind."""
     return {kind: sum(u.kind == kind for u in units) for kind in {u.kind for u in units}}
 
 
 def smallest_share(units: Sequence[Unit], saved: Callable[[Sequence[Unit]], float], cost: str) -> float:
-    """Return the share of the cost that goes with the smallest unit that saves any."""
+    """Return the share of the cost saved by the smallest unit with any saving."""
     by_size = sorted((unit for unit in units if cost_of(unit, cost)), key=lambda unit: cost_of(unit, cost))
     return next((share for unit in by_size if (share := saved([unit])) > 0), 0.0)
 
@@ -31,14 +31,14 @@ def check_most(
     removed_share: Callable[[Sequence[Unit]], float],
     most_blocks: int,
 ) -> None:
-    """Raise ValueError, and say how much can go, unless all units that may go together hold a share of the cost.
+    """Raise ValueError, with the largest removable share, unless all removable units together hold a share of the cost.
 
     Args:
-        units: Units that may go.
+        units: Removable units.
         cost: "macs" or "params".
-        share: Share that has to go.
-        removed_share: Function from units to the share that goes with them.
-        most_blocks: Number of blocks that may go.
+        share: Share to remove.
+        removed_share: Function from units to the share saved by the units.
+        most_blocks: Largest number of removed blocks.
     """
     staying = [unit for unit in units if unit.kind == "block"][most_blocks:]
     able = [unit for unit in units if cost_of(unit, cost) > 0 and unit not in staying]
@@ -51,12 +51,12 @@ def check_most(
 
 
 def cost_of(unit: Unit, cost: str) -> int:
-    """Return what a unit costs by itself; MACs stand for latency."""
+    """Return the cost of a unit alone; MACs stand for latency."""
     return unit.params if cost == "params" else unit.macs
 
 
 def check_comparable(units: Sequence[Unit], importance: RegisteredImportance) -> None:
-    """Raise ValueError if a budget in cost would compare importances of several kinds that do not compare."""
+    """Raise ValueError if a budget in cost would compare incomparable importances of several kinds."""
     kinds = sorted({u.kind for u in units})
     if len(kinds) > 1 and not importance.comparable:
         raise ValueError(
@@ -67,7 +67,7 @@ def check_comparable(units: Sequence[Unit], importance: RegisteredImportance) ->
 
 
 def outermost(units: Sequence[Unit]) -> list[Unit]:
-    """Leave out units inside others of the list."""
+    """Leave out units inside further units of the list."""
     return [u for u in units if not any(is_inside(u, other) for other in units)]
 
 
@@ -78,7 +78,7 @@ def is_inside(unit: Unit, other: Unit) -> bool:
 
 
 def conflicting(unit: Unit, other: Unit) -> bool:
-    """Whether only one of two units can go: one is inside the other, or they change the same linears."""
+    """Whether two units cannot both go: a unit holds the second unit, or both change the same linears."""
     if {unit.kind, other.kind} == {"activation", "layer"}:
         activation, layer = sorted((unit, other), key=lambda one: one.kind)
         return layer.name in activation.targets
