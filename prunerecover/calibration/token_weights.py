@@ -126,12 +126,23 @@ def _squares_by_row(
 
     with removed_after(*(one.register_forward_hook(keep) for one in modules)), torch.enable_grad():
         output = predictions_of(call(model, batch))
-        score = _log_likelihood(without_padding(output, batch), generator)
+        score = drawn_log_likelihood(without_padding(output, batch), generator)
         gradients = torch.autograd.grad(score, given, allow_unused=True, materialize_grads=True)
     return [one.float().square().sum(-1).reshape(batch.n_samples, -1) for one in gradients]
 
 
-def _log_likelihood(output: Tensor, generator: torch.Generator) -> Tensor:
+def drawn_log_likelihood(output: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the log-likelihood of labels drawn from an output of logits, summed over positions, in nats.
+
+    Other outputs are projected on random signs instead, relative to their norm.
+
+    Args:
+        output: `(N, classes)`, `(N, tokens, vocabulary)`, or another tensor.
+        generator: Generator of the draws, on the CPU.
+
+    Raises:
+        ValueError: If the output is NaN or infinite.
+    """
     output = output.float()
     if not (output < math.inf).all():
         raise ValueError(

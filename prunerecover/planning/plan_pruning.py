@@ -54,8 +54,8 @@ def plan_pruning(
         budget: A share of the MACs, parameters or latency of the merged model, or shares of several costs, met at once;
             or the remaining amount, such as Budget(params="100M"). Latency is measured again after planning; a plan
             that misses the latency is made anew for more, and a warning reports a second miss.
-        batches: Calibration batches, labelled unless `loss` needs no labels, as by default for embeddings; see
-            `plan_width`. Every 4th sample is held out, to judge fits to all further samples.
+        batches: Calibration batches, with or without labels; see `plan_width`. Every 4th sample is held out, to judge
+            fits to all further samples.
         loss: Loss, as in `plan_width`.
         kinds: Kinds of removable units, in depth and width; None: the usual kinds of `plan_depth` and `plan_width`,
             and experts for a share of the parameters.
@@ -77,8 +77,7 @@ def plan_pruning(
         A plan of depth first and width second, with the tried `splits` as evidence.
 
     Raises:
-        ValueError: If the budget is in units or cannot be met, an argument is unknown, labels are missing, or nothing
-            can go.
+        ValueError: If the budget is in units or cannot be met, an argument is unknown, or nothing can go.
         TypeError: If an argument is of another type.
     """
     check_costs(budget)

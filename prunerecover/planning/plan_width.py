@@ -61,12 +61,12 @@ def plan_width(
         budget: A share of the MACs, the parameters or the measured latency, the remaining amount of such a cost, as in
             Budget(params="100M"), or units of a kind in all layers together, such as Budget(remove={"expert": 8}).
             None: see `tolerance`. Experts save no MACs.
-        batches: Calibration batches, labelled unless `loss` needs no labels: tuples (input, label, ...) or mappings
-            with `labels`. 256 samples do. Where labels show BatchNorm statistics lagging behind the weights, as in the
+        batches: Calibration batches: inputs alone, or labelled, as tuples (input, label, ...) or mappings with
+            `labels`. 256 samples do. Where labels show BatchNorm statistics lagging behind the weights, as in the
             middle of a training, the plan is for the network with fresh statistics (see `recovery.dense_reference`).
         loss: `loss(model, batch) -> scalar`; None: cross-entropy of the logits, or the loss returned by the model; for
-            a detection map or embeddings without labels, the loss against objects or directions drawn around the
-            network's own output.
+            texts without labels, cross-entropy of the next tokens; for other batches without labels, the loss against
+            classes, objects or directions drawn from the network's own output (see `importance.measuring.drawn`).
         labels: `labels(batch) -> (N,)` integer classes for "u_score"; None: the labels of the batches. For experts
             also classes of tokens, `(N, T)`: see `token_classes`.
         allocation: Rule that chooses the sizes of groups. None (the default): the integer program over the library of
@@ -111,7 +111,7 @@ def plan_width(
 
     Raises:
         ValueError: If the budget cannot be met, an argument is unknown or conflicts with a second argument, labels are
-            missing, or the model has no groups.
+            missing for "u_score", or the model has no groups.
     """
     config = WidthConfig(
         allocation=allocation,

@@ -112,8 +112,7 @@ def sensitivity(
 
     Args:
         model: Network of any kind, wrapped or not.
-        batches: Calibration batches, as of `plan_depth` and `plan_width`: labelled for width, unless `loss` has another
-            source of labels.
+        batches: Calibration batches, as of `plan_depth` and `plan_width`, with or without labels.
         kinds: Kinds of depth ("block", "attention", "mlp", "activation", "layer") and of width ("channel", "head",
             "neuron", "expert", "hidden"); None: the kinds of `plan_depth` and `plan_width`. Named kinds must exist in
             the network.

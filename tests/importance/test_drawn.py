@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases.models.tiny import tiny_llama
 from torch import Tensor, nn
 
 from prunerecover import Budget, plan_width
 from prunerecover.divergence.detections import Detections, by_part
-from prunerecover.importance.measuring.drawn import drawn, drawn_direction_loss, drawn_loss, usual_loss
+from prunerecover.importance.measuring.drawn import (
+    drawn,
+    drawn_direction_loss,
+    drawn_label_loss,
+    drawn_loss,
+    usual_loss,
+)
 from prunerecover.importance.measuring.losses import supervised_loss
-from prunerecover.model.batches import ModelInputs
+from prunerecover.model.batches import ModelInputs, as_inputs
 
 
 class Cells(nn.Module):
@@ -63,7 +70,6 @@ def test_a_detector_is_planned_from_images_alone() -> None:
 def test_labels_are_read_where_there_are_any() -> None:
     network, example = Cells().eval(), ModelInputs((images(1),))
     assert usual_loss(network, example, (images(), torch.zeros(4)), 0) is supervised_loss
-    assert usual_loss(nn.Conv2d(3, 2, 1), example, images(), 0) is supervised_loss
     assert usual_loss(network, example, images(), 0) is not supervised_loss
 
 
@@ -91,11 +97,29 @@ def test_squared_gradients_of_directions_have_the_curvature_of_the_angle() -> No
     assert gradients.square().mean().item() == pytest.approx(curvature[0].item(), rel=0.05)
 
 
-def test_embeddings_are_planned_without_labels() -> None:
+def test_embeddings_and_other_outputs_are_planned_without_labels() -> None:
     network, rows = Embedder().eval(), torch.randn(32, 5, generator=torch.Generator().manual_seed(0))
-    plan = plan_width(network, Budget(macs=0.3), batches=torch.split(rows, 8))
-    assert plan.removed
     raw = nn.Sequential(network.first, nn.ReLU(), network.second)
-    with pytest.raises(ValueError, match=r"Expected labelled batches, .* divergence='cosine' if the outputs are"):
-        plan_width(raw, Budget(macs=0.3), batches=torch.split(rows, 8))
+    maps = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 1)).eval()
+    for model, batch in ((network, rows), (raw, rows), (maps, images(32))):
+        assert plan_width(model, Budget(macs=0.3), batches=torch.split(batch, 8)).removed
     assert plan_width(raw, Budget(macs=0.3), batches=torch.split(rows, 8), divergence="cosine").removed
+
+
+def test_squared_gradients_of_drawn_labels_have_the_curvature_of_the_divergence() -> None:
+    """Oracle: the second derivative of KL(p || q) by a logit, p (1 - p)."""
+    logits = torch.zeros(20000, 3, requires_grad=True)
+    (gradients,) = torch.autograd.grad(len(logits) * drawn_label_loss(nn.Identity(), logits), logits)
+    torch.testing.assert_close(gradients.square().mean(0), torch.full((3,), 2 / 9), rtol=0.03, atol=0)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_texts_have_their_next_tokens_as_labels(padded: bool) -> None:
+    model, tokens = tiny_llama(), torch.arange(24).reshape(2, 12)
+    mask = torch.ones_like(tokens)
+    mask[1, 8:] = 0 if padded else 1
+    batch = {"input_ids": tokens, "attention_mask": mask}
+    loss = usual_loss(model, as_inputs(batch), batch, 0)
+    wanted = model(**batch, labels=tokens.masked_fill(mask == 0, -100)).loss
+    torch.testing.assert_close(loss(model, batch), wanted)
+    assert usual_loss(model.model, as_inputs(batch), batch, 0) is not loss  # hidden states alone

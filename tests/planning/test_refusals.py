@@ -50,10 +50,6 @@ def test_pattern_that_matches_nothing() -> None:
     )
 
 
-def test_labels_are_missing() -> None:
-    refused("Expected labelled batches, tuples", batches=[batch for batch, _ in images(1)])
-
-
 def test_batches_that_the_model_does_not_take() -> None:
     refused("Expected batches that VisionTransformer can be called with", batches=[torch.zeros(8, 2)])
 

@@ -113,10 +113,9 @@ def test_no_batches() -> None:
         plan_width(cnn(), Budget(macs=0.1), batches=[])
 
 
-@pytest.mark.parametrize("cost", ["macs", "latency"])
-def test_labels_missing(batches: Batches, cost: str) -> None:
-    with pytest.raises(ValueError, match=r"Expected labelled batches, .* Pass loss=f\(model, batch\)"):
-        plan_width(cnn(), Budget(**{cost: 0.1}), batches=[images for images, _ in batches])
+def test_labels_missing(batches: Batches) -> None:
+    with pytest.raises(ValueError, match=r"Expected labelled batches for the U-Score, .* Pass labels="):
+        plan_width(cnn(), Budget(macs=0.1), batches=[images for images, _ in batches], importance="u_score")
 
 
 def test_labels_of_another_shape(batches: Batches) -> None:

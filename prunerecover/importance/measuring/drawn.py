@@ -1,11 +1,11 @@
-"""Losses against targets drawn from a network's own output, to score units of detectors and embedders without labels.
+"""Losses against targets drawn from a network's own output, to score units without labels.
 
 The gradient of a divergence is zero at the dense network itself. A loss against samples of the network's own
 probabilities has no such flaw: its squared gradients have the curvature of the divergence as their mean (the Fisher
 information), so a unit scores high if the objects, boxes or classes, or the embedding, depend on it.
 
-Covered: detection maps, with a target at every place: an object or none, and the box and class of an object; and
-embeddings, compared by their angle, with a Gaussian step away from each as its target.
+Logits have labels as targets; detection maps, at every place, an object or none, and the box and class of an object;
+embeddings, compared by their angle, a Gaussian step away from each; all other outputs random signs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from prunerecover.calibration.token_weights import drawn_log_likelihood
 from prunerecover.divergence.detection_map import layout_of
 from prunerecover.divergence.detections import Detections, spread_of, terms_of
 from prunerecover.divergence.outputs import compared, tensors_of, unpadded
 from prunerecover.divergence.registry import chosen_divergence, name_for
 from prunerecover.divergence.terms import LEAST
-from prunerecover.importance.measuring.losses import Loss, supervised_loss
+from prunerecover.importance.measuring.losses import Loss, reads_text, supervised_loss, text_loss
 from prunerecover.model.batches import ModelInputs, as_inputs, call, split_labels, without_labels
 from prunerecover.model.evaluation import evaluating
 
@@ -64,6 +65,20 @@ def drawn_direction_loss(model: nn.Module, batch: Any, *, seed: int = 0) -> Tens
     return torch.stack(found).sum() / inputs.n_samples
 
 
+def drawn_label_loss(model: nn.Module, batch: Any, *, seed: int = 0) -> Tensor:
+    """Return the negative log-likelihood of labels drawn from the model's own logits, per sample, in nats.
+
+    Args:
+        model: Network with logits as output; see `drawn_log_likelihood` for other outputs.
+        batch: Batch with or without labels; labels are not read.
+        seed: Seed of the draws.
+    """
+    inputs = as_inputs(without_labels(batch, model))
+    outputs = tensors_of(unpadded(compared(call(model, inputs)), inputs)).values()
+    generator = torch.Generator().manual_seed(seed)
+    return -torch.stack([drawn_log_likelihood(one, generator) for one in outputs]).sum() / inputs.n_samples
+
+
 @torch.no_grad()
 def drawn(own: Detections, seed: int) -> Detections:
     """Return detections drawn from probabilities: an object at a place or none, with a box and classes.
@@ -86,9 +101,7 @@ def drawn(own: Detections, seed: int) -> Detections:
 
 @torch.no_grad()
 def usual_loss(model: nn.Module, example: ModelInputs, batch: Any, seed: int) -> Loss:
-    """Return the default loss for scores: of labels; without any, of drawn objects or of drawn directions.
-
-    Detection maps have objects, embeddings directions; all other outputs need labels.
+    """Return the default loss for scores: of labels, of the next tokens of texts, or else of drawn targets.
 
     Args:
         model: Network.
@@ -105,4 +118,5 @@ def usual_loss(model: nn.Module, example: ModelInputs, batch: Any, seed: int) ->
             return partial(drawn_loss, seed=seed)
         if (chosen_divergence() or name_for(output)) == "cosine":
             return partial(drawn_direction_loss, seed=seed)
+        return text_loss if reads_text(model, example, output) else partial(drawn_label_loss, seed=seed)
     return supervised_loss

@@ -12,8 +12,19 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from prunerecover.model.batches import as_inputs, call, on_device, predictions_of, split_labels
+from prunerecover.model.batches import (
+    ModelInputs,
+    as_inputs,
+    call,
+    is_padding,
+    logits_of,
+    on_device,
+    predictions_of,
+    split_labels,
+    without_labels,
+)
 from prunerecover.model.evaluation import device_of
+from prunerecover.model.paths import unwrap
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -105,8 +116,7 @@ def supervised_loss(model: nn.Module, batch: Any) -> Tensor:
     except TypeError:
         raise ValueError(
             f"Expected labelled batches, tuples (input, labels) or mappings with 'labels', but got "
-            f"{type(batch).__name__}. Pass loss=f(model, batch) if the loss is computed otherwise, or "
-            "divergence='cosine' if the outputs are embeddings."
+            f"{type(batch).__name__}. Pass loss=f(model, batch) if the loss is computed otherwise."
         ) from None
     logits = predictions_of(call(model, as_inputs(inputs)))
     fits = labels.shape == logits.shape or labels.shape == (logits.shape[0], *logits.shape[2:])
@@ -116,6 +126,37 @@ def supervised_loss(model: nn.Module, batch: Any) -> Tensor:
             "Pass loss=f(model, batch)."
         )
     return F.cross_entropy(logits, _checked(labels, logits))
+
+
+def text_loss(model: nn.Module, batch: Any) -> Tensor:
+    """Return the cross-entropy of each token of texts given the tokens before, averaged over the tokens.
+
+    Args:
+        model: Causal language model; see `reads_text`.
+        batch: Batch of token numbers, `(N, T)`, perhaps with an `attention_mask`.
+    """
+    inputs = as_inputs(without_labels(batch, model))
+    tokens = _tokens(inputs)
+    assert tokens is not None, "see reads_text"
+    wanted = tokens.masked_fill(is_padding(inputs, tokens), IGNORED)[:, 1:]
+    return F.cross_entropy(logits_of(call(model, inputs))[:, :-1].flatten(0, 1), wanted.flatten(), ignore_index=IGNORED)
+
+
+def reads_text(model: nn.Module, inputs: ModelInputs, output: object) -> bool:
+    """Whether a model of transformers generates text, and gives logits for each of the input's tokens."""
+    generates = bool(getattr(unwrap(model), "can_generate", bool)())
+    encodes = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    tokens = _tokens(inputs)
+    if not generates or encodes or tokens is None or not isinstance(output, Tensor):
+        return False
+    return output.ndim == 3 and output.shape[:2] == tokens.shape
+
+
+def _tokens(inputs: ModelInputs) -> Tensor | None:
+    """Return the token numbers among inputs, `(N, T)`; None without any."""
+    found = inputs.kwargs.get("input_ids", inputs.args[0] if inputs.args else None)
+    is_text = isinstance(found, Tensor) and found.ndim == 2 and not found.is_floating_point()
+    return found if is_text else None
 
 
 def _checked(labels: Tensor, logits: Tensor) -> Tensor:
