@@ -126,7 +126,7 @@ def _are_directions(outputs: Tensor) -> bool:
     """Whether outputs `(N, features)` are embeddings of unit norm, and no probabilities."""
     if outputs.ndim != 2 or outputs.shape[-1] < 2 or not outputs.is_floating_point():
         return False
-    norms = torch.linalg.vector_norm(outputs.detach(), dim=-1, dtype=torch.float32)
+    norms = torch.linalg.vector_norm(outputs.detach(), dim=-1, dtype=torch.promote_types(outputs.dtype, torch.float32))
     return bool((norms - 1).abs().max() < ROUNDED and outputs.min() < 0)
 
 

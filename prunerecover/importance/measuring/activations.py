@@ -10,6 +10,7 @@ The model runs in evaluation mode, and is bit-identical afterwards.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -92,8 +93,8 @@ def stream(
         loss: `loss(model, batch) -> scalar`, a mean over the batch; needed if a consumer wants gradients.
 
     Raises:
-        ValueError: If there is no batch, a gradient is wanted without a loss, no gradient arrives or can arrive, or all
-            are zero, a tap's module is not called, or the activations do not have the units or samples of the group.
+        ValueError: If there is no batch, a gradient is wanted without a loss, no gradient arrives or can arrive, a tap's
+            module is not called, or the activations do not have the units or samples of the group.
     """
     model = unwrap(model)
     parameters = list(dict.fromkeys(p for consumer in consumers for p in consumer.parameters))
@@ -123,10 +124,10 @@ def stream(
     if not seen:
         raise ValueError("Expected at least one batch, but there was none. Was a generator consumed before?")
     if backward and not moved:
-        raise Refusal(
-            "a loss that depends on the units",
-            "its gradient is zero in every batch",
-            'Pass loss=f(model, batch), or importance="magnitude".',
+        warnings.warn(
+            "The gradient of the loss is zero in every batch, so that all units score alike. Pass "
+            'loss=f(model, batch), or importance="magnitude".',
+            stacklevel=2,
         )
 
 
