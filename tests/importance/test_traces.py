@@ -223,9 +223,7 @@ def test_gradients_need_a_loss_that_reaches_the_units() -> None:
         r_score(context(model, groups, images(), lambda _, batch: cross_entropy(other, batch)))
     with pytest.raises(ValueError, match="no gradient reached any"):
         gate_taylor(context(model, groups, images(), lambda _, batch: cross_entropy(other, batch)))
-    with pytest.raises(
-        ValueError, match=r"depends on the units, but its gradient is zero in every batch\. Pass loss=f"
-    ):
+    with pytest.warns(UserWarning, match="gradient of the loss is zero in every batch, so that all units score alike"):
         gate_taylor(context(model, groups, images(), lambda own, batch: 0 * cross_entropy(own, batch)))
 
 

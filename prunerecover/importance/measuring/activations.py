@@ -93,8 +93,8 @@ def stream(
         loss: `loss(model, batch) -> scalar`, a mean over the batch; needed if a consumer wants gradients.
 
     Raises:
-        ValueError: If there is no batch, a gradient is wanted without a loss, no gradient arrives or can arrive, a tap's
-            module is not called, or the activations do not have the units or samples of the group.
+        ValueError: If there is no batch, a gradient is wanted without a loss, no gradient arrives or can arrive, a
+            tap's module is not called, or the activations do not have the units or samples of the group.
     """
     model = unwrap(model)
     parameters = list(dict.fromkeys(p for consumer in consumers for p in consumer.parameters))
