@@ -20,8 +20,9 @@ from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncom
 from prunerecover.model.paths import get_module
 from prunerecover.surgery.apply_edits import apply_edits
 
-EPOCHS, SAMPLES = 4, 16  # the latter per step at most
-FEWEST = 32  # outputs, such as images or tokens; with fewer, new ones may diverge more than by least squares alone
+EPOCHS, STEPS = 4, 8  # the latter in an epoch, at least
+SAMPLES = 4, 16  # in a step: as many as leave so many steps, within these bounds
+FEWEST = 32, 1024  # samples, or their outputs; with fewer, new outputs may diverge more than by least squares alone
 RATES = (2e-2, 3e-3, 4e-4)  # first change of a weight in a step, relative to its size: the largest that helps is taken
 BIAS = 4e-4  # likewise, of a bias
 Key = tuple[str, str, str]  # site, path of the module ("" for the replacement), name of the parameter
@@ -45,9 +46,12 @@ def tuned(
         scorer: Scorer that judges the epochs.
     """
     before = scorer.divergence(chosen)
-    steps = of_few_samples(batches, SAMPLES)
+    samples = sum(batch.n_samples for batch in batches)
+    steps = of_few_samples(batches, min(max(SAMPLES[0], samples // STEPS), SAMPLES[1]))
     dense = KeptOutputs(lambda number: judged_output(model, steps[number]))
-    if not (_values(chosen) and is_differentiable(model) and _outputs(dense, steps) >= FEWEST):
+    if not (_values(chosen) and is_differentiable(model)):
+        return chosen, before
+    if samples < FEWEST[0] and _outputs(dense, len(steps)) < FEWEST[1]:
         return chosen, before
     for rate in RATES:
         found, divergence = _tuned_at(rate, model, maker, chosen, steps, dense, scorer)
@@ -56,10 +60,10 @@ def tuned(
     return chosen, before
 
 
-def _outputs(dense: KeptOutputs, steps: Sequence[ModelInputs]) -> int:
-    """Return the number of outputs to learn from: vectors, such as logits of a token, or samples of single numbers."""
-    kept = ((step.n_samples, tensors_of(dense.of(number)).values()) for number, step in enumerate(steps))
-    return sum(max(samples, output[..., 0].numel()) for samples, outputs in kept for output in outputs)
+def _outputs(dense: KeptOutputs, steps: int) -> int:
+    """Return the number of vectors in the dense network's outputs, such as the logits of each token."""
+    found = (tensors_of(dense.of(number)).values() for number in range(steps))
+    return sum(output[..., 0].numel() for outputs in found for output in outputs)
 
 
 def _tuned_at(
