@@ -42,7 +42,7 @@ QUIET: dict[str, Any] = {
     "enable_model_summary": False,
     "enable_checkpointing": False,
 }
-NORMS: dict[str, Any] = {"importance": "l1_norm", "allocation": "uniform", "replace": "zero"}
+NORMS: dict[str, Any] = {"importance": "l2_norm", "allocation": "uniform", "replace": "zero"}
 METHODS: Mapping[str, Callable[..., PruneCallback]] = {
     "Prune": Prune,
     "WidthPrune": WidthPrune,
@@ -147,7 +147,7 @@ def measure(budget: float, method: str) -> Iterator[dict[str, Any]]:
     else:
         snapshot, module = Snapshot(), Detector()
         surgeon = METHODS[method](Budget(macs=budget), calibration=CALIBRATION, seed=SEED)
-        callbacks = [surgeon, snapshot, DistillRecover(), RecoverySchedule(lr=None)]
+        callbacks = [surgeon, snapshot, DistillRecover(), RecoverySchedule()]
         with tempfile.TemporaryDirectory() as folder:
             pl.seed_everything(SEED, verbose=False)
             trainer = pl.Trainer(
@@ -223,9 +223,9 @@ BENCHMARK = Benchmark(
     doc=__doc__,
     title="A detector in depth, in width and in both",
     text=f"""FastestDet without a share of its MACs, by each callback's defaults, on coco128. Untrained: right after
-    surgery, with BatchNorm statistics and weights reconstructed where that is nearer. Distilled: {EPOCHS} epochs with
-    `DistillRecover` on the 128 training images, AdamW at {RATE}. mAP in percent on the 128 images of
-    val2017; the interval is over {DRAWS} draws of the images. Seed {SEED}.""",
+    surgery, with BatchNorm statistics and weights reconstructed where that is nearer. Distilled: {EPOCHS} epochs on
+    the 128 training images with `DistillRecover`, AdamW at the share of {RATE} that `RecoverySchedule` finds.
+    mAP in percent on the 128 images of val2017; the interval is over {DRAWS} draws of the images. Seed {SEED}.""",
     measure=measure,
     axes={"budget": Axis((0.1, 0.2, 0.33), open=True), "method": Axis(tuple(METHODS))},
     references=[{"budget": 0.0, "method": "dense"}, {"budget": 0.2, "method": PEER}],
