@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.calibration.training_loss import of_training_batches, training_loss
+from prunerecover.importance.measuring.drawn import drawn_loss, draws_objects
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.recovery.batchnorm import batchnorms
@@ -81,6 +82,11 @@ class Surgery:
     def loss_by(self, own: Loss | None) -> Loss:
         """Return a user's loss of training batches as a loss of inputs; without a loss, that of the training step."""
         return self.loss if own is None else of_training_batches(own)
+
+    def scoring_loss(self, own: Loss | None) -> Loss:
+        """Return the loss that scores units of width: as of `loss_by`, but of drawn objects for detection maps."""
+        draws = own is None and draws_objects(self.network, self.inputs[0])
+        return partial(drawn_loss, seed=self.seed) if draws else self.loss_by(own)
 
     def session(self, loss: Loss | None = None) -> Session:
         """Return a session for planning.

@@ -76,4 +76,4 @@ class JointPlanning(Planning):
     def decide(self, surgery: Surgery, budget: Budget | None) -> Plan:
         """Return the plan of `plan_pruning`, made on the network's inputs in training."""
         assert budget is not None, "a plan is not decided about"
-        return joint_plan(surgery.session(surgery.loss_by(self.config.loss)), budget, self.config, self.evaluate)
+        return joint_plan(surgery.session(surgery.scoring_loss(self.config.loss)), budget, self.config, self.evaluate)

@@ -61,4 +61,4 @@ class WidthPlanning(Planning):
 
     def decide(self, surgery: Surgery, budget: Budget | None) -> Plan:
         """Return the plan of `plan_width`, scored on the network's inputs in training."""
-        return width_plan(surgery.session(surgery.loss_by(self.config.loss)), budget, self.config_of(budget))
+        return width_plan(surgery.session(surgery.scoring_loss(self.config.loss)), budget, self.config_of(budget))

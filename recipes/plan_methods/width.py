@@ -65,7 +65,7 @@ class WidthMethod(PlanningMethod):
 
     def decide(self, surgery: Surgery) -> Plan:
         """Return the plan; scores are kept for the pages."""
-        session = surgery.session(surgery.loss_by(self.config.loss))
+        session = surgery.session(surgery.scoring_loss(self.config.loss))
         return self._plan(WidthPlanner(session, self.planning.config_of(self.budget)))
 
     def write(self, plan: Plan, output: Path) -> None:

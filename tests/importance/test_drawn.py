@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
 import pytest
 import torch
 from cases.models.tiny import tiny_llama
+from cases.trainers import fit
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from prunerecover import Budget, plan_width
+from prunerecover.callbacks import Prune, WidthPrune
+from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.divergence.detections import Detections, by_part
 from prunerecover.importance.measuring.drawn import (
     drawn,
@@ -67,10 +76,36 @@ def test_a_detector_is_planned_from_images_alone() -> None:
     assert plan.removed["channel"]
 
 
-def test_labels_are_read_where_there_are_any() -> None:
-    network, example = Cells().eval(), ModelInputs((images(1),))
-    assert usual_loss(network, example, (images(), torch.zeros(4)), 0) is supervised_loss
-    assert usual_loss(network, example, images(), 0) is not supervised_loss
+def test_labels_are_read_where_there_are_any_except_by_detectors() -> None:
+    network, rows = Embedder().eval(), torch.randn(4, 5)
+    assert usual_loss(network, ModelInputs((rows[:1],)), (rows, torch.zeros(4)), 0) is supervised_loss
+    assert usual_loss(network, ModelInputs((rows[:1],)), rows, 0) is not supervised_loss
+    labelled = images(), torch.zeros(4)
+    assert usual_loss(Cells().eval(), ModelInputs((images(1),)), labelled, 0) is not supervised_loss
+
+
+class Unlabelled(pl.LightningModule):
+    """Detector in a fit whose training step has no loss of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Cells()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        output: Tensor = self.net(batch[0])
+        return 0 * output.sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("surgeon", [WidthPrune, Prune])
+def test_a_fit_scores_a_detector_by_drawn_objects(surgeon: Any, tmp_path: Path) -> None:
+    module, data = Unlabelled(), DataLoader(TensorDataset(images(32)), 8)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="The gradient of the loss is zero")
+        fit(tmp_path, module, surgeon(Budget(macs=0.3), calibration=32), data=data)
+    assert Ledger.of(module).plans["net"].edits
 
 
 class Embedder(nn.Module):

@@ -100,8 +100,18 @@ def drawn(own: Detections, seed: int) -> Detections:
 
 
 @torch.no_grad()
+def draws_objects(model: nn.Module, example: ModelInputs) -> bool:
+    """Whether the output of a model is a detection map, so that `drawn_loss` scores its units."""
+    with evaluating(model):
+        output = compared(call(model, example))
+    return isinstance(output, Tensor) and layout_of(output) is not None
+
+
+@torch.no_grad()
 def usual_loss(model: nn.Module, example: ModelInputs, batch: Any, seed: int) -> Loss:
     """Return the default loss for scores: of labels, of the next tokens of texts, or else of drawn targets.
+
+    Detection maps have drawn objects always: labels are few in an image, and objects are drawn at every place.
 
     Args:
         model: Network.
@@ -109,13 +119,13 @@ def usual_loss(model: nn.Module, example: ModelInputs, batch: Any, seed: int) ->
         batch: Batch of a user.
         seed: Seed of the draws.
     """
+    if draws_objects(model, example):
+        return partial(drawn_loss, seed=seed)
     try:
         split_labels(batch)
     except TypeError:
         with evaluating(model):
             output = compared(call(model, example))
-        if isinstance(output, Tensor) and layout_of(output) is not None:
-            return partial(drawn_loss, seed=seed)
         if (chosen_divergence() or name_for(output)) == "cosine":
             return partial(drawn_direction_loss, seed=seed)
         return text_loss if reads_text(model, example, output) else partial(drawn_label_loss, seed=seed)
