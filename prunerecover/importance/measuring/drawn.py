@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from prunerecover.calibration.token_weights import drawn_log_likelihood
 from prunerecover.divergence.detection_map import layout_of
 from prunerecover.divergence.detections import Detections, spread_of, terms_of
-from prunerecover.divergence.outputs import compared, tensors_of, unpadded
+from prunerecover.divergence.outputs import Outputs, compared, tensors_of, unpadded
 from prunerecover.divergence.registry import chosen_divergence, name_for
 from prunerecover.divergence.terms import LEAST
 from prunerecover.importance.measuring.losses import Loss, reads_text, supervised_loss, text_loss
@@ -99,15 +99,11 @@ def drawn(own: Detections, seed: int) -> Detections:
     return replace(own, objects=objects, boxes=boxes, classes=classes)
 
 
-@torch.no_grad()
 def draws_objects(model: nn.Module, example: ModelInputs) -> bool:
     """Whether the output of a model is a detection map, so that `drawn_loss` scores its units."""
-    with evaluating(model):
-        output = compared(call(model, example))
-    return isinstance(output, Tensor) and layout_of(output) is not None
+    return _is_map(_output(model, example))
 
 
-@torch.no_grad()
 def usual_loss(model: nn.Module, example: ModelInputs, batch: Any, seed: int) -> Loss:
     """Return the default loss for scores: of labels, of the next tokens of texts, or else of drawn targets.
 
@@ -119,14 +115,23 @@ def usual_loss(model: nn.Module, example: ModelInputs, batch: Any, seed: int) ->
         batch: Batch of a user.
         seed: Seed of the draws.
     """
-    if draws_objects(model, example):
+    output = _output(model, example)
+    if _is_map(output):
         return partial(drawn_loss, seed=seed)
     try:
         split_labels(batch)
     except TypeError:
-        with evaluating(model):
-            output = compared(call(model, example))
         if (chosen_divergence() or name_for(output)) == "cosine":
             return partial(drawn_direction_loss, seed=seed)
         return text_loss if reads_text(model, example, output) else partial(drawn_label_loss, seed=seed)
     return supervised_loss
+
+
+def _output(model: nn.Module, example: ModelInputs) -> Outputs:
+    """Return the compared output of a sample."""
+    with evaluating(model):
+        return compared(call(model, example))
+
+
+def _is_map(output: Outputs) -> bool:
+    return isinstance(output, Tensor) and layout_of(output) is not None
