@@ -24,10 +24,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from benchmarks.data.fastestdet import Scenes, boxes_of, detection_loss, fastestdet, mean_precision, scenes
+from benchmarks.data.tiny_imagenet import QUIET
+from benchmarks.end_to_end.segmentation import interval
 from benchmarks.runner.benchmark import Axis, Benchmark
-from benchmarks.runner.page import Table, figure, text
+from benchmarks.runner.page import Table, figure, text, told
 from benchmarks.runner.plans import shares
-from benchmarks.runner.rows import Figure, Row
+from benchmarks.runner.rows import Row
 from prunerecover import Budget, merge
 from prunerecover.callbacks import DepthPrune, DistillRecover, Prune, RecoverySchedule, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
@@ -36,12 +38,6 @@ from prunerecover.cost.latency import latency_ratio
 from prunerecover.display.style import GREY
 
 EPOCHS, BATCH, RATE, CALIBRATION, DRAWS, PAIRS, SEED = 24, 16, 1e-3, 96, 100, 20, 0
-QUIET: dict[str, Any] = {
-    "logger": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "enable_checkpointing": False,
-}
 NORMS: dict[str, Any] = {"importance": "l2_norm", "allocation": "uniform", "replace": "zero"}
 LEAST_NORM = "channels of least norm"
 METHODS: Mapping[str, Callable[..., PruneCallback]] = {
@@ -127,10 +123,9 @@ def scored(network: nn.Module) -> dict[str, Any]:
     drawn = [
         mean_precision([found[n] for n in own], [tested.objects[n] for n in own])["map_50"] for own in draws(len(found))
     ]
-    low, high = np.quantile(drawn, (0.025, 0.975))
     example = tested.images[:1]
     return {
-        "map50": Figure(whole["map_50"], float(low), float(high), len(found)),
+        "map50": interval(whole["map_50"], np.array(drawn), len(found)),
         "map": whole["map"],
         "drawn": [round(value, 2) for value in drawn],
         "latency_share": latency_ratio(dense, merged, example, pairs=PAIRS, warmup=5).ratio.value,
@@ -183,9 +178,9 @@ def ahead(rows: Sequence[Row]) -> list[str]:
         norms = next((one for one in rows if one.method == LEAST_NORM and _same(one, row)), None)
         if norms is None or row.method == LEAST_NORM or "drawn" not in row.notes:
             continue
-        low, high = np.quantile(np.subtract(row["drawn"], norms["drawn"]), (0.025, 0.975))
         gain = row.figures["map50"].value - norms.figures["map50"].value
-        said.append(f"- {row.method}, {row['budget']:.0%}, {row['stage']}: {gain:+.1f} ({low:+.1f} to {high:+.1f})")
+        found = interval(gain, np.subtract(row["drawn"], norms["drawn"]), row.figures["map50"].n)
+        said.append(f"- {row.method}, {row['budget']:.0%}, {row['stage']}: {told(found, sign='+')}")
     failed = [f"{PEER} fails on this network: `{row['failure']}`." for row in rows if row.method == PEER][:1]
     title = f"Ahead of {LEAST_NORM} in mAP50, on the same drawn images (95%):\n"
     return [*(["\n".join([title, *said])] if said else []), *failed]
@@ -208,7 +203,7 @@ def picture(rows: Sequence[Row]) -> Picture:
                 own = sorted(
                     (row[cost], row.figures["map50"].value)
                     for row in rows
-                    if (row.method, row.notes.get("stage", row["stage"])) == (method, stage)
+                    if (row.method, row["stage"]) == (method, stage)
                 )
                 if own:
                     axes.plot(*zip(*own, strict=True), marker="o", markersize=4, label=method)

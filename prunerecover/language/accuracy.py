@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunerecover.language.likelihood import Encoding, labelled, scored_behind, token_log_likelihoods
+from prunerecover.importance.measuring.losses import token_log_likelihoods
+from prunerecover.language.likelihood import Encoding, labelled, scored_behind
 from prunerecover.language.prompt_routes import input_device, routes_before
 from prunerecover.language.questions import Question, check_questions
 from prunerecover.model.batches import logits_of, on_device

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from prunerecover.importance.measuring.losses import IGNORED
+from prunerecover.importance.measuring.losses import IGNORED, token_log_likelihoods
 from prunerecover.language.prompt_routes import routes_before
 from prunerecover.language.questions import Question, check_questions
 from prunerecover.model.batches import logits_of
@@ -197,21 +196,6 @@ def answer_batch(rows: Sequence[AnswerRow], tokenizer: Any) -> AnswerBatch:
     """Return some answers as a batch: see `answer_batches`."""
     inputs = labelled([scored_behind(before, after) for before, after, _ in rows], tokenizer)
     return inputs, inputs.pop("labels"), torch.tensor([weight for *_, weight in rows])
-
-
-def token_log_likelihoods(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the summed log-likelihood of the labels of each row, `(N,)`, and the number of scored tokens, `(N,)`.
-
-    Args:
-        logits: Logits, `(N, T, V)`; position t predicts the token at t + 1.
-        labels: Labels, `(N, T)`, -100 for tokens without a score.
-    """
-    told, wanted = logits[:, :-1], labels[:, 1:]
-    scored = wanted != IGNORED
-    row = scored.nonzero()[:, 0]
-    logs = -F.cross_entropy(told[scored].float(), wanted[scored], reduction="none")
-    sums = torch.zeros(len(labels), device=logs.device).index_add(0, row, logs)
-    return sums, scored.sum(1)
 
 
 def answer_likelihoods(model: nn.Module, batch: AnswerBatch) -> Tensor:

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe_blocks
+from prunerecover.importance.measuring.losses import token_log_likelihoods
 from prunerecover.language.likelihood import (
     AnswerRow,
     Encoding,
     answer_batch,
     answer_rows,
     of_similar_length,
-    token_log_likelihoods,
 )
 from prunerecover.language.questions import Question
 from prunerecover.model.batches import ModelInputs

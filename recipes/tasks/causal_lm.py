@@ -14,9 +14,8 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
-from prunerecover.importance.measuring.losses import IGNORED
+from prunerecover.importance.measuring.losses import IGNORED, token_log_likelihoods
 from prunerecover.language.accuracy import score_choices
-from prunerecover.language.likelihood import token_log_likelihoods
 from prunerecover.recipes.networks.model_names import from_pretrained
 from prunerecover.recipes.tasks.evaluated_module import EvaluatedModule
 

@@ -57,8 +57,7 @@ def drawn_direction_loss(model: nn.Module, batch: Any, *, seed: int = 0) -> Tens
         batch: Batch with or without labels; labels are not read.
         seed: Seed of the draws.
     """
-    inputs = as_inputs(without_labels(batch, model))
-    outputs = [*tensors_of(unpadded(compared(call(model, inputs)), inputs)).values()]
+    inputs, outputs = _outputs(model, batch)
     generator = torch.Generator().manual_seed(seed)
     noise = [torch.randn(one.shape, generator=generator).to(one) for one in outputs]
     found = [(F.normalize(one, dim=-1) * step).sum() for one, step in zip(outputs, noise, strict=True)]
@@ -73,10 +72,15 @@ def drawn_label_loss(model: nn.Module, batch: Any, *, seed: int = 0) -> Tensor:
         batch: Batch with or without labels; labels are not read.
         seed: Seed of the draws.
     """
-    inputs = as_inputs(without_labels(batch, model))
-    outputs = tensors_of(unpadded(compared(call(model, inputs)), inputs)).values()
+    inputs, outputs = _outputs(model, batch)
     generator = torch.Generator().manual_seed(seed)
     return -torch.stack([drawn_log_likelihood(one, generator) for one in outputs]).sum() / inputs.n_samples
+
+
+def _outputs(model: nn.Module, batch: Any) -> tuple[ModelInputs, list[Tensor]]:
+    """Return the inputs of a batch without labels, and the compared outputs without padding."""
+    inputs = as_inputs(without_labels(batch, model))
+    return inputs, [*tensors_of(unpadded(compared(call(model, inputs)), inputs)).values()]
 
 
 @torch.no_grad()

@@ -128,6 +128,21 @@ def supervised_loss(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(logits, _checked(labels, logits))
 
 
+def token_log_likelihoods(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the summed log-likelihood of the labels of each row, `(N,)`, and the number of scored tokens, `(N,)`.
+
+    Args:
+        logits: Logits, `(N, T, V)`; position t predicts the token at t + 1.
+        labels: Labels, `(N, T)`, -100 for tokens without a score.
+    """
+    told, wanted = logits[:, :-1], labels[:, 1:]
+    scored = wanted != IGNORED
+    row = scored.nonzero()[:, 0]
+    logs = -F.cross_entropy(told[scored].float(), wanted[scored], reduction="none")
+    sums = torch.zeros(len(labels), device=logs.device).index_add(0, row, logs)
+    return sums, scored.sum(1)
+
+
 def text_loss(model: nn.Module, batch: Any) -> Tensor:
     """Return the cross-entropy of each token of texts given the tokens before, averaged over the tokens.
 
@@ -138,13 +153,15 @@ def text_loss(model: nn.Module, batch: Any) -> Tensor:
     inputs = as_inputs(without_labels(batch, model))
     tokens = _tokens(inputs)
     assert tokens is not None, "see reads_text"
-    wanted = tokens.masked_fill(is_padding(inputs, tokens), IGNORED)[:, 1:]
-    return F.cross_entropy(logits_of(call(model, inputs))[:, :-1].flatten(0, 1), wanted.flatten(), ignore_index=IGNORED)
+    labels = tokens.masked_fill(is_padding(inputs, tokens), IGNORED)
+    sums, scored = token_log_likelihoods(logits_of(call(model, inputs)), labels)
+    return sums.sum().neg() / scored.sum().clamp_min(1)
 
 
 def reads_text(model: nn.Module, inputs: ModelInputs, output: object) -> bool:
     """Whether a model of transformers generates text, and gives logits for each of the input's tokens."""
-    generates = bool(getattr(unwrap(model), "can_generate", bool)())
+    model = unwrap(model)
+    generates = bool(getattr(model, "can_generate", bool)())
     encodes = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
     tokens = _tokens(inputs)
     if not generates or encodes or tokens is None or not isinstance(output, Tensor):
