@@ -264,19 +264,34 @@ class BranchFinder:
         index, moved = branch.node, False
         while index in serving:
             call = next((c for c in calls if index in self.graph.inside[c]), None)
-            if call is not None:
+            scale = None if call is None else self._scale_before(call, calls)
+            if scale is not None:
+                index, moved = scale, True
+            elif call is not None:
                 own = self.graph.calls[call]
                 in_place = merge.in_place and merge.inputs[0] == branch
                 kept = all(self.graph.calls[c].given_shape == self.graph.calls[c].shape for c in calls)
                 if (moved or in_place) and not kept and self.graph.nodes[min(serving)].given != own.shape:
                     return None
                 return own.path, "zeros" if moved or in_place else "zero"
-            node = self.graph.nodes[index]
-            scaled = node.kind == "other" and node.operation == "mul"
-            if len(set(node.inputs)) != 1 or not (scaled or node.kind in ("movement", "identity")):
-                return None
-            index, moved = node.inputs[0].node, True
+            else:
+                node = self.graph.nodes[index]
+                scaled = node.kind == "other" and node.operation == "mul"
+                if len(set(node.inputs)) != 1 or not (scaled or node.kind in ("movement", "identity")):
+                    return None
+                index, moved = node.inputs[0].node, True
         return None
+
+    def _scale_before(self, number: int, calls: Sequence[int]) -> int | None:
+        """Return the node of the block's own parameter before a call that passes on its input, or None.
+
+        Such a scale (of XCiT, CaiT and BEiT, before the drop path) stays, and trains on the replacement's output.
+        """
+        graph, entered = self.graph, self.graph.entered[number]
+        if entered is None or any(graph.nodes[n].kind != "identity" for n in graph.inside[number]):
+            return None
+        apart = not any(entered.node in graph.inside[c] for c in calls)
+        return entered.node if apart and graph.nodes[entered.node].weights else None
 
     def _same(self, branch: GraphUnit, block: GraphUnit) -> bool:
         """Whether a block has no effect besides a single branch."""

@@ -24,7 +24,7 @@ from prunerecover.surgery.apply_edits import apply_edits
 FOUND = {
     "mixtral": (2, 2, 2),
     "whisper": (4, 6, 4),
-    "xcit": (4, 0, 0),  # factors behind its branches would get no gradient any more
+    "xcit": (4, 2, 4),  # of each class-attention block, the branches scale a concatenation
     "swin": (4, 4, 4),
     "poolformer": (12, 0, 12),
     "convnext": (12, 0, 0),
@@ -261,3 +261,12 @@ def test_decoders_keep_nothing_while_they_are_observed() -> None:
     with evaluating(model):
         assert model(**batch).past_key_values is None
     assert model(**batch).past_key_values is not None
+
+
+def test_scale_of_a_block_trains_on_behind_a_removed_branch() -> None:
+    model, batch = ARCHITECTURES["xcit"]()
+    plan = plan_depth(model, batches=[batch], remove={"attention": 1, "mlp": 2}, importance="magnitude")
+    network = deep_copy(model).train()
+    apply_plan(network, plan)
+    network(batch).square().sum().backward()
+    assert [name for name, parameter in network.named_parameters() if parameter.grad is None] == []
