@@ -21,6 +21,7 @@ import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from benchmarks.data.real import DEVICE
+from benchmarks.data.tiny_imagenet import QUIET
 from benchmarks.end_to_end.natural_call_subjects import SUBJECTS, Subject
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Column, Table, ahead, figure, text
@@ -40,7 +41,6 @@ NAME = "natural_call"
 BUDGETS, COSTS = (0.20, 0.33, 0.50), ("macs", "latency")
 BOUNDARY = "e prunerecover (default)"  # among the rows of boundary_dpt
 PAIRS = 40
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 
 
 def even_split(subject: Subject, budget: Budget) -> DepthPrune:

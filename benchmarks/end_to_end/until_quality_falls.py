@@ -20,6 +20,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from benchmarks.data.tiny_imagenet import QUIET
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Table, across, figure, text
 from benchmarks.runner.rows import Figure, Row
@@ -36,8 +37,7 @@ SHAPE, BATCH = {"depth": 4, "embed_dim": 32, "num_heads": 4}, 64
 TRAINED, EVERY, MOST, AFTER = 40, 2, 8, 3  # epochs: before, of a step; steps at most; epochs that are left for the end
 SHORT, LONG = EVERY + AFTER, EVERY * MOST + AFTER
 BUDGETS = tuple(round(STEP * number, 1) for number in range(1, 9))
-QUIET: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
-QUIET |= {"enable_model_summary": False, "enable_checkpointing": False}
+ON_CPU: dict[str, Any] = {"accelerator": "cpu", **QUIET}
 STEPS, HAND = "in steps", "by hand"
 
 
@@ -48,7 +48,7 @@ def fitted(module: pl.LightningModule, data: DigitsData, epochs: int, callbacks:
             max_epochs=epochs,
             callbacks=list(callbacks),
             default_root_dir=folder,
-            **QUIET,
+            **ON_CPU,
         )
         trainer.fit(module, datamodule=data)
     return trainer
@@ -65,7 +65,7 @@ def dense(seed: int) -> tuple[DigitsClassifier, DigitsData]:
 
 def scores(module: pl.LightningModule, data: DigitsData) -> dict[str, Figure]:
     """Return the accuracy on the validation and on the test images."""
-    trainer = pl.Trainer(**QUIET)
+    trainer = pl.Trainer(**ON_CPU)
     (val,) = trainer.validate(module, datamodule=data, verbose=False)
     (test,) = trainer.test(module, datamodule=data, verbose=False)
     return {"val": Figure(val[MONITOR], n=149), "test": Figure(test["test_top1"], n=809)}

@@ -22,7 +22,6 @@ from benchmarks.runner.rows import Scores
 from benchmarks.width.cifar_models import load
 from prunerecover.callbacks.ledger.ledger import Ledger
 
-QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "SGD": partial(SGD, momentum=0.9, weight_decay=5e-4),
     "AdamW": partial(AdamW, weight_decay=0.01),
@@ -123,9 +122,8 @@ def fit(
             max_epochs=epochs,
             accelerator="cpu",
             callbacks=[*callbacks],
-            enable_checkpointing=False,
             default_root_dir=folder,
-            **QUIET,
+            **tiny_imagenet.QUIET,
             **(subject.settings or {}),
         )
         trainer.fit(module, subject.loader(seed), ckpt_path=None if resume is None else str(resume))
