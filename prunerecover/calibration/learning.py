@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.display.progress import progress
+from prunerecover.divergence.kept_outputs import KeptOutputs
 from prunerecover.divergence.outputs import Outputs, compared, unpadded
 from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.evaluation import evaluating, uncompiled
 
 EPOCHS = 4
 SAMPLES = 4  # largest number per step: a few large steps do not help where much is removed
@@ -142,6 +144,50 @@ def best_epoch(
                 kept = [one.value.detach().clone() for one in learnt]
             advance()
     return found, kept
+
+
+def tuned_on_output(
+    network: nn.Module,
+    learnt: Sequence[Learnt],
+    steps: Sequence[ModelInputs],
+    dense: KeptOutputs,
+    divergence: Callable[[], float],
+    *,
+    epochs: int = EPOCHS,
+    worse: float = 1.0,
+    first: float = math.inf,
+    what: str = "what removed units leave",
+) -> tuple[float, list[Tensor]]:
+    """Learn values towards the dense output; see `best_epoch`.
+
+    Args:
+        network: Pruned, with the values in place.
+        learnt: Values to learn.
+        steps: Samples of each step.
+        dense: Outputs of the dense network by step; see `dense_outputs`.
+        divergence: See `best_epoch`, as all further arguments.
+        epochs: Number of epochs.
+        worse: Allowed divergence of the best epoch.
+        first: Allowed divergence after the first epoch.
+        what: The values, for the progress line.
+    """
+    sources = [one.source for one in learnt]
+
+    def gradients(number: int) -> tuple[Tensor, ...]:
+        with evaluating(network), uncompiled(recurrent=True):
+            return gradients_of_output(network, steps[number], dense.of(number), sources)
+
+    return best_epoch(learnt, epochs, len(steps), gradients, divergence, worse=worse, first=first, what=what)
+
+
+def dense_outputs(model: nn.Module, steps: Sequence[ModelInputs]) -> KeptOutputs:
+    """Return the compared outputs of the dense network on the samples of each step."""
+
+    def output(number: int) -> Outputs:
+        with evaluating(model), uncompiled(recurrent=True):
+            return judged_output(model, steps[number])
+
+    return KeptOutputs(output)
 
 
 def gradients_of_output(

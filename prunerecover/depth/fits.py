@@ -14,9 +14,8 @@ from prunerecover.calibration.learning import (
     SAMPLES,
     WORSE,
     Held,
-    best_epoch,
-    gradients_of_output,
-    judged_output,
+    dense_outputs,
+    tuned_on_output,
 )
 from prunerecover.calibration.places import Fit, family_places, tensors_of
 from prunerecover.calibration.stand_in_fits import PlaceWeights, fits_alone, refit_in_order
@@ -25,12 +24,10 @@ from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.search.objectives import OutputDivergence
 from prunerecover.display.progress import progress
-from prunerecover.divergence.kept_outputs import KeptOutputs
 from prunerecover.families.describe import is_supported
 from prunerecover.model.batches import CalibrationSet, of_few_samples
 from prunerecover.model.checks import is_differentiable
 from prunerecover.model.copies import share_copy
-from prunerecover.model.evaluation import uncompiled
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import PARAMETERS, Bypass, Replace
 from prunerecover.plan.units import Unit
@@ -164,12 +161,6 @@ def _tuned(
     }
     if not is_differentiable(network) or not isfinite(variants.held_out(units)):
         return dict(fits)
-    dense = KeptOutputs(lambda number: judged_output(removals.model, batches[number]))
-    sources = [one.source for one in held.values()]
-
-    def gradients(number: int) -> tuple[Tensor, ...]:
-        with uncompiled(recurrent=True):
-            return gradients_of_output(network, batches[number], dense.of(number), sources)
 
     def with_values(values: Iterable[Tensor]) -> dict[str, Fit]:
         own: dict[str, dict[str, Tensor]] = {unit: {} for unit in left}
@@ -181,5 +172,6 @@ def _tuned(
         removals.fits = with_values(one.value for one in held.values())
         return variants.held_out(units)
 
-    _, found = best_epoch(list(held.values()), EPOCHS, len(batches), gradients, divergence, worse=WORSE)
+    dense = dense_outputs(removals.model, batches)
+    _, found = tuned_on_output(network, list(held.values()), batches, dense, divergence, worse=WORSE)
     return with_values(found) if found else dict(fits)

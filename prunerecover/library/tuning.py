@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from prunerecover.calibration.learning import Held, best_epoch, gradients_of_output, judged_output
+from prunerecover.calibration.learning import Held, dense_outputs, tuned_on_output
 from prunerecover.divergence.kept_outputs import KeptOutputs
 from prunerecover.divergence.outputs import tensors_of
 from prunerecover.library.edits import Chosen, EditMaker
@@ -16,11 +16,11 @@ from prunerecover.library.scoring import Scorer
 from prunerecover.model.batches import ModelInputs, of_few_samples
 from prunerecover.model.checks import is_differentiable
 from prunerecover.model.copies import share_copy
-from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.model.paths import get_module
 from prunerecover.surgery.apply_edits import apply_edits
 
-EPOCHS, STEPS = 4, 8  # the latter in an epoch, at least
+STEPS = 8  # in an epoch, at least
 SAMPLES = 4, 16  # in a step: as many as leave so many steps, within these bounds
 FEWEST = 32, 1024  # samples, or their outputs; with fewer, new outputs may diverge more than by least squares alone
 RATES = (2e-2, 3e-3, 4e-4)  # first change of a weight in a step, relative to its size: the largest that helps is taken
@@ -48,7 +48,7 @@ def tuned(
     before = scorer.divergence(chosen)
     samples = sum(batch.n_samples for batch in batches)
     steps = of_few_samples(batches, min(max(SAMPLES[0], samples // STEPS), SAMPLES[1]))
-    dense = KeptOutputs(lambda number: judged_output(model, steps[number]))
+    dense = dense_outputs(model, steps)
     if not (_values(chosen) and is_differentiable(model)):
         return chosen, before
     if samples < FEWEST[0] and _outputs(dense, len(steps)) < FEWEST[1]:
@@ -79,17 +79,12 @@ def _tuned_at(
     network = share_copy(model).eval()
     apply_edits(network, *maker.edits(chosen))
     held = {key: _held(network, maker, key, value, rate) for key, value in _values(chosen).items()}
-    sources = [one.source for one in held.values()]
-
-    def gradients(number: int) -> tuple[Tensor, ...]:
-        with evaluating(model, network), uncompiled(recurrent=True):
-            return gradients_of_output(network, steps[number], dense.of(number), sources)
 
     def divergence() -> float:
         return scorer.divergence(_with(chosen, {key: one.value for key, one in held.items()}))
 
-    what = "what was fitted"
-    found, best = best_epoch(list(held.values()), EPOCHS, len(steps), gradients, divergence, first=1.0, what=what)
+    values = list(held.values())
+    found, best = tuned_on_output(network, values, steps, dense, divergence, first=1.0, what="what was fitted")
     return (_with(chosen, dict(zip(held, best, strict=True))) if best else chosen), found
 
 

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from prunerecover.calibration.learning import best_epoch, gradients_of_output, judged_output
-from prunerecover.divergence.kept_outputs import KeptOutputs
+from prunerecover.calibration.learning import dense_outputs, tuned_on_output
 from prunerecover.model.batches import ModelInputs, of_few_samples
 from prunerecover.model.checks import is_differentiable
-from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.plan.edits import Edit, Narrow
 from prunerecover.session.pruned_output import PrunedOutput
 from prunerecover.width.compensation import fitted_tensors
@@ -49,6 +48,7 @@ def fitted_and_tuned(
     return tuned_tensors(edits, found, batches, judge, first)
 
 
+@ordinary_arithmetic()
 def tuned_tensors(
     edits: Sequence[Edit],
     tensors: Mapping[str, Tensor],
@@ -76,16 +76,13 @@ def tuned_tensors(
     if not 0 < numbers_in_memory(network, edits[since:], given) <= MOST_NUMBERS:
         return given
     learnt = taken_over(model, network, edits, given, since)
-    weights = [one.weight.requires_grad_() for one in learnt]
+    for one in learnt:
+        one.weight.requires_grad_()
     steps = of_few_samples(batches, SAMPLES)
-    dense = KeptOutputs(lambda number: judged_output(model, steps[number]))
-
-    def gradients(number: int) -> tuple[Tensor, ...]:
-        with ordinary_arithmetic(), evaluating(model, network), uncompiled(recurrent=True):
-            return gradients_of_output(network, steps[number], dense.of(number), weights)
 
     def divergence() -> float:
         return judge.divergence(edits, {**given, **{one.key: one.prediction() for one in learnt}})
 
-    _, found = best_epoch(learnt, EPOCHS, len(steps), gradients, divergence, what="what weights take over")
+    dense, what = dense_outputs(model, steps), "what weights take over"
+    _, found = tuned_on_output(network, learnt, steps, dense, divergence, epochs=EPOCHS, what=what)
     return given | {one.key: one.prediction(value) for one, value in zip(learnt, found, strict=False)}
