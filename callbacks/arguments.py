@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
 from prunerecover.callbacks.schedules.schedule import PruneSchedule
+from prunerecover.callbacks.surgery.reconstruction import Reconstruct
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 
@@ -34,7 +35,9 @@ class SurgeryArguments(TypedDict, total=False):
         reconstruct: Whether the remaining weights are fitted, layer by layer, to the outputs of the network before
             surgery, and kept where held-out samples come nearer to the dense output; see `reconstruct`. Takes a copy of
             the network and about two passes over the calibration samples per layer. None: only in networks with mostly
-            BatchNorm layers, whose accuracy gains (a vision transformer lost accuracy). Not available before sharding.
+            BatchNorm layers, whose accuracy gains (a vision transformer lost accuracy). "blocks" has each block learn
+            the hidden states of before surgery, see `reconstruct_blocks`: for language models. Not available before
+            sharding.
     """
 
     step: float | Budget | None
@@ -42,7 +45,7 @@ class SurgeryArguments(TypedDict, total=False):
     target: str | None
     schedule: Schedule | None
     merge: Merge
-    reconstruct: bool | None
+    reconstruct: Reconstruct
 
 
 def check_one(given: Mapping[str, Any], example: str) -> None:

@@ -32,7 +32,7 @@ from prunerecover.callbacks.surgery.adapters import merge_adapters_in_trainer
 from prunerecover.callbacks.surgery.announce import announce, warn_of_launcher, warn_of_missing, warn_of_untrained
 from prunerecover.callbacks.surgery.apply_in_trainer import apply_in_trainer, merge_in_trainer
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
-from prunerecover.callbacks.surgery.reconstruction import Reconstruction
+from prunerecover.callbacks.surgery.reconstruction import Reconstruct, Reconstruction
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
@@ -68,7 +68,7 @@ class PruneCallback(LedgerCallback):
         target: str | None = None,
         schedule: Schedule | None = None,
         merge: Merge = "copy",
-        reconstruct: bool | None = None,
+        reconstruct: Reconstruct = None,
         **arguments: Any,
     ) -> None:
         if plan is not None:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from prunerecover.prune_model import prune as prune
     from prunerecover.quality import Quality as Quality
     from prunerecover.recovery.batchnorm import recalibrate_batchnorm as recalibrate_batchnorm
+    from prunerecover.recovery.blocks.reconstruct_blocks import reconstruct_blocks as reconstruct_blocks
     from prunerecover.recovery.reconstruction import reconstruct as reconstruct
     from prunerecover.recovery.schedule import recovery_schedule as recovery_schedule
     from prunerecover.report.compare import compare as compare
@@ -118,6 +119,7 @@ _HOME = {
     "prune": "prunerecover.prune_model",
     "recalibrate_batchnorm": "prunerecover.recovery.batchnorm",
     "reconstruct": "prunerecover.recovery.reconstruction",
+    "reconstruct_blocks": "prunerecover.recovery.blocks.reconstruct_blocks",
     "recovery_schedule": "prunerecover.recovery.schedule",
     "register_importance": "prunerecover.importance.registry",
     "save_model_card": "prunerecover.report.model_card",

@@ -50,6 +50,7 @@ ORDER = (
     "prunerecover.importance.measuring",
     "prunerecover.importance",
     "prunerecover.language",
+    "prunerecover.recovery.blocks",
     "prunerecover.recovery",
     "prunerecover.session",
     "prunerecover.width.rewrites",

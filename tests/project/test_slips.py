@@ -139,7 +139,10 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "WidthPrune with a seed in words": (lambda _: narrow(seed=False), "seed to be a whole number, but got False"),
     "WidthPrune with flags in words": (lambda _: narrow(equal_layers="no"), "equal_layers to be True or .* got 'no'"),
     "WidthPrune with a multiple of 0": (lambda _: narrow(round_to=0), "round_to of at least 1, but got 0"),
-    "WidthPrune without reconstruction": (lambda _: narrow(reconstruct="no"), "reconstruct to be True or .* got 'no'"),
+    "WidthPrune without reconstruction": (
+        lambda _: narrow(reconstruct="no"),
+        "reconstruct to be True or False or 'blocks', .* 'no'",
+    ),
     "WidthPrune with a tolerance in words": (
         lambda _: WidthPrune(allocation="fair_pruner", tolerance="0.1"),  # type: ignore[arg-type]
         "tolerance as a number, but got '0.1'",

@@ -1,0 +1,1 @@
+"""Reconstruction of the blocks of a pruned network, one after the other."""
