@@ -125,8 +125,8 @@ SLOW_CASES = {
     "merged at the surgery": Case(lambda: [depth(remove={"activation": 2}, merge="at_surgery")], files=(0, 1)),
     "maps of a block": Case(lambda: [best(**ONE_BLOCK)], files=(0, 2), leaves="fold"),
     "maps of a block, averaged weights": Case(lambda: averaged(best(**ONE_BLOCK)), files=(0, 2), leaves="fold"),
-    "maps of a block, learnt block by block": Case(
-        lambda: averaged(best(**ONE_BLOCK, reconstruct="blocks")), files=(0, 2), leaves="fold"
+    "a block, and blocks that learn its stream, averaged weights": Case(
+        lambda: averaged(best(**ONE_BLOCK, reconstruct="blocks")), files=(0, 2), leaves="refit"
     ),
     "maps of two blocks": Case(lambda: [best(**TWO_BLOCKS)], files=(0, 2), leaves="fold"),
     "two networks": Case(

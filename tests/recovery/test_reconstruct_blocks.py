@@ -26,7 +26,7 @@ def texts(samples: int = 16, seed: int = 0) -> dict[str, Tensor]:
     return {"input_ids": torch.randint(3, 61, (samples, 12), generator=torch.Generator().manual_seed(seed))}
 
 
-def without(dense: nn.Module, *gone: int) -> tuple[nn.Module, Plan]:
+def without(dense: nn.Module, *gone: int) -> tuple[Any, Plan]:
     """Remove blocks of a Llama."""
     kept = {name: float(number not in gone) for number, name in enumerate(LAYERS)}
     how: dict[str, Any] = {"importance": lambda _: kept, "search": "one_shot", "replace": "zero"}
@@ -36,7 +36,7 @@ def without(dense: nn.Module, *gone: int) -> tuple[nn.Module, Plan]:
     return network, plan
 
 
-def last_error(network: nn.Module, dense: nn.Module, batch: dict[str, Tensor]) -> float:
+def last_error(network: Any, dense: Any, batch: dict[str, Tensor]) -> float:
     with torch.no_grad():
         pruned, whole = (model.model(**batch).last_hidden_state for model in (network, dense))
     return float(stream_errors(ModelInputs(kwargs=batch), pruned, whole).mean())
@@ -50,7 +50,7 @@ def test_a_block_leads_behind_the_removed_ones() -> None:
 
 
 def test_streams_come_nearer_on_other_samples_and_the_rest_stays() -> None:
-    dense = tiny_llama()
+    dense: Any = tiny_llama()
     network, plan = without(dense, 2)
     network.model.layers[1].mlp.requires_grad_(False)
     pruned, hashes = copy.deepcopy(network), [tensors_hash(each) for each in (dense, network.model.layers[0])]
@@ -77,7 +77,7 @@ def test_equal_networks_have_nothing_to_learn() -> None:
 def test_one_block_has_gradients_at_a_time() -> None:
     dense = tiny_llama()
     network, plan = without(dense, 2)
-    seen = []
+    seen: list[set[str]] = []
 
     def advance(*arguments: Any) -> Tensor:
         found = original(*arguments)
@@ -130,8 +130,11 @@ class Residual(nn.Module):
 def stages_without_a_block() -> tuple[nn.Module, Plan, list[Any]]:
     torch.manual_seed(0)
     dense, batches = Stages().eval(), [tiny_images(16)]
-    scores = {"importance": lambda context: {unit.name: float(unit.name != "first.1") for unit in context.units}}
-    return dense, plan_depth(dense, remove={"block": 1}, batches=batches, search="one_shot", **scores), batches
+
+    def known(context: Any) -> dict[str, float]:
+        return {unit.name: float(unit.name != "first.1") for unit in context.units}
+
+    return dense, plan_depth(dense, remove={"block": 1}, batches=batches, search="one_shot", importance=known), batches
 
 
 @pytest.mark.parametrize("case", [narrowed_llama, vit_without_a_branch, stages_without_a_block])
