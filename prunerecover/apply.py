@@ -24,6 +24,7 @@ from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.recovery.reconstruction import fit_layers
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import Applied, apply_and_check, check_source, check_tensors
+from prunerecover.width.expert_refit import LAST, narrowed_experts, refitted_experts
 from prunerecover.width.stages import fitted_in_stages
 
 
@@ -117,12 +118,12 @@ def _fit_layers(
     Raises:
         ValueError: If a layer cannot be fitted by least squares.
     """
-    found = _fit_heads(session, done, refits, tensors)
-    heads = [edit for edit in refits if found.keys() & set(edit.tensors)]
-    others = [edit for edit in refits if edit not in heads]
+    found = _fit_heads(session, done, refits, tensors) | _fit_experts(session, done, refits, tensors)
+    fitted = [edit for edit in refits if found.keys() & set(edit.tensors)]
+    others = [edit for edit in refits if edit not in fitted]
     if not others:
         return found
-    network = deep_copy(session.output.pruned([*done, *heads], {**tensors, **found}))
+    network = deep_copy(session.output.pruned([*done, *fitted], {**tensors, **found}))
     _check_refitted_whole(network, others)
     before = layers_before_blocks(session, network, gone) if gone else {}
     units = {edit.unit for edit in others} - before.keys()
@@ -131,8 +132,8 @@ def _fit_layers(
         fit_layers(network, session.model, known, session.samples.whole, seed=session.seed, only=units)
         before = layers_before_blocks(session, network, gone) if gone else {}
     for edit in others:
-        fitted = before.get(edit.unit) or dict(get_module(network, edit.unit).named_parameters())
-        found |= {key: fitted[name].detach().float().cpu() for name, key in zip(edit.names, edit.tensors, strict=True)}
+        values = before.get(edit.unit) or dict(get_module(network, edit.unit).named_parameters())
+        found |= {key: values[name].detach().float().cpu() for name, key in zip(edit.names, edit.tensors, strict=True)}
     return found
 
 
@@ -155,6 +156,15 @@ def _fit_heads(
         for name, key in zip(edit.names, edit.tensors, strict=True)
         if f"{edit.unit}.{name}" in values
     }
+
+
+def _fit_experts(
+    session: Session, done: Sequence[Edit], refits: Sequence[Refit], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the last matrices of the experts in layers with fewer experts."""
+    narrowed = narrowed_experts(done)
+    keys = {edit.unit: edit.tensors[0] for edit in refits if edit.unit in narrowed and edit.names == (LAST,)}
+    return {keys[path]: value for path, value in refitted_experts(session, done, tensors, list(keys)).items()}
 
 
 def _check_refitted_whole(network: nn.Module, refits: Sequence[Refit]) -> None:

@@ -39,6 +39,16 @@ def reap(context: Context) -> RouterWeightedActivation:
     return RouterWeightedActivation(context.require_groups("reap"), "reap")
 
 
+@StreamedImportance
+def reap_normalised(context: Context) -> RouterWeightedActivation:
+    """Score experts as `reap`, by routing weights that add up to one for each token, whatever the layer does.
+
+    Raises:
+        ValueError: If a group has no routed experts.
+    """
+    return RouterWeightedActivation(context.require_groups("reap_normalised"), "reap_normalised", normalised=True)
+
+
 class RoutingShare(OnePass):
     """Count of the tokens routed to each expert.
 
@@ -72,16 +82,23 @@ class RoutingShare(OnePass):
 
 
 class RouterWeightedActivation(RoutingShare):
-    """Sums of the norms of each expert's weighted output, beside the counts of tokens."""
+    """Sums of the norms of each expert's weighted output, beside the counts of tokens.
 
-    def __init__(self, groups: Sequence[Group], importance: str) -> None:
+    Args:
+        groups: Groups of experts.
+        importance: Name of the importance, for messages.
+        normalised: Whether routing weights are divided by their sum over the experts of a token.
+    """
+
+    def __init__(self, groups: Sequence[Group], importance: str, *, normalised: bool = False) -> None:
         super().__init__(groups, importance)
+        self.normalised = normalised
         self.norms = {name: torch.zeros_like(visits) for name, visits in self.visits.items()}
 
     def route(self, tap_call: TapCall, routed: Routed) -> None:
         """Add a batch."""
         super().route(tap_call, routed)
-        self.norms[tap_call.group] += routed.norms().cpu()
+        self.norms[tap_call.group] += (routed.normalised() if self.normalised else routed).norms().cpu()
 
     def scores(self) -> Scores:
         """Return the mean norm per routed token."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from prunerecover.importance.context import Context, Dimension, Importance
 from prunerecover.importance.data_free import l2_norm, magnitude, random
-from prunerecover.importance.experts import reap, routing
+from prunerecover.importance.experts import reap, reap_normalised, routing
 from prunerecover.importance.first_order import gate_taylor, r_score, squared_taylor, taylor
 from prunerecover.importance.gate_gradient import gate_gradient
 from prunerecover.importance.measuring.names import check_new, kind_of_thing, name_of
@@ -71,6 +71,7 @@ IMPORTANCES = {
         RegisteredImportance("u_score", u_score, of="width"),
         RegisteredImportance("routing", routing, of="width"),
         RegisteredImportance("reap", reap, of="width"),
+        RegisteredImportance("reap_normalised", reap_normalised, of="width"),
         RegisteredImportance(
             "group_taylor", torch_pruning_importance("GroupTaylorImportance"), needs_loss=True, of="width"
         ),

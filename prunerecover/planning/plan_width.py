@@ -81,7 +81,7 @@ def plan_width(
             separate order (see `channel_order`). For "fair_pruner" two: low values of the first propose removals, high
             values of the second stay; None: ("u_score", "r_score"). By name: "gate_taylor",
             "u_score", "r_score", "taylor", "squared_taylor", "magnitude", "l2_norm" and "random", for experts
-            "routing" and "reap", and of torch-pruning "group_taylor", "group_magnitude" and "lamp".
+            "routing", "reap" and "reap_normalised", and of torch-pruning "group_taylor", "group_magnitude" and "lamp".
             Or an importance named by `register_importance`, a callable `(context) -> {group name: (size,)}` (see
             `importance.context`), or an importance object of torch-pruning.
         tolerance: Number in [0, 1] for all groups, as published, for "fair_pruner", instead of a budget.
@@ -89,7 +89,8 @@ def plan_width(
             stream (the hidden size); a budget in units names the kinds itself.
         replace: "calibrated": weights that read a group take over the work of the removed units, as far as predicted
             by the kept units, tuned on the network's output (see `compensation` and `tuning`): least squares, then
-            three epochs over the same samples if there are at least 32. "zero": no replacement, as is usual.
+            three epochs over the same samples if there are at least 32. Kept experts are refitted by least squares
+            (see `expert_refit`). "zero": no replacement, as is usual.
         equal_layers: Whether layers of equal kind and size keep equal numbers of units, as a config of transformers can
             express: `save_pruned` then makes a folder for `from_pretrained`. The budget is met by less than a unit of
             each layer.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 
 import torch
@@ -23,6 +23,7 @@ from prunerecover.model.checks import check_differentiable
 from prunerecover.model.copies import share_copy
 from prunerecover.plan.edits import Edit, Narrow, Rewrite
 from prunerecover.plan.groups import Group
+from prunerecover.plan.plan import Plan
 from prunerecover.recovery.reconstruction import made_for
 from prunerecover.refusal import Refusal
 from prunerecover.session.pruned_output import fitted_to
@@ -35,6 +36,7 @@ from prunerecover.width.allocation.measured_share import SavedOn, Shares
 from prunerecover.width.arguments import WidthConfig, WidthReplace, WidthRule
 from prunerecover.width.channel_order import channel_orders
 from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
+from prunerecover.width.expert_refit import expert_refits
 from prunerecover.width.groups.counted import warn_of_counted
 from prunerecover.width.groups.discovery import find_groups
 from prunerecover.width.groups.found import freed_for
@@ -123,17 +125,22 @@ class NarrowableNetwork:
             self._latest = tuple(edits), with_compensation(edits, predictions(narrowing, self._moments))
         return self._latest[1]
 
-    def finished(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the tensors of refitted reading weights, fitted to all samples and tuned, once the plan is decided.
+    def finished(self, plan: Plan, replace: WidthReplace) -> Plan:
+        """Return a decided plan with refitted weights, fitted to all samples, held-out samples included.
+
+        Weights that read a group are tuned on the output, and kept experts take over the work of removed experts.
 
         Args:
-            edits: Edits from `compensated`.
-            tensors: Tensors from `compensated`; returned unchanged if no samples were held out.
+            plan: Plan with the edits and tensors from `compensated`; returned unchanged if no samples were held out.
+            replace: Treatment of the weights, as in `compensated`.
         """
-        session = self.session
-        if not (tensors and session.samples.enough and session.output.comparable):
-            return tensors
-        return fitted_and_tuned(edits, {}, session.samples.whole, session.output)
+        session, tensors = self.session, plan.tensors
+        if replace == "zero" or not session.samples.enough:
+            return plan
+        if tensors and session.output.comparable:
+            tensors = fitted_and_tuned(plan.edits, {}, session.samples.whole, session.output)
+        refits, fitted = expert_refits(session, plan.edits, tensors)
+        return plan.model_copy(update={"edits": (*plan.edits, *refits)}).with_tensors({**tensors, **fitted})
 
     def shares(self, cost: str, removed: Removed, rule: WidthRule) -> Shares:
         """Return the savings of an allocation in a cost.

@@ -50,6 +50,7 @@ from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.channel_order import dealt_anew
 from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.narrowable import NarrowableNetwork
+from prunerecover.width.needed_experts import warn_of_needed_experts
 
 NEAR = 0.03  # difference in cost between a plan and its correction
 
@@ -122,7 +123,7 @@ class WidthPlanner:
         """Return the scores of a rule's last importance, of channels by default in the order of `channel_order`.
 
         Args:
-            rule: Rule for the choice of units; None: the `config` of the planner.
+            rule: Rule for the choice of units; None: the planner's `config`.
         """
         rule = rule or self.config
         *_, scores = self.scores(*rule.importances)
@@ -130,8 +131,7 @@ class WidthPlanner:
 
     def _saved(self, importance: str) -> Scores:
         assert isinstance(self.config.scores, SavedScores)
-        names = [group.name for group in self.groups]
-        return self.config.scores.of_units(self.session.model, importance, names)
+        return self.config.scores.of_units(self.session.model, importance, [group.name for group in self.groups])
 
     def plan(self, budget: Budget | None = None, rule: WidthRule | None = None) -> Plan:
         """Return the plan of one budget; see `plan_width`.
@@ -144,7 +144,7 @@ class WidthPlanner:
             return planned_as_asked(self.session, budget, lambda shares: self.plan(shares, rule))
         plan = self.decided(budget, rule)
         with ordinary_arithmetic():
-            return plan.with_tensors(self.network.finished(plan.edits, plan.tensors)) if plan.edits else plan
+            return self.network.finished(plan, (rule or self.config).replace) if plan.edits else plan
 
     @ordinary_arithmetic()
     def decided(
@@ -167,6 +167,8 @@ class WidthPlanner:
             removed, evidence = self._removed(budget_of_macs, rule, weighing)
         else:
             removed, evidence = self._measured(budget, rule, weighing)
+        if rule.gates or self.config.scores is None:
+            warn_of_needed_experts(self.groups, removed, "gate_taylor" if rule.gates else "routing", self.scores)
         found = WidthEvidence(
             kept={g.name: (g.size - len(removed[g.name]), g.size) for g in self.groups},
             kinds={g.name: g.kind for g in self.groups},
@@ -237,9 +239,7 @@ class WidthPlanner:
     def _equalised(
         self, groups: Sequence[Group], removed: Removed, scores: Scores, budget: Budget | None, rule: WidthRule
     ) -> Removed:
-        if not rule.equal_layers:
-            return removed
-        return lowest(groups, scores, equalised(groups, removed, self.costs, budget))
+        return lowest(groups, scores, equalised(groups, removed, self.costs, budget)) if rule.equal_layers else removed
 
     def _weighing(self, budget: Budget | None, rule: WidthRule) -> KindWeights:
         """Return the weights of the kinds; equal unless heads, experts or hidden features compete with other kinds.

@@ -21,7 +21,7 @@ from prunerecover.plan.groups import Group, Tap
 from prunerecover.width.groups.experts import find_experts
 
 SAMPLES, LENGTH = 6, 7
-OF_EXPERTS = ("u_score", "r_score", "gate_taylor", "routing", "reap", "magnitude", "random")
+OF_EXPERTS = ("u_score", "r_score", "gate_taylor", "routing", "reap", "reap_normalised", "magnitude", "random")
 Call = tuple[Tensor, Tensor, Tensor]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover import Budget, plan_width
-from prunerecover.importance.experts import reap
+from prunerecover.importance.experts import reap, reap_normalised
 from prunerecover.width.groups.experts import find_experts
 
 FAMILIES = ("mixtral", "deepseek_v3")
@@ -34,7 +34,7 @@ def experts_as_modules(fused: Any) -> nn.ModuleList:
     return nn.ModuleList(Expert(i) for i in range(len(fused.down_proj)))
 
 
-def by_hand(model: nn.Module, batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+def by_hand(model: nn.Module, batches: list[dict[str, Tensor]], *, normalised: bool = False) -> dict[str, Tensor]:
     """Return the mean of weight x norm over the tokens of each expert; hooks record every expert's output."""
     groups, products = find_experts(model), dict[tuple[str, int], list[float]]()
 
@@ -45,7 +45,8 @@ def by_hand(model: nn.Module, batches: list[dict[str, Tensor]]) -> dict[str, Ten
 
         def hook(_: nn.Module, args: tuple[Tensor, Tensor, Tensor]) -> None:
             for token, index, weights in zip(*args, strict=True):
-                for expert, weight in zip(index.tolist(), weights.tolist(), strict=True):
+                shares = weights / weights.sum() if normalised else weights
+                for expert, weight in zip(index.tolist(), shares.tolist(), strict=True):
                     modules[expert](token)
                     products.setdefault((path, expert), []).append(weight * seen[-1])
 
@@ -68,6 +69,16 @@ def test_reap_is_the_mean_weight_times_norm_over_the_tokens_of_an_expert(name: s
     assert list(found) == list(expected)
     for path, scores in found.items():
         torch.testing.assert_close(scores, expected[path], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "deepseek_v2"])
+def test_normalised_weights_add_up_to_one_where_the_layer_leaves_less(name: str) -> None:
+    model, batches = tiny_mixture(name), text(2)
+    scored = context(model, find_experts(model), batches)
+    found, plain = reap_normalised(scored), reap(scored)
+    for path, expected in by_hand(model, batches, normalised=True).items():
+        torch.testing.assert_close(found[path], expected, rtol=1e-4, atol=1e-7)
+        assert torch.allclose(found[path], plain[path]) == (name == "mixtral")  # its layers normalise
 
 
 def test_padding_is_left_out() -> None:

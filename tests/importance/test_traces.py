@@ -21,7 +21,7 @@ from prunerecover.plan.groups import Group, Slice, Tap
 from prunerecover.refusal import Refusal
 from prunerecover.width.groups.discovery import find_groups
 
-OF_EXPERTS = ("routing", "reap")  # see test_experts
+OF_EXPERTS = ("routing", "reap", "reap_normalised")  # see test_experts
 ANYWHERE = tuple(n for n, entry in IMPORTANCES.items() if entry.of != "depth" and n not in OF_EXPERTS)
 
 

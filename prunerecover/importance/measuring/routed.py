@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,6 +57,11 @@ class Routed:
         """Return the arguments with `(samples, size)` factors on the outputs of the experts."""
         index = self.call.arguments[self.index]
         return self._with({self.weights: self.chosen_weights * gate[self.sample_of[:, None], index]})
+
+    def normalised(self) -> Routed:
+        """Return the call with routing weights that add up to one for each token."""
+        weights = self.chosen_weights / self.chosen_weights.sum(1, keepdim=True)
+        return replace(self, call=self._changed({self.weights: weights}))
 
     def visits(self) -> Tensor:
         """Count the tokens routed to each expert, padding left out: `(size,)`."""
@@ -105,9 +110,11 @@ class Routed:
         return int(self.call.arguments[self.hidden].shape[-1])
 
     def _with(self, changes: dict[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        arguments = OrderedDict({**self.call.arguments, **changes})
-        call = inspect.BoundArguments(self.call.signature, arguments)
+        call = self._changed(changes)
         return call.args, call.kwargs
+
+    def _changed(self, changes: dict[str, Tensor]) -> inspect.BoundArguments:
+        return inspect.BoundArguments(self.call.signature, OrderedDict({**self.call.arguments, **changes}))
 
 
 def read_call(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from prunerecover.checkpoint.pruned_folder import standard_class
 from prunerecover.cost.macs import count_macs
 from prunerecover.surgery.apply_edits import apply_edits, undo
 from prunerecover.width.groups.experts import find_experts
+from prunerecover.width.needed_experts import warn_of_needed_experts
 
 # Groups
 
@@ -206,10 +209,40 @@ def test_budgets_are_met(name: str, allocation: Any) -> None:
         Budget(ratio={"expert": 0.25 if name.endswith(("grouped", "v3")) else 1 / 3}),
     ):
         plan = plan_width(model, budget, batches=batches, allocation=allocation)
-        assert sum(len(edit.gone) for edit in plan.edits) == 4
+        assert len(plan.removed["expert"]) == 4
     pruned = copy.deepcopy(model)
     apply_plan(pruned, plan)
     assert torch.isfinite(pruned(tokens()).logits).all()
+
+
+def test_a_layer_with_fewer_experts_than_share_its_work_is_named() -> None:
+    """Two experts do all the work of the first layer, four of six that of the second: see `effective_number`."""
+    model: Any = tiny_mixture("mixtral")
+    shares = torch.tensor([[0, 5, 0, 0, 5, 0], [1, 1, 0, 1, 1, 0.0]])
+    scores = {group.name: own for group, own in zip(find_experts(model), shares, strict=True)}
+    removed = {name: torch.tensor([0, 2, 3]) for name in scores}
+    message = (
+        "Layers keep fewer experts than share their work, by routing: model.layers.1.mlp.experts keeps 3 of 6, about 4 "
+        "share its work. Remove fewer experts, or train afterwards."
+    )
+    with pytest.warns(UserWarning, match=f"^{re.escape(message)}$"):
+        warn_of_needed_experts(find_experts(model), removed, "routing", lambda _: (scores,))
+    removed["model.layers.1.mlp.experts"] = torch.tensor([2, 5])
+    with warnings.catch_warnings(action="error"):
+        warn_of_needed_experts(find_experts(model), removed, "routing", lambda _: (scores,))
+
+
+@pytest.mark.parametrize("importance", ["gate_taylor", "reap"])
+def test_plans_warn_of_needed_experts(importance: str) -> None:
+    by = "gate_taylor" if importance == "gate_taylor" else "routing"
+    with pytest.warns(UserWarning, match=rf"Layers keep fewer experts than share their work, by {by}: model"):
+        plan_width(
+            tiny_mixture("mixtral"),
+            Budget(remove={"expert": 8}),
+            batches=text(2),
+            allocation="uniform",
+            importance=importance,
+        )
 
 
 # Refusals
