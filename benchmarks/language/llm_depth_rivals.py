@@ -25,6 +25,7 @@ from prunerecover.surgery.merging import block_removals
 BLOCKS = "model.layers"
 ROWS, TOKENS = 8, 1024  # texts, or tokens of a fit, at a time
 EPOCHS, RATE = 40, 1e-3  # epochs and rate of the fit by cosine distance
+TOP, PASSES, SLOW = 100, 10, 1e-4  # logits of a token, passes over the texts, and rate of a tuned patch
 Distance = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -135,6 +136,57 @@ def _by_cosine(mlp: Tensor, stream: Tensor, wanted: Tensor) -> Tensor:
             cosine_distance(mlp[some] @ found + stream[some], wanted[some]).mean().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return found.detach()
+
+
+def hadamard(size: int) -> Tensor:
+    """Return an orthogonal Hadamard matrix, the Kronecker product of matrices of order 12 (Paley's) and 2."""
+    squares = {i * i % 11 for i in range(11)}
+    paley = torch.ones(12, 12)
+    paley[1:, 0] = -1
+    paley[1:, 1:] = torch.tensor([[1.0 if (i - j) % 11 in squares else -1.0 for j in range(11)] for i in range(11)])
+    found = torch.ones(1, 1)
+    while len(found) < size:
+        found = torch.kron(found, paley if size // len(found) % 3 == 0 else torch.tensor([[1.0, 1], [1, -1]]))
+    if len(found) != size:
+        raise ValueError(f"No Hadamard matrix of order {size} is a product of orders 12 and 2.")
+    return found / math.sqrt(size)
+
+
+def linear_patch(network: Any, ids: Tensor, count: int) -> tuple[list[int], Any]:
+    """Return the best run, and the network with a symmetric map at the cut (LinearPatch, arXiv 2505.24680, sec. 3).
+
+    The map is H diag(d) H^T. H is a Hadamard matrix; d is the ratio of the mean magnitudes of the rotated channels
+    after and before the run, a mean over the texts. `patch` is the difference from the identity, exact enough in bf16.
+    """
+    run, states = best_run(network, ids, count, cosine_distance, first=1), dense_states(network, ids)
+    rotation = hadamard(states[0].shape[-1]).to(ids.device)
+    before, after = ((states[i] @ rotation).abs().mean(1) for i in (run[0], run[-1] + 1))
+    pruned = without(network, run)
+    pruned.model.layers[run[0] - 1].patch = patch = nn.Linear(len(rotation), len(rotation), False, ids.device)
+    patch.weight.data = rotation @ (after / before - 1).mean(0).diag() @ rotation.T
+    pruned.model.layers[run[0] - 1].register_forward_hook(lambda layer, _, out: out + layer.patch(out))
+    return run, pruned
+
+
+@torch.enable_grad()
+def tuned_patch(network: Any, ids: Tensor, count: int) -> tuple[list[int], Any]:
+    """Return `linear_patch` with the map tuned on the dense network's largest logits (arXiv 2505.24680, sec. 3)."""
+    run, pruned = linear_patch(network, ids, count)
+    with torch.no_grad(), autocast():
+        kept = [network(input_ids=some, use_cache=False).logits.float().topk(TOP) for some in ids.split(1)]
+    weight = pruned.requires_grad_(False).model.layers[run[0] - 1].patch.weight.requires_grad_()
+    optimizer = torch.optim.AdamW([weight], SLOW, weight_decay=0)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, PASSES * len(ids))
+    for _ in range(PASSES):
+        for some, (logits, places) in zip(ids.split(1), kept, strict=True):
+            with autocast():
+                found = pruned(input_ids=some, use_cache=False).logits.float().gather(-1, places)
+            optimizer.zero_grad()
+            own, wanted = (part.log_softmax(-1).flatten(0, 1) for part in (found, logits))
+            F.kl_div(own, wanted, reduction="batchmean", log_target=True).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            scheduler.step()
+    return run, pruned.requires_grad_(True)
 
 
 def prune_and_comp(network: Any, ids: Tensor, count: int) -> tuple[list[int], Any]:

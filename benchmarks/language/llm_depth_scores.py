@@ -41,19 +41,18 @@ BOTH, SEED = "loss on both texts", 0
 
 
 def text_scores(network: nn.Module) -> dict[str, Figure]:
-    """Return the loss on each text."""
-    return {f"loss {text}": Figure.of(window_losses(network, windows(text)), SEED) for text in TEXTS}
+    """Return the loss on each text, and on both."""
+    found = {text: window_losses(network, windows(text)) for text in TEXTS}
+    each = sum(map(len, found.values())) / len(found)  # the mean over all is then the mean of the texts' means
+    both = np.concatenate([values * each / len(values) for values in found.values()])
+    return {**{f"loss {text}": Figure.of(own, SEED) for text, own in found.items()}, BOTH: Figure.of(both, SEED)}
 
 
 def scores(network: nn.Module) -> dict[str, Figure]:
     """Return the losses, the share of tokens right by greedy decoding, and the share of correct answers."""
-    found = text_scores(network)
-    both = [figure.scores for figure in found.values()]
-    each = sum(map(len, both)) / len(both)  # the mean over all is then the mean of the texts' means
     right = [hits(network, name) for name in QUESTIONS]
     return {
-        **found,
-        BOTH: Figure.of(np.concatenate([values * each / len(values) for values in both]), SEED),
+        **text_scores(network),
         "exact": Figure.of(np.concatenate([exact(network, text) for text in TEXTS]), SEED),
         "acc": Figure.of(np.concatenate([acc for acc, _ in right]), SEED),
         "acc_norm": Figure.of(np.concatenate([norm for _, norm in right]), SEED),
