@@ -73,12 +73,6 @@ def without_calls(module: nn.Module, calls: Sequence[str]) -> nn.Module:
     return new
 
 
-def check_rewritable(module: nn.Module) -> None:
-    """Raise ValueError with the reason if a module's own forward cannot be rewritten; nothing is changed."""
-    where = _named(module)
-    make_functional(trace_forward(module, where).graph, module, where)
-
-
 def calls_of(module: nn.Module) -> tuple[str, ...]:
     """Return the names of all calls in a module's own forward, in the order of execution.
 
