@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+
+import torch
 
 from prunerecover.cost.alike_sites import TimedVariant, latency_shares
 from prunerecover.display.progress import progress
@@ -77,6 +79,29 @@ class VariantCosts:
         """Return the approximate share of the latency saved by edits, from a short measurement."""
         clock, names = self.session.cost("latency").on_few, [[*map(str, edits)]]
         return self.store.results("rough latency", names, lambda _: clock.rough_share(edits))[0] if edits else 0.0
+
+    def together(self, costs: Sequence[str], names: Mapping[str, str], clock: bool) -> dict[str, float]:
+        """Return the shares of costs saved by variants together.
+
+        Args:
+            costs: Names of the costs.
+            names: Names of variants, by site.
+            clock: Whether the latency, if among the costs, is estimated; else the latency is left out.
+
+        Returns:
+            Shares by cost; none where the network fails without the variants together: the divergence is infinite then.
+        """
+        chosen = {site: (self.maker.sites[site].variant(name), Fit()) for site, name in names.items() if name != DENSE}
+        edits, _ = self.maker.edits(chosen, in_place=False)
+        if not edits:
+            return dict.fromkeys(costs, 0.0)
+        try:
+            saved = {cost: self.session.cost(cost).removed_share(edits) for cost in costs if cost != "latency"}
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # the network's own code may raise anything
+            return {}
+        return saved | ({"latency": self.rough_share(edits)} if clock and "latency" in costs else {})
 
     def _timed(self) -> Shares:
         macs = self.shares("macs")

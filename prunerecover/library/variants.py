@@ -103,18 +103,36 @@ def sites_of(
 
 
 def containment(sites: Sequence[LibrarySite]) -> list[tuple[str, str]]:
-    """Return pairs of an outer and an inner site: if the outer site changes, the inner site stays unchanged."""
+    """Return pairs of an outer and an inner site: if the outer site changes, the inner site stays unchanged.
+
+    A block without its own shortcut counts as outer to the groups of its input and of its output, too: without the
+    block, the two have to stay equally wide.
+    """
     return [
         (outer.name, inner.name)
         for outer in sites
         for inner in sites
-        if outer is not inner and outer.unit is not None and _lies_in(inner, outer.unit)
+        if outer is not inner
+        and outer.unit is not None
+        and (_lies_in(inner, outer.unit) or (outer.kind == "block" and _ends_at(inner, outer.unit)))
     ]
 
 
 def _lies_in(site: LibrarySite, unit: Unit) -> bool:
-    within = (unit.name, *unit.targets)
-    return all(any(is_within(path, target) for target in within) for path in site.modules)
+    return all(_is_in(path, unit) for path in site.modules)
+
+
+def _ends_at(site: LibrarySite, unit: Unit) -> bool:
+    """Whether a group alone begins or ends in a unit; the stream of a residual block is made inside and outside."""
+    for group in site.groups if site.unit is None else ():
+        made_inside = {_is_in(part.tensor, unit) for part in group.slices if part.makes}
+        if any(_is_in(part.tensor, unit) for part in group.slices) and made_inside != {True, False}:
+            return True
+    return False
+
+
+def _is_in(path: str, unit: Unit) -> bool:
+    return any(is_within(path, target) for target in (unit.name, *unit.targets))
 
 
 def _same(one: Group, other: Group) -> bool:

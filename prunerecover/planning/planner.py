@@ -13,10 +13,10 @@ from prunerecover.depth.planner import DepthPlanner
 from prunerecover.depth.removable import units_that_may_go
 from prunerecover.display.interrupted import resumable
 from prunerecover.library.costs import VariantCosts
-from prunerecover.library.edits import Chosen, Fit
+from prunerecover.library.edits import Chosen
 from prunerecover.library.library import Library
 from prunerecover.library.tuning import tuned
-from prunerecover.library.variants import DENSE, holders
+from prunerecover.library.variants import holders
 from prunerecover.model.arguments import matches
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import ordinary_arithmetic
@@ -196,17 +196,9 @@ class Planner:
         """
         with self.session.evaluating():
             program = self.program(tuple(need))
-            found = Refiner(self.library, program, need, self._saved).run(rounds, start)
+            found = Refiner(self.library, program, need, partial(self.costs.together, self.budgeted)).run(rounds, start)
             assert found.chosen is not None, "fitted here, where the network is in evaluation mode"
             return found
-
-    def _saved(self, names: Mapping[str, str], clock: bool) -> dict[str, float]:
-        """Return the shares of costs saved by named variants together; a share of the latency, estimated, if asked."""
-        variants = {site: (self.library.sites[site].variant(name), Fit()) for site, name in names.items()}
-        edits = self.edits({site: one for site, one in variants.items() if one[0].name != DENSE})
-        counted = [cost for cost in self.budgeted if cost != "latency"]
-        saved = {cost: self.session.cost(cost).removed_share(edits) if edits else 0.0 for cost in counted}
-        return saved | ({"latency": self.costs.rough_share(edits)} if clock and "latency" in self.budgeted else {})
 
     def removed_shares(self, edits: Sequence[Edit]) -> dict[str, float]:
         """Return the share of each cost that goes with edits, once merged; latency is measured."""

@@ -17,6 +17,7 @@ from prunerecover.library.edits import Chosen as Fitted
 from prunerecover.library.library import Library
 from prunerecover.library.variants import DENSE
 from prunerecover.library.walk import Moments
+from prunerecover.refusal import Refusal
 from prunerecover.solvers.program import Chosen, Option, Program
 from prunerecover.solvers.scores import Scores
 
@@ -103,7 +104,7 @@ class Refiner:
             start: Refined choice for a similar need, as the start of the search.
 
         Raises:
-            Refusal: If no choice saves enough.
+            Refusal: If no choice saves enough, or the network fails without the variants together.
         """
         best = State(self.library, self._first()) if start is None else self._moved(start)
         with progress("refining the choice", rounds) as advance:
@@ -113,6 +114,12 @@ class Refiner:
                 if found is None:
                     break
                 best = found
+        if not isfinite(best.divergence):
+            raise Refusal(
+                "variants whose networks run and give finite outputs of the dense shape",
+                "with the variants of least score together the network fails",
+                "Lower the budget, or ignore some of the sites.",
+            )
         return best
 
     def better(self, best: State) -> State | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from prunerecover.library.edits import Fit
 from prunerecover.library.variants import DENSE, LibrarySite, Variant
+from prunerecover.refusal import Refusal
 from prunerecover.solvers.program import Option, Program
 from prunerecover.solvers.refine import Refiner, State
 from prunerecover.store.search_store import SearchStore
@@ -75,6 +77,12 @@ def test_sites_are_exchanged_although_the_new_one_costs_more_on_top_than_the_old
 
     library.scorer = SimpleNamespace(divergence=divergence, rebase=divergence)
     assert gone(Refiner(library, program(), {"macs": 0.4}).run().names) == {"a", "c"}
+
+
+def test_variants_that_fail_together_are_refused() -> None:
+    library: Any = Interacting(math.inf)
+    with pytest.raises(Refusal, match="with the variants of least score together the network fails. Lower the budget"):
+        Refiner(library, program(), {"macs": 0.4}).run()
 
 
 def test_alternatives_that_cannot_be_better_are_not_scored_again() -> None:
