@@ -16,7 +16,7 @@ from prunerecover.families.transformers_layers import is_transformers_config
 from prunerecover.model.paths import get_module, holder_of, set_module
 from prunerecover.surgery.forward.devices import move_tensor, moved
 from prunerecover.surgery.forward.rerouted import reroute
-from prunerecover.surgery.transformers_depth import apply_config, check_depth, numbered_after
+from prunerecover.surgery.transformers_depth import apply_config, check_depth, config_edits, numbered_after
 
 
 class Change(Protocol):
@@ -164,7 +164,7 @@ class Journal:
         """Remove a block; the later blocks move up by one.
 
         Layers of transformers models without a supported family are found by the length in the config. There, the
-        length and the numbers of the later layers follow at once.
+        config (Nemotron-H counts the layers by their types) and the numbers of the later layers follow at once.
 
         Args:
             model: Network without wrappers.
@@ -177,7 +177,8 @@ class Journal:
         moved = numbered_after(model, stack, index) if stack else []
         if stack:
             self.copy_configs(model)
-            apply_config(model, dict.fromkeys(stack.depth_entries, len(blocks) - 1))
+            kept = [number for number in range(len(blocks)) if number != index]
+            apply_config(model, config_edits(model, kept, stack))
         self.entries.append(BlockRemoved(container, index, len(blocks), blocks[index], blocks.training))
         del blocks[index]
         for path, number in moved:

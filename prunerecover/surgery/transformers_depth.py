@@ -9,7 +9,8 @@ slots of their type, and cached generation equals uncached generation. After the
 Order of use: `config_edits` before the removal (only a computation), then the removal, `apply_config`, `renumber`. To
 undo: put the blocks back, `apply_config` with the values returned by the first call, `renumber`. Models from outside
 transformers have neither numbers nor config, and the same calls have no effect. Config entries for mixtures of experts,
-by indices or a step (Qwen, Llama 4) or by the number of dense first layers (DeepSeek), follow, too.
+by indices or a step (Qwen, Llama 4) or by the number of dense first layers (DeepSeek), and the indices of attentions
+(Bamba) follow, too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from prunerecover.model.key_values import takes_cache
 from prunerecover.model.paths import get_module
 from prunerecover.model.replacements import Replacement
 
-DENSE, SPARSE = "mlp_only_layers", "moe_layers"  # indices of layers
+DENSE = "mlp_only_layers"  # indices of layers, as are:
+INDICES = ("moe_layers", "attn_layer_indices")
 STEP, FIRST = "decoder_sparse_step", "first_k_dense_replace"
 OWN_DEPTH = "num_layers"  # layers of T5's encoder; in the decoder's own copy of the config, layers of the decoder
 RECURRENT = "linear_attention"  # a layer type; no model reads the progress of generation off slots of linear attentions
@@ -62,22 +64,24 @@ def config_edits(model: nn.Module, kept: Sequence[int], stack: Layout | None = N
     if len(kept) < depth:
         _refuse_numbered(config, layout, moved=kept[-1] >= len(kept))
     edits: dict[str, Any] = dict.fromkeys(layout.depth_entries, len(kept))
-    for name, value in vars(config).items():  # SmolLM3's no_rope_layers may go on after the last layer
-        if "layer" in name and name not in (DENSE, SPARSE) and isinstance(value, list | tuple) and len(value) >= depth:
+    lists = {name: value for name, value in vars(config).items() if isinstance(value, list | tuple) and "layer" in name}
+    for name, value in lists.items():  # SmolLM3's no_rope_layers may go on after the last layer
+        if name not in (DENSE, *INDICES) and len(value) >= depth:
             edits[name] = [value[i] for i in kept]
-    return edits | _dense_layers(config, depth, kept)
+    return edits | _numbered_layers(config, depth, kept)
 
 
-def _dense_layers(config: Any, depth: int, kept: Sequence[int]) -> dict[str, Any]:
-    """Compute the entries that tell layers with a plain MLP from layers with a mixture of experts."""
+def _numbered_layers(config: Any, depth: int, kept: Sequence[int]) -> dict[str, Any]:
+    """Compute the entries with numbers of layers: with attention (Bamba), with a plain MLP or a mixture of experts."""
     edits: dict[str, Any] = {}
     if isinstance(listed := getattr(config, DENSE, None), list | tuple):
         step = getattr(config, STEP, 1) or 1
         dense = {i for i in range(depth) if i in listed or (i + 1) % step}
         edits[DENSE] = [new for new, old in enumerate(kept) if old in dense]
         edits |= {STEP: 1} if step != 1 else {}
-    if isinstance(listed := getattr(config, SPARSE, None), list | tuple):
-        edits[SPARSE] = [new for new, old in enumerate(kept) if old in listed]
+    for name in INDICES:
+        if isinstance(listed := getattr(config, name, None), list | tuple):
+            edits[name] = [new for new, old in enumerate(kept) if old in listed]
     if isinstance(getattr(config, FIRST, None), int):
         edits[FIRST] = sum(i < getattr(config, FIRST) for i in kept)
     return edits

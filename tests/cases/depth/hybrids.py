@@ -43,6 +43,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **{"num_experts_per_tok": 2, "shared_intermediate_size": 16, "mamba_n_heads": 4, "mamba_d_head": 16},
         **{"mamba_n_groups": 1, "mamba_chunk_size": 8},
     },
+    "BambaForCausalLM": {
+        **{**TEXT, **STATES, "attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1},
+        **{"mamba_chunk_size": 8},
+    },
+    "NemotronHForCausalLM": {
+        **{**TEXT, "num_hidden_layers": 4, "hybrid_override_pattern": "M-*M", "head_dim": 8, "mamba_num_heads": 4},
+        **{"mamba_head_dim": 16, "n_groups": 1, "ssm_state_size": 4, "chunk_size": 8},
+    },
     "BigBirdForMaskedLM": {**TEXT, "attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 1},
     "ReformerForMaskedLM": {
         **{**SPECIAL, "vocab_size": VOCABULARY, "hidden_size": 32, "num_attention_heads": 4, "attention_head_size": 8},

@@ -141,6 +141,18 @@ def test_last_attention_beside_linear_ones_leaves_a_network_that_runs_with_its_c
     model(**batch, labels=batch["input_ids"]).loss.backward()
 
 
+@pytest.mark.parametrize("name", ["BambaForCausalLM", "NemotronHForCausalLM"])
+def test_block_of_a_hybrid_goes_with_its_entry_of_the_config(name: str, tmp_path: Path) -> None:
+    model, batch = hybrid(name)
+    plan = plan_depth(model, remove={"block": 1}, batches=[batch], ignore=["*.[123]"], search="one_shot")
+    assert [type(edit) for edit in plan.edits] == [Remove, Config]
+    apply_plan(model, plan)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(uncached(again, IDS), uncached(model, IDS), atol=1e-5, rtol=0)
+    torch.testing.assert_close(cached(model, IDS), uncached(model, IDS), atol=2e-3, rtol=0)  # dense Bamba: 1e-3
+
+
 @pytest.mark.parametrize("name", one_in(3, ["gptj", "gpt_bigcode", "helium", "exaone4"]))
 def test_cached_generation_without_the_first_attention(name: str) -> None:
     model, untouched = OTHERS[name].build(), OTHERS[name].build()
