@@ -10,7 +10,7 @@ from functools import cached_property
 from torch import nn
 
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
-from prunerecover.graph.regions import addends, branches_off, common_module, head_layers, streams_behind
+from prunerecover.graph.regions import addends, branches_off, common_module, head_layers, scale_before, streams_behind
 from prunerecover.model.paths import get_module, is_within, parent_path
 from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass
@@ -264,7 +264,7 @@ class BranchFinder:
         index, moved = branch.node, False
         while index in serving:
             call = next((c for c in calls if index in self.graph.inside[c]), None)
-            scale = None if call is None else self._scale_before(call, calls)
+            scale = None if call is None else scale_before(self.graph, call, calls)
             if scale is not None:
                 index, moved = scale, True
             elif call is not None:
@@ -281,17 +281,6 @@ class BranchFinder:
                     return None
                 index, moved = node.inputs[0].node, True
         return None
-
-    def _scale_before(self, number: int, calls: Sequence[int]) -> int | None:
-        """Return the node of the block's own parameter before a call that passes on its input, or None.
-
-        Such a scale (of XCiT, CaiT and BEiT, before the drop path) stays, and trains on the replacement's output.
-        """
-        graph, entered = self.graph, self.graph.entered[number]
-        if entered is None or any(graph.nodes[n].kind != "identity" for n in graph.inside[number]):
-            return None
-        apart = not any(entered.node in graph.inside[c] for c in calls)
-        return entered.node if apart and graph.nodes[entered.node].weights else None
 
     def _same(self, branch: GraphUnit, block: GraphUnit) -> bool:
         """Whether a block has no effect besides a single branch."""

@@ -183,3 +183,20 @@ def beyond_identities(graph: ComputationGraph, edge: Edge) -> int:
     while graph.nodes[index].kind == "identity":
         index = graph.nodes[index].inputs[0].node
     return index
+
+
+def scale_before(graph: ComputationGraph, number: int, calls: Sequence[int]) -> int | None:
+    """Return the node of a block's own parameter before a call that passes on its input; None without such a scale.
+
+    The scales of XCiT, CaiT and BEiT, before the drop path, stay and train on the output of a replacement.
+
+    Args:
+        graph: Computation graph.
+        number: Number of the call.
+        calls: Numbers of the calls of the branch.
+    """
+    entered = graph.entered[number]
+    if entered is None or any(graph.nodes[n].kind != "identity" for n in graph.inside[number]):
+        return None
+    apart = not any(entered.node in graph.inside[c] for c in calls)
+    return entered.node if apart and graph.nodes[entered.node].weights else None
