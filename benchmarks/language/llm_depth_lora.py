@@ -70,14 +70,14 @@ def packed() -> list[Tensor]:
     return found
 
 
-def recovered(network: nn.Module, learning_rate: float = LEARNING_RATE) -> nn.Module:
+def recovered(network: nn.Module, learning_rate: float = LEARNING_RATE, steps: int = STEPS) -> nn.Module:
     """Return a copy of a network after the recovery, with adapters merged."""
     pl.seed_everything(SEED, verbose=False)
-    module = NextToken(copy.deepcopy(network).train(), learning_rate, STEPS)
+    module = NextToken(copy.deepcopy(network).train(), learning_rate, steps)
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl.Trainer(
-            max_steps=STEPS,
+            max_steps=steps,
             max_epochs=1,
             accelerator=DEVICE.type,
             precision="bf16-mixed" if BF16 else "32-true",
@@ -88,6 +88,6 @@ def recovered(network: nn.Module, learning_rate: float = LEARNING_RATE) -> nn.Mo
             **quiet,
         )
         trainer.fit(module, DataLoader(sequences()[0], BATCH))  # type: ignore[arg-type]
-    if trainer.global_step != STEPS:
-        raise RuntimeError(f"Expected {STEPS} steps, but the fit made {trainer.global_step}.")
+    if trainer.global_step != steps:
+        raise RuntimeError(f"Expected {steps} steps, but the fit made {trainer.global_step}.")
     return Ledger.of(module).plain_copy(module, "model").to(DEVICE).eval()
