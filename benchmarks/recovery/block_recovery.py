@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.data.real import BF16, DEVICE
+from benchmarks.data.real import DEVICE
 from benchmarks.data.smollm2 import network
 from benchmarks.data.text import TEXTS
 from benchmarks.language.llm_depth_lora import BATCH, LENGTH, RANK, STEPS, drawn_sequences, recovered
@@ -106,7 +106,7 @@ BENCHMARK = Benchmark(
     text=f"""SmolLM2-135M without blocks {", ".join(map(str, BLOCKS))} of 30, without replacements. "blocks":
     `reconstruct_blocks` on {SAMPLES} texts of {LENGTH} tokens, {EPOCHS} epochs, in single precision.
     "adapters": steps of adapters of rank {RANK} and the final norm on the next tokens, {BATCH} texts each, those of the
-    blocks among them{", in bf16" if BF16 else ""}. Loss in nats per token on {WINDOWS} held-out windows of each source,
+    blocks among them, in bf16 where the processor has it. Loss in nats per token on {WINDOWS} held-out windows of each source,
     lower better; one seed. Memory: peak of all tensors beyond the weights of the dense and the pruned network. Adapters
     learn the texts, too, and may come below the dense network; dense hidden states lead to the dense loss.""",
     measure=measure,
