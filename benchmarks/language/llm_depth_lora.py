@@ -70,8 +70,11 @@ def packed() -> list[Tensor]:
     return found
 
 
-def recovered(network: nn.Module, learning_rate: float = LEARNING_RATE, steps: int = STEPS) -> nn.Module:
+def recovered(
+    network: nn.Module, learning_rate: float = LEARNING_RATE, steps: int = STEPS, texts: Tensor | None = None
+) -> nn.Module:
     """Return a copy of a network after the recovery, with adapters merged."""
+    texts = sequences()[0] if texts is None else texts
     pl.seed_everything(SEED, verbose=False)
     module = NextToken(copy.deepcopy(network).train(), learning_rate, steps)
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
@@ -87,7 +90,7 @@ def recovered(network: nn.Module, learning_rate: float = LEARNING_RATE, steps: i
             callbacks=[LoRARecover(rank=RANK, modules_to_save=("norm",), seed=SEED)],
             **quiet,
         )
-        trainer.fit(module, DataLoader(sequences()[0], BATCH))  # type: ignore[arg-type]
+        trainer.fit(module, DataLoader(texts, BATCH))  # type: ignore[arg-type]
     if trainer.global_step != steps:
         raise RuntimeError(f"Expected {steps} steps, but the fit made {trainer.global_step}.")
     return Ledger.of(module).plain_copy(module, "model").to(DEVICE).eval()

