@@ -17,6 +17,7 @@ import lightning.pytorch as pl
 
 from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.target import find_network, find_target
+from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import plural
@@ -193,6 +194,17 @@ class PlanningMethod(AnyNetworkMethod):
     def make(self, task: PlanTask) -> Plan:
         """Return the callback's plan at the start of a fit."""
         return task.at_start(self.decide, self.config.seed)
+
+
+def decided_at_start(prune: PruneCallback, task: PlanTask) -> Plan:
+    """Return the plan of a callback at the start of a fit.
+
+    Args:
+        prune: Callback with the budget.
+        task: Network, data and files.
+    """
+    method = PlanningMethod(prune.planning, prune.surgeries.budget)
+    return method.make(dataclasses.replace(task, calibration=prune.calibration))
 
 
 def beside(output: Path, ending: str) -> Path:
