@@ -139,7 +139,9 @@ class _Learner:
         for stream in (*self.fit, *self.held_out):
             stream.dense = self.dense.advance(stream.inputs, span.dense[0], stream.dense, span.dense[1])
         block = get_module(self.pruned.model, span.path)
-        parameters = [parameter.requires_grad_() for parameter in _own_parameters(self.pruned.model, span.path)]
+        parameters = _own_parameters(self.pruned.model, span.path)
+        for parameter in parameters:
+            parameter.requires_grad_()
         start, best = [parameter.detach().clone() for parameter in parameters], list[Tensor]()
         before = after = self._error(span)
         try:
