@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover import Plan
+from prunerecover.model.hooks import removed_after
 
 GROUP = 4  # most experts in a group, so that a quarter of the experts takes in all others
 
@@ -63,9 +64,8 @@ def merge_experts(network: nn.Module, dense: nn.Module, plan: Plan, scores: Mapp
 def _inputs(network: nn.Module, experts: nn.Module, ids: Tensor) -> Tensor:
     """Return the tokens that reach a layer of experts, `(N T, C)`."""
     seen: list[Tensor] = []
-    handle = experts.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    network(input_ids=ids, use_cache=False)
-    handle.remove()
+    with removed_after(experts.register_forward_pre_hook(lambda _, args: seen.append(args[0]))):
+        network(input_ids=ids, use_cache=False)
     return seen[0]
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from torch import nn
 
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
-from prunerecover.graph.regions import addends, branches_off, common_module, head_layers, scale_before, streams_behind
+from prunerecover.graph.regions import addends, branches_off, common_module, follows_scale, head_layers, streams_behind
 from prunerecover.model.paths import get_module, is_within, parent_path
 from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass
@@ -263,23 +263,20 @@ class BranchFinder:
         """The module whose output becomes zero, and the form of the zero."""
         index, moved = branch.node, False
         while index in serving:
-            call = next((c for c in calls if index in self.graph.inside[c]), None)
-            scale = None if call is None else scale_before(self.graph, call, calls)
-            if scale is not None:
-                index, moved = scale, True
-            elif call is not None:
+            behind = (c for c in calls if index in self.graph.inside[c] and not follows_scale(self.graph, c, calls))
+            call = next(behind, None)
+            if call is not None:
                 own = self.graph.calls[call]
                 in_place = merge.in_place and merge.inputs[0] == branch
                 kept = all(self.graph.calls[c].given_shape == self.graph.calls[c].shape for c in calls)
                 if (moved or in_place) and not kept and self.graph.nodes[min(serving)].given != own.shape:
                     return None
                 return own.path, "zeros" if moved or in_place else "zero"
-            else:
-                node = self.graph.nodes[index]
-                scaled = node.kind == "other" and node.operation == "mul"
-                if len(set(node.inputs)) != 1 or not (scaled or node.kind in ("movement", "identity")):
-                    return None
-                index, moved = node.inputs[0].node, True
+            node = self.graph.nodes[index]
+            scaled = node.kind == "other" and node.operation == "mul"
+            if len(set(node.inputs)) != 1 or not (scaled or node.kind in ("movement", "identity")):
+                return None
+            index, moved = node.inputs[0].node, True
         return None
 
     def _same(self, branch: GraphUnit, block: GraphUnit) -> bool:

@@ -185,8 +185,8 @@ def beyond_identities(graph: ComputationGraph, edge: Edge) -> int:
     return index
 
 
-def scale_before(graph: ComputationGraph, number: int, calls: Sequence[int]) -> int | None:
-    """Return the node of a block's own parameter before a call that passes on its input; None without such a scale.
+def follows_scale(graph: ComputationGraph, number: int, calls: Sequence[int]) -> bool:
+    """Whether a call only passes on its input, and a parameter of the block scales the input.
 
     The scales of XCiT, CaiT and BEiT, before the drop path, stay and train on the output of a replacement.
 
@@ -197,6 +197,5 @@ def scale_before(graph: ComputationGraph, number: int, calls: Sequence[int]) -> 
     """
     entered = graph.entered[number]
     if entered is None or any(graph.nodes[n].kind != "identity" for n in graph.inside[number]):
-        return None
-    apart = not any(entered.node in graph.inside[c] for c in calls)
-    return entered.node if apart and graph.nodes[entered.node].weights else None
+        return False
+    return bool(graph.nodes[entered.node].weights) and not any(entered.node in graph.inside[c] for c in calls)
