@@ -55,6 +55,16 @@ class Surgery:
         """
         return capture_inputs(self.trainer, self.module, self.target, self.calibration, self.seed, self.most)
 
+    def further(self, samples: int) -> list[CapturedInputs]:
+        """Return inputs of further training samples, as many as there are.
+
+        Args:
+            samples: Number of samples.
+        """
+        wanted = self.calibration + samples
+        found = capture_inputs(self.trainer, self.module, self.target, wanted, self.seed)
+        return found[len(self.inputs) :]
+
     @cached_property
     def loss(self) -> Loss:
         """Loss of the training step, as a function of inputs."""
@@ -94,6 +104,6 @@ class Surgery:
         Args:
             loss: Function `loss(network, inputs) -> scalar`; None: planning without a loss.
         """
-        session = Session(self.network, self.inputs, loss=loss, seed=self.seed)
+        session = Session(self.network, self.inputs, loss=loss, seed=self.seed, further=self.further)
         session.take_statistics(self.statistics)
         return session

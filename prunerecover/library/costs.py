@@ -108,7 +108,7 @@ class VariantCosts:
         variants = [
             TimedVariant(
                 site=name,
-                alike=class_of(self.session, site),
+                alike=(class_of(self.session, site), _way(site, variant)),
                 name=variant.name,
                 kind=site.kind,
                 edits=self.maker.edits({name: (variant, Fit())})[0],
@@ -122,6 +122,11 @@ class VariantCosts:
         for variant, share in zip(variants, shares, strict=True):
             found.setdefault(variant.site, {})[variant.name] = share
         return found
+
+
+def _way(site: LibrarySite, variant: Variant) -> tuple[str, ...]:
+    """Return the kinds of the removed units: equal MACs of heads, head dimensions and whole units take unequal time."""
+    return tuple(group.kind for group in site.groups if group.name in variant.removed) or (site.kind,)
 
 
 def class_of(session: Session, site: LibrarySite) -> Hashable:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import ceil
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from prunerecover.model.paths import get_module
 from prunerecover.surgery.apply_edits import apply_edits
 
 STEPS = 8  # in an epoch, at least
+MOST = 1280  # outputs, such as of an image each: with fewer, further samples are taken
 SAMPLES = 4, 16  # in a step: as many as leave so many steps, within these bounds
 FEWEST = 32, 1024  # samples, or their outputs; with fewer, new outputs may diverge more than by least squares alone
 RATES = (2e-2, 3e-3, 4e-4)  # first change of a weight in a step, relative to its size: the largest that helps is taken
@@ -30,7 +32,12 @@ Key = tuple[str, str, str]  # site, path of the module ("" for the replacement),
 
 @ordinary_arithmetic()
 def tuned(
-    model: nn.Module, maker: EditMaker, chosen: Chosen, batches: Sequence[ModelInputs], scorer: Scorer
+    model: nn.Module,
+    maker: EditMaker,
+    chosen: Chosen,
+    batches: Sequence[ModelInputs],
+    scorer: Scorer,
+    further: Callable[[int], Sequence[ModelInputs]] = lambda _: (),
 ) -> tuple[Chosen, float]:
     """Return a choice with its fitted values tuned on the output, and its divergence on held-out samples.
 
@@ -44,15 +51,21 @@ def tuned(
         chosen: Choice, fitted.
         batches: Samples for learning.
         scorer: Scorer that judges the epochs.
+        further: Function from a number of samples to about so many further samples for learning.
     """
     before = scorer.divergence(chosen)
-    samples = sum(batch.n_samples for batch in batches)
-    steps = of_few_samples(batches, min(max(SAMPLES[0], samples // STEPS), SAMPLES[1]))
-    dense = dense_outputs(model, steps)
     if not (_values(chosen) and is_differentiable(model)):
         return chosen, before
-    if samples < FEWEST[0] and _outputs(dense, len(steps)) < FEWEST[1]:
+    samples = sum(batch.n_samples for batch in batches)
+    few = min(max(SAMPLES[0], samples // STEPS), SAMPLES[1])
+    steps = of_few_samples(batches, few)
+    each = _outputs(dense_outputs(model, steps[:1])) / steps[0].n_samples
+    more = further(ceil((MOST - samples * each) / each)) if 0 < samples * each < MOST else ()
+    samples += sum(batch.n_samples for batch in more)
+    if samples < FEWEST[0] and samples * each < FEWEST[1]:
         return chosen, before
+    steps += of_few_samples(more, few)
+    dense = dense_outputs(model, steps)
     for rate in RATES:
         found, divergence = _tuned_at(rate, model, maker, chosen, steps, dense, scorer)
         if found is not chosen:
@@ -60,10 +73,9 @@ def tuned(
     return chosen, before
 
 
-def _outputs(dense: KeptOutputs, steps: int) -> int:
-    """Return the number of vectors in the dense network's outputs, such as the logits of each token."""
-    found = (tensors_of(dense.of(number)).values() for number in range(steps))
-    return sum(output[..., 0].numel() for outputs in found for output in outputs)
+def _outputs(dense: KeptOutputs) -> int:
+    """Return the number of vectors in the first of the dense network's outputs, such as the logits of each token."""
+    return sum(output[..., 0].numel() for output in tensors_of(dense.of(0)).values())
 
 
 def _tuned_at(

@@ -20,12 +20,14 @@ from prunerecover.planning.plan_of_choice import depth_share
 from prunerecover.planning.planner import Planner
 from prunerecover.refusal import Refusal
 from prunerecover.solvers.program import OVER
-from prunerecover.solvers.refine import MISSED, State
+from prunerecover.solvers.refine import MISSED
+from prunerecover.solvers.state import State
 from prunerecover.surgery.saved_cost import CLOCKS
 from prunerecover.width.allocation.latency_budget import STEP
 
 WIDTH, DEPTH = 0.0, 1.0  # depth's share of the budget where one of both is pruned alone
 Errors = tuple[type[ValueError], ...]
+AGAIN = 2  # rounds of refinement for a plan made again
 HALF = 0.5  # recorded as depth's share where no joint plan exists
 
 
@@ -120,7 +122,7 @@ class BudgetSearch:
         planner, states = self.planner, list[State]()
 
         def together(asked: Mapping[str, float]) -> State:
-            states.append(planner.together(asked, 1, states[-1]) if states else planner.together(asked))
+            states.append(planner.together(asked, AGAIN, states[-1]) if states else planner.together(asked))
             return states[-1]
 
         state, saved = met_share(

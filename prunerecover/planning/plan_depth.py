@@ -26,7 +26,7 @@ from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import DepthEvidence, RemovedShare
 from prunerecover.plan.plan import Plan
-from prunerecover.planning.arguments import PruningConfig
+from prunerecover.planning.arguments import SAMPLES, PruningConfig
 from prunerecover.planning.budget_search import BudgetSearch, Candidate
 from prunerecover.planning.kept import kept_plan
 from prunerecover.planning.planner import Planner
@@ -68,7 +68,8 @@ def plan_depth(
         remove: Number of units per kind, short for `Budget(remove=...)`.
         batches: Calibration batches: tensors, tuples with the input first, or mappings. Labels are read by importances
             with a `loss` alone, and to see whether BatchNorm statistics lag behind the weights (see
-            `recovery.dense_reference`). Every 4th sample is held out to judge fits to all further samples.
+            `recovery.dense_reference`). Every 4th sample is held out to judge fits to the others. The "program" decides
+            by the first 256 samples; further samples serve the tuning alone, as in `plan_pruning`.
         importance: Ranking of units within their kind: "output_divergence" (the default), "cross_entropy",
             "gate_gradient", "block_influence", "angular_distance", "block_output_angle", "taylor", "squared_taylor",
             "r_score", "magnitude", "l2_norm", "random", a name given to `register_importance`, or a callable
@@ -151,7 +152,7 @@ def _in_shares(session: Session, budget: Budget, config: DepthConfig) -> Plan:
     """Return the plan of a budget in shares or units: out of the library where the library serves, else by a search."""
     if _is_usual(session, budget, config):
         try:
-            planner = _library_planner(session, budget, config)
+            planner = _library_planner(session.on_first(SAMPLES), budget, config)
             with session.evaluating():
                 serves = session.output.comparable and planner.unscored.fits_depth
             if serves:

@@ -14,7 +14,7 @@ from prunerecover.importance.measuring.losses import Loss
 from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
-from prunerecover.planning.arguments import PruningConfig, check_costs
+from prunerecover.planning.arguments import SAMPLES, PruningConfig, check_costs
 from prunerecover.planning.budget_search import BudgetSearch
 from prunerecover.planning.kept import kept_budget
 from prunerecover.planning.planner import Planner
@@ -54,8 +54,9 @@ def plan_pruning(
         budget: A share of the MACs, parameters or latency of the merged model, or shares of several costs, met at once;
             or the remaining amount, such as Budget(params="100M"). Latency is measured again after planning; a plan
             that misses the latency is made anew for more, and a warning reports a second miss.
-        batches: Calibration batches, with or without labels; see `plan_width`. Every 4th sample is held out, to judge
-            fits to all further samples.
+        batches: Calibration batches, with or without labels; see `plan_width`. The first 256 samples decide: every 4th
+            is held out, to judge fits to the others. Further samples serve the tuning alone, until there are 1,280
+            outputs to learn from: for a classifier, give 1,000 images more.
         loss: Loss, as in `plan_width`.
         kinds: Kinds of removable units, in depth and width; None: the usual kinds of `plan_depth` and `plan_width`,
             and experts for a share of the parameters.
@@ -98,7 +99,7 @@ def joint_plan(session: Session, budget: Budget, config: PruningConfig, evaluate
         config: All other arguments of `plan_pruning`.
         evaluate: Function that recovers, as in `plan_pruning`.
     """
-    costs = tuple(check_costs(budget).costs)
+    costs, session = tuple(check_costs(budget).costs), session.on_first(SAMPLES)
 
     def plan(shares: Budget) -> Plan:
         planner = Planner(session, costs, config)

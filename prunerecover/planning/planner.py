@@ -33,7 +33,8 @@ from prunerecover.refusal import Refusal
 from prunerecover.session.session import Session
 from prunerecover.solvers.library_program import library_program
 from prunerecover.solvers.program import Program
-from prunerecover.solvers.refine import ROUNDS, Refiner, State
+from prunerecover.solvers.refine import ROUNDS, Refiner
+from prunerecover.solvers.state import State
 from prunerecover.store.search_store import SearchStore, results_in
 from prunerecover.width.groups.discovery import look_for_groups
 from prunerecover.width.groups.rounding import rounded
@@ -232,7 +233,8 @@ class Planner:
         """Return a choice tuned on the output, and its divergence on held-out samples before."""
         session, library = self.session, self.library
         with session.evaluating():
-            chosen, _ = tuned(session.model, library.maker, state.chosen, session.samples.fit, library.scorer)
+            fit, further = session.samples.fit, session.further
+            chosen, _ = tuned(session.model, library.maker, state.chosen, fit, library.scorer, further)
         return chosen, state.divergence
 
     def edits(self, chosen: Chosen, *, in_place: bool = False) -> tuple[Edit, ...]:

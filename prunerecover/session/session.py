@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from prunerecover.model.batches import (
     Batches,
     CalibrationSet,
     ModelInputs,
+    as_inputs,
     call,
     listed,
     on_device,
@@ -43,6 +45,7 @@ from prunerecover.store.search_store import SearchStore
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.saved_cost import DenseCost
 
+Further = Callable[[int], Sequence[Any]]
 TIMED = 4  # samples, run twice: the first run is often slower
 
 
@@ -57,6 +60,7 @@ class Session:
         batches: Calibration batches; see `plan_depth` and `plan_width`.
         loss: Loss function `loss(model, batch) -> scalar`, which may refer to the user's network.
         seed: Seed of the choice of held-out samples, and of all random numbers.
+        further: Function from a number of samples to further batches of about so many samples; None: there are none.
 
     Attributes:
         model: Copy of the network.
@@ -68,7 +72,15 @@ class Session:
         ValueError: If the network cannot be planned for whatever the inputs, or there is no sample.
     """
 
-    def __init__(self, model: nn.Module, batches: Batches, *, loss: Loss | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Batches,
+        *,
+        loss: Loss | None = None,
+        seed: int = 0,
+        further: Further | None = None,
+    ) -> None:
         network = unwrap(model)
         check_network(network)
         check_plannable(network)
@@ -78,6 +90,8 @@ class Session:
         self.model = hooked_copy(network)
         self._costs: dict[str, DenseCost] = {}
         self._serving = Serving()
+        self._further = further
+        self._rest: Sequence[Any] = ()
 
     @classmethod
     def with_dense_reference(
@@ -94,6 +108,22 @@ class Session:
         session = cls(model, batches, loss=loss, seed=seed)
         session.take_statistics(fresh_statistics(session.model, session.batches, session.loss))
         return session
+
+    def on_first(self, most: int) -> Session:
+        """Return the session on the first samples alone; the rest are further samples.
+
+        Args:
+            most: Number of samples, exceeded by less than a batch.
+        """
+        seen = [*accumulate((self.inputs(batch).n_samples for batch in self.batches), initial=0)][:-1]
+        first = sum(before < most for before in seen)
+        if first == len(self.batches):
+            return self
+        other = copy.copy(self)
+        for name in ("samples", "output", "pass_seconds"):
+            vars(other).pop(name, None)
+        other.batches, other._rest = self.batches[:first], self.batches[first:]
+        return other
 
     def take_statistics(self, statistics: Mapping[str, Tensor]) -> None:
         """Set BatchNorm statistics of the copy, by buffer name; to be called before any computation."""
@@ -147,7 +177,7 @@ class Session:
             seen["loss"] = lambda: check_loss(loss(self.model, on_device(self.batches[0], self.device)))
         with self.evaluating():
             torch.manual_seed(self.seed)  # a loss may draw noise
-            about = (*about, self.batches, chosen_divergence(), clock_name(self._serving.clock))
+            about = (*about, self.batches, *self._rest, chosen_divergence(), clock_name(self._serving.clock))
             store.begin(self.model, *about, seen=seen)
 
     @cached_property
@@ -209,6 +239,20 @@ class Session:
     def output(self) -> PrunedOutput:
         """Comparison of pruned copies with the dense network on held-out samples."""
         return judge_of(self.model, self.samples)
+
+    def further(self, samples: int) -> list[ModelInputs]:
+        """Return about so many samples beyond those of `samples`, without labels, or as many as there are.
+
+        Args:
+            samples: Number of samples.
+        """
+        batches, found = self._rest if self._further is None else self._further(samples), list[ModelInputs]()
+        for batch in batches:
+            if (left := samples - sum(one.n_samples for one in found)) <= 0:
+                break
+            own = as_inputs(without_labels(batch, self.model)).to(self.device)
+            found.append(own.select(torch.arange(min(left, own.n_samples))))
+        return found
 
     def inputs(self, batch: Any) -> ModelInputs:
         """Return the inputs of the network for a batch, on the network's device."""

@@ -28,6 +28,7 @@ class Scores:
         guesses: Scores of options outside the measured range; None: such options cannot be taken.
 
     Attributes:
+        known: Measured scores by site and option.
         discount: Factor of positive scores, measured or not.
     """
 
@@ -39,7 +40,7 @@ class Scores:
         guesses: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         self._program, self._measure, self.guesses = program, measure, guesses or {}
-        self._known = {site: dict(own) for site, own in known.items()}
+        self.known = {site: dict(own) for site, own in known.items()}
         self.discount = 1.0
 
     @property
@@ -52,10 +53,10 @@ class Scores:
         return replace(self._program, options=options)
 
     def _scores(self, site: str, options: Sequence[Option]) -> list[float]:
-        guesses, found = self.guesses.get(site, {}), scores_between(options, self._known[site])
+        guesses, found = self.guesses.get(site, {}), scores_between(options, self.known[site])
         return [
             guesses.get(option.name, math.inf)
-            if math.isinf(score) and option.name not in self._known[site]
+            if math.isinf(score) and option.name not in self.known[site]
             else min(score, score * self.discount)
             for option, score in zip(options, found, strict=True)
         ]
@@ -63,7 +64,7 @@ class Scores:
     @property
     def said(self) -> str:
         """Digest of the names of measured options and of the guesses, which decide all scores."""
-        names = sorted((site, *sorted(own)) for site, own in self._known.items())
+        names = sorted((site, *sorted(own)) for site, own in self.known.items())
         return hashlib.sha256(repr((names, self.discount, sorted(self.guesses.items()))).encode()).hexdigest()
 
     def measured(self, chosen: Chosen) -> bool:
@@ -72,9 +73,9 @@ class Scores:
 
     def know(self, asked: Sequence[tuple[str, str]]) -> bool:
         """Measure options, by the names of sites and options; return whether an option was unknown."""
-        new = [(site, name) for site, name in asked if name not in self._known[site]]
+        new = [(site, name) for site, name in asked if name not in self.known[site]]
         for (site, name), score in zip(new, self._measure(new) if new else (), strict=True):
-            self._known[site][name] = score
+            self.known[site][name] = score
         return bool(new)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from prunerecover.library import tuning
 from prunerecover.library.edits import Fit
 from prunerecover.library.tuning import tuned
 from prunerecover.library.variants import DENSE
+from prunerecover.model.batches import ModelInputs
 from prunerecover.planning.arguments import PruningConfig
 from prunerecover.planning.planner import Planner
 from prunerecover.session.session import Session
@@ -44,6 +48,28 @@ def test_the_tokens_of_a_few_texts_are_enough_to_tune_on() -> None:
     assert sum(batch.n_samples for batch in planner.session.samples.fit) < tuning.FEWEST[0]
     tuned_choice, _ = planner.finished(state)
     assert planner.library.scorer.divergence(tuned_choice) < 0.99 * state.divergence
+
+
+def test_further_samples_are_taken_until_there_are_outputs_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a classifier one output a sample, of a language model one a token."""
+    monkeypatch.setattr(tuning, "MOST", 100)
+    monkeypatch.setattr(tuning, "FEWEST", (1, 1))
+    seen: dict[str, int] = {}
+    texts = [torch.randint(0, 30, (16, 16), generator=torch.Generator().manual_seed(n)) for n in range(2)]
+    for name, model, batches in (("vit", vit(depth=2), images(20)), ("llama", tiny_llama(), texts)):
+        session = Session.with_dense_reference(model, batches).on_first(16)
+        planner = Planner(session, "params", PruningConfig(kinds=("attention", "mlp")))
+        site = next(iter(planner.unscored.sites))
+        with session.evaluating():
+            chosen = planner.unscored.walks.walk({site: (planner.unscored.sites[site].variant("affine"), Fit())})[0]
+
+        def taken(network: object, learnt: object, steps: Sequence[ModelInputs], *_: object, **__: object) -> Any:
+            seen[name] = sum(step.n_samples for step in steps)  # noqa: B023  (called at once)
+            return 0.0, []
+
+        monkeypatch.setattr(tuning, "tuned_on_output", taken)
+        planner.finished(SimpleNamespace(chosen=chosen, divergence=1.0))  # type: ignore[arg-type]
+    assert seen == {"vit": 100, "llama": 12}
 
 
 def test_a_rate_that_is_too_large_gives_way_to_a_smaller_one(monkeypatch: pytest.MonkeyPatch) -> None:

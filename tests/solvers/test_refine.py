@@ -13,7 +13,8 @@ from prunerecover.library.edits import Fit
 from prunerecover.library.variants import DENSE, LibrarySite, Variant
 from prunerecover.refusal import Refusal
 from prunerecover.solvers.program import Option, Program
-from prunerecover.solvers.refine import Refiner, State
+from prunerecover.solvers.refine import Refiner
+from prunerecover.solvers.state import State
 from prunerecover.store.search_store import SearchStore
 
 SITES = ("a", "b", "c")
@@ -102,6 +103,21 @@ def test_sites_that_save_less_together_are_asked_for_more() -> None:
     library: Any = Interacting(0.0)
     measured = {0: 0.0, 1: 0.2, 2: 0.3, 3: 0.45}
     found = Refiner(library, program(), {"macs": 0.4}, lambda names, _: {"macs": measured[len(gone(names))]}).run()
+    assert gone(found.names) == set(SITES)
+
+
+def test_a_better_choice_that_saves_too_little_by_the_clock_gives_way_to_a_larger_one() -> None:
+    library: Any = Interacting(5.0)
+    read: list[set[str]] = []
+
+    def measure(names: Mapping[str, str], clock: bool) -> dict[str, float]:
+        read.extend([gone(names)] if clock else [])
+        return {"latency": 0.3 if gone(names) == {"a", "c"} else 0.2 * len(gone(names))} if clock else {}
+
+    dense = Option(DENSE, 0.0, {"latency": 0.0})
+    timed = Program({s: [dense, Option("gone", ALONE[s], {"latency": 0.2}, gone=True)] for s in SITES})
+    found = Refiner(library, timed, {"latency": 0.4}, measure).run()
+    assert read[:2] == [{"a", "b"}, {"a", "c"}]
     assert gone(found.names) == set(SITES)
 
 

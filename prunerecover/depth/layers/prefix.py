@@ -1,9 +1,9 @@
 """Run variants of one network on the same batches, and compute only the part behind the first change.
 
-A network is cut into pieces: calls of modules, each with a small part of the layers. Outputs of pieces of a base
-network are kept per piece and batch, while there is room. In a run of a variant, all pieces before the first changed
-node answer with the kept outputs. Any control flow will do, residual and long connections included, as long as the
-pieces before the change compute the same.
+A network is cut into pieces: calls of modules, down to calls with a small part of the layers. Outputs of pieces of a
+base network are kept per piece and batch, while there is room. In a run of a variant, the largest pieces before the
+first changed node answer with the kept outputs. Any control flow will do, residual and long connections included, as
+long as the pieces before the change compute the same.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from prunerecover.graph.computation_graph import ComputationGraph
-from prunerecover.model.hooks import removed_after
-from prunerecover.model.paths import get_module
+from prunerecover.model.hooks import removed_after, users_hooks
+from prunerecover.model.paths import get_module, is_within
 
-PARTS = 24  # into about so many pieces a network is cut
+PARTS = 24  # into about so many of the smallest pieces a network is cut
 MOST_KEPT = 1 << 30  # bytes of outputs of pieces; batches beyond are run as a whole
 
 
@@ -84,17 +84,20 @@ class PrefixRunner:
     @contextmanager
     def _answering(self, network: nn.Module, batch: int, first: int) -> Iterator[None]:
         """Let the pieces before a node answer with the kept outputs."""
-        replaced: list[nn.Module] = []
+        replaced: dict[str, nn.Module] = {}
         try:
             for piece in self.pieces:
-                if piece.last < first and piece.path in self._kept[batch]:
-                    module = get_module(network, piece.path)
+                known = piece.last < first and piece.path in self._kept[batch]
+                if not known or any(is_within(piece.path, outer) for outer in replaced):
+                    continue
+                module = get_module(network, piece.path)
+                if not any(map(users_hooks, _inside(module))):  # hooks may hand tensors on
+                    replaced[piece.path] = module
                     answer: Callable[..., Any] = partial(self._answer, self._kept[batch][piece.path])
                     setattr(module, "forward", answer)  # noqa: B010  (mypy: a method)
-                    replaced.append(module)
             yield
         finally:
-            for module in replaced:
+            for module in replaced.values():
                 vars(module).pop("forward", None)
 
     def _answer(self, kept: Any, *_: Any, **__: Any) -> Any:
@@ -121,8 +124,13 @@ class PrefixRunner:
             yield
 
 
+def _inside(module: nn.Module) -> list[nn.Module]:
+    """Return the modules inside a module."""
+    return [inner for inner in module.modules() if inner is not module]
+
+
 def _pieces(graph: ComputationGraph) -> tuple[Piece, ...]:
-    """Cut a network into calls that hold a small part of its layers each, as long as each path is called once."""
+    """Cut a network into calls, each path called once, down to calls with a small part of the layers; outer first."""
     nodes: dict[int, list[int]] = {number: [] for number in range(len(graph.calls))}
     times: dict[str, int] = {}
     for call_ in graph.calls:
@@ -134,13 +142,15 @@ def _pieces(graph: ComputationGraph) -> tuple[Piece, ...]:
             number = graph.calls[number].parent
     layers = {number: sum(graph.nodes[i].kind == "layer" for i in own) for number, own in nodes.items()}
     most = max(1, len(graph.of_kind("layer")) // PARTS)
-    found, waiting = [], [0]
+    found, waiting = list[Piece](), [0]
     while waiting:
         number = waiting.pop()
         made = graph.calls[number]
-        small = made.path and times[made.path] == 1 and (layers[number] <= most or not made.children)
-        if small and layers[number]:
+        if not layers[number]:
+            continue
+        once = bool(made.path) and times[made.path] == 1
+        if once:
             found.append(Piece(made.path, max(nodes[number])))
-        elif layers[number]:
+        if not once or (layers[number] > most and made.children):
             waiting += made.children
-    return tuple(sorted(found, key=lambda piece: piece.last))
+    return tuple(found)

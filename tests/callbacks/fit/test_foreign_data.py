@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 
 from prunerecover.callbacks import DistillRecover
 from prunerecover.callbacks.calibration.capture import capture_inputs
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.ledger import Ledger
 
 
@@ -193,6 +194,22 @@ def test_captured_inputs_are_training_samples_with_their_labels():
             assert labels[index] == label
             assert 0 < (noisy - image).abs().max() < 1  # what the step makes of it, augmentation included
     assert not any(each.args[0].requires_grad for each in inputs)
+
+
+def test_further_samples_are_others_and_at_most_all():
+    found = {}
+
+    class Capture(pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            surgery = Surgery(trainer, pl_module, "net", 16)
+            found.update({0: surgery.inputs, **{n: surgery.further(n) for n in (8, 1000)}})
+
+    fit("/nowhere", Plain(), Capture(), data=loader(), enable_checkpointing=False)
+    samples = {
+        n: {tuple(image.flatten().tolist()) for one in own for image in one.batch[0]} for n, own in found.items()
+    }
+    assert [len(own) for own in samples.values()] == [16, 8, 32]
+    assert not samples[0] & (samples[8] | samples[1000])
 
 
 def test_a_sampler_that_leaves_samples_out_is_followed():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from prunerecover import Plan
 from prunerecover.library.variants import DENSE
 from prunerecover.planning.planner import Planner
-from prunerecover.solvers.refine import State
+from prunerecover.solvers.state import State
 
 
 def together(planner: Planner, share: float) -> Plan:

@@ -10,6 +10,8 @@ from torch import nn
 from prunerecover import plan_depth
 from prunerecover.depth.layers import prefix
 from prunerecover.divergence import kept_outputs
+from prunerecover.graph.trace import trace_graph
+from prunerecover.model.batches import as_inputs
 
 
 def network() -> nn.Module:
@@ -29,6 +31,34 @@ def test_nothing_kept_finds_the_same(room: int, monkeypatch: pytest.MonkeyPatch)
     found = plan_depth(network(), remove={"layer": 2}, batches=batches())
     assert found.edits == wanted.edits
     assert found.evidence["divergence"] == pytest.approx(wanted.evidence["divergence"])
+
+
+class Part(nn.Module):
+    """Counts its runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.runs = nn.Linear(4, 4), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        return x + self.inner(x).tanh()
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_whole_parts_before_a_change_are_not_run_again_unless_hooks_inside_may_hand_tensors_on(hooked: bool) -> None:
+    torch.manual_seed(0)
+    network, x = nn.Sequential(Part(), Part(), Part()).eval(), torch.randn(2, 4)
+    seen: list[torch.Tensor] = []
+    if hooked:
+        network[0].inner.register_forward_hook(lambda _, __, output: seen.append(output))
+    graph = trace_graph(network, as_inputs(x))
+    runner = prefix.PrefixRunner(graph, 1, lambda model, _: model(x))
+    (wanted,) = runner.keep(network)
+    before = [part.runs for part in network]
+    (found,) = runner.run(network, graph.first_in["2.inner"], [0])
+    assert torch.equal(found, wanted)
+    assert [part.runs - old for part, old in zip(network, before, strict=True)] == [int(hooked), 0, 1]
 
 
 PEAK = """

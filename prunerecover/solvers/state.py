@@ -1,0 +1,94 @@
+"""Choices of variants in a library, fitted in order, and nearby choices compared without new fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+from prunerecover.display.progress import progress
+from prunerecover.library.edits import Chosen as Fitted
+from prunerecover.library.library import Library
+from prunerecover.library.walk import Moments
+from prunerecover.solvers.program import Chosen
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Choice, fitted in order when needed.
+
+    Attributes:
+        library: Library of the variants.
+        names: Names of variants, by site.
+    """
+
+    library: Library
+    names: Mapping[str, str]
+
+    @cached_property
+    def _walk(self) -> tuple[Fitted, Moments]:
+        return self.library.walks.walk(self.library.chosen(self.names))
+
+    @property
+    def chosen(self) -> Fitted:
+        """Variants with their fits."""
+        return self._walk[0]
+
+    @property
+    def moments(self) -> Moments:
+        """Moments of every station, behind the choice of the stations before."""
+        return self._walk[1]
+
+    @cached_property
+    def divergence(self) -> float:
+        """Divergence of the output on held-out samples; every rank fits, and continues with its own fit."""
+
+        def judge(_: int) -> float:
+            return self.library.scorer.divergence(self.chosen)
+
+        return self.library.store.results("choice", [self.said], judge, everywhere=True)[0]
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """Sites and names."""
+        return tuple(part for pair in self.names.items() for part in pair)
+
+
+class Nearby:
+    """Judge of choices near a base choice, without new fits behind the changes.
+
+    Args:
+        base: Base choice.
+    """
+
+    def __init__(self, base: State) -> None:
+        self.base = base
+
+    @cached_property
+    def _library(self) -> Library:
+        """Library, once the base choice is stored in the scorer."""
+        self.base.library.scorer.rebase(self.base.chosen)
+        return self.base.library
+
+    def divergences(self, asked: Sequence[Mapping[str, str]]) -> list[float]:
+        """Return the divergences with other variants at some sites.
+
+        Args:
+            asked: Changes of names of variants, by site.
+        """
+        names = [(*self.base.said, *chain.from_iterable(changes.items())) for changes in asked]
+        with progress("scoring variants again", len(asked)) as advance:
+            return self.base.library.store.results("alternative", names, lambda n: self._divergence(asked[n]), advance)
+
+    def _divergence(self, changes: Mapping[str, str]) -> float:
+        library, chosen = self._library, self.base.chosen
+        for site, name in changes.items():
+            chosen = library.changed(chosen, site, name, self.base.moments)
+        return library.scorer.divergence(chosen)
+
+    def sorted(self, choices: Sequence[Chosen]) -> list[Chosen]:
+        """Return choices, the best first."""
+        changes = [{site: name for site, name in one.items() if name != self.base.names[site]} for one in choices]
+        found = self.divergences(changes) if len(choices) > 1 else [0.0] * len(choices)
+        return [choices[number] for number in sorted(range(len(choices)), key=found.__getitem__)]
