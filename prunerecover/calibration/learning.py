@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,7 @@ def best_epoch(
     *,
     worse: float = 1.0,
     first: float = math.inf,
+    check: int | None = None,
     what: str = "what removed units leave",
 ) -> tuple[float, list[Tensor]]:
     """Return the least divergence, and the values of that epoch or none if no epoch is better than the start.
@@ -117,7 +118,8 @@ def best_epoch(
         divergence: Output divergence with the values in place, on other samples.
         worse: Allowed divergence of the best epoch, relative to the start: choices made on the same samples favour the
             start.
-        first: Allowed divergence after the first epoch, relative to the start; above it, learning ends.
+        first: Allowed divergence after the first steps, relative to the start; above it, learning ends.
+        check: Number of the first steps; None: an epoch.
         what: The values, for the progress line.
     """
     optimizer = torch.optim.Adam([{"params": [one.value], "lr": one.rate} for one in learnt])
@@ -136,6 +138,8 @@ def best_epoch(
                 scheduler.step()
                 for one in learnt:
                     one.put_in_place()
+                if epoch == 0 and number + 1 == check != batches and divergence() > first * start:
+                    return found, kept
             reached = divergence()
             if epoch == 0 and reached > first * start:
                 break
@@ -156,6 +160,7 @@ def tuned_on_output(
     epochs: int = EPOCHS,
     worse: float = 1.0,
     first: float = math.inf,
+    check: int | None = None,
     what: str = "what removed units leave",
 ) -> tuple[float, list[Tensor]]:
     """Learn values towards the dense output; see `best_epoch`.
@@ -168,7 +173,8 @@ def tuned_on_output(
         divergence: See `best_epoch`, as all further arguments.
         epochs: Number of epochs.
         worse: Allowed divergence of the best epoch.
-        first: Allowed divergence after the first epoch.
+        first: Allowed divergence after the first steps.
+        check: Number of the first steps.
         what: The values, for the progress line.
     """
     sources = [one.source for one in learnt]
@@ -177,7 +183,8 @@ def tuned_on_output(
         with evaluating(network), uncompiled(recurrent=True):
             return gradients_of_output(network, steps[number], dense.of(number), sources)
 
-    return best_epoch(learnt, epochs, len(steps), gradients, divergence, worse=worse, first=first, what=what)
+    allowed: dict[str, Any] = {"worse": worse, "first": first, "check": check}
+    return best_epoch(learnt, epochs, len(steps), gradients, divergence, **allowed, what=what)
 
 
 def dense_outputs(model: nn.Module, steps: Sequence[ModelInputs]) -> KeptOutputs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.model.paths import get_module
 from prunerecover.surgery.apply_edits import apply_edits
 
+EPOCHS = 3
 STEPS = 8  # in an epoch, at least
 MOST = 1280  # outputs, such as of an image each: with fewer, further samples are taken
 SAMPLES = 4, 16  # in a step: as many as leave so many steps, within these bounds
@@ -41,9 +43,9 @@ def tuned(
 ) -> tuple[Chosen, float]:
     """Return a choice with its fitted values tuned on the output, and its divergence on held-out samples.
 
-    Networks bear steps of very different size: of each rate, from large to small, an epoch is tried, and the first rate
-    that helps goes on. The choice stays unchanged if there are too few samples, the output cannot be compared, the
-    network takes no gradients, or no epoch is better than the start.
+    Networks bear steps of very different size: of each rate, from large to small, an epoch of `batches` is tried, and
+    the first rate that helps goes on. The choice stays unchanged if there are too few samples, the output cannot be
+    compared, the network takes no gradients, or no epoch is better than the start.
 
     Args:
         model: Dense network.
@@ -64,10 +66,11 @@ def tuned(
     samples += sum(batch.n_samples for batch in more)
     if samples < FEWEST[0] and samples * each < FEWEST[1]:
         return chosen, before
+    check = len(steps)
     steps += of_few_samples(more, few)
     dense = dense_outputs(model, steps)
     for rate in RATES:
-        found, divergence = _tuned_at(rate, model, maker, chosen, steps, dense, scorer)
+        found, divergence = _tuned_at(rate, model, maker, chosen, steps, dense, scorer, check)
         if found is not chosen:
             return found, divergence
     return chosen, before
@@ -86,8 +89,9 @@ def _tuned_at(
     steps: Sequence[ModelInputs],
     dense: KeptOutputs,
     scorer: Scorer,
+    check: int,
 ) -> tuple[Chosen, float]:
-    """Return a choice tuned at one rate, and its divergence; the choice itself where the first epoch is no better."""
+    """Return a choice tuned at one rate, and its divergence; the choice itself where the first steps do not help."""
     network = share_copy(model).eval()
     apply_edits(network, *maker.edits(chosen))
     held = {key: _held(network, maker, key, value, rate) for key, value in _values(chosen).items()}
@@ -96,7 +100,8 @@ def _tuned_at(
         return scorer.divergence(_with(chosen, {key: one.value for key, one in held.items()}))
 
     values = list(held.values())
-    found, best = tuned_on_output(network, values, steps, dense, divergence, first=1.0, what="what was fitted")
+    how: dict[str, Any] = {"epochs": EPOCHS, "first": 1.0, "check": check, "what": "what was fitted"}
+    found, best = tuned_on_output(network, values, steps, dense, divergence, **how)
     return (_with(chosen, dict(zip(held, best, strict=True))) if best else chosen), found
 
 
