@@ -17,8 +17,9 @@ from cases.planning.plans import chosen
 from prunerecover.library import tuning
 from prunerecover.library.edits import Fit
 from prunerecover.library.tuning import tuned
-from prunerecover.library.variants import DENSE
+from prunerecover.library.variants import DENSE, LibrarySite
 from prunerecover.model.batches import ModelInputs
+from prunerecover.plan.edits import Edit, Narrow
 from prunerecover.planning.arguments import PruningConfig
 from prunerecover.planning.planner import Planner
 from prunerecover.session.session import Session
@@ -93,3 +94,25 @@ def test_counted_shares_are_those_of_narrowed_copies() -> None:
             edits, _ = planner.library.maker.edits({site.name: (variant, Fit())} if variant.name != DENSE else {})
             apply_edits(network, edits)
             assert shares[site.name][variant.name] == pytest.approx(1 - left(planner.session.model, network), abs=1e-6)
+
+
+def test_heads_head_dimensions_and_whole_units_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal MACs take unequal time: softmax depends on the number of heads, and not on their size."""
+    planner = Planner(Session(vit(embed_dim=64, num_heads=4), images(2)), "macs", PruningConfig())
+    library, session, macs = planner.library, planner.session, planner.costs.shares("macs")
+    rates = {("head",): 2.0, ("head_dim",): 0.5, ("head", "head_dim"): 1.0, (): 1.5}
+
+    def way(site: LibrarySite, name: str) -> tuple[str, ...]:
+        return tuple(group.kind for group in site.groups if group.name in site.variant(name).removed)
+
+    def rough(edits: Sequence[Edit]) -> float:
+        kinds = {group.name: group.kind for site in library.sites.values() for group in site.groups}
+        narrowed = {kinds[edit.unit] for edit in edits if isinstance(edit, Narrow) and edit.unit in kinds}
+        return rates.get(tuple(sorted(narrowed)), 1.5) * session.cost("macs").removed_share(edits)
+
+    monkeypatch.setattr(planner.costs, "rough_share", rough)
+    attentions = {name: site for name, site in library.sites.items() if site.kind == "attention"}
+    for name, site in attentions.items():
+        for variant, share in planner.costs.shares("latency")[name].items():
+            if variant != DENSE:
+                assert share == pytest.approx(rates[way(site, variant)] * macs[name][variant], rel=0.05), variant
