@@ -27,7 +27,7 @@ from prunerecover.boundary.search import BoundaryConfig, BoundarySearch
 from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings
 from prunerecover.cost.latency import latency_ratio
 from prunerecover.depth.arguments import DepthConfig
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.gate_gradient import gate_gradient
 from prunerecover.plan.plan import Edit
@@ -108,7 +108,7 @@ def ours(budget: float) -> Plan:
     return searched(default_planner(), budget)
 
 
-def searched(planner: DepthPlanner, budget: float, **how: str) -> Plan:
+def searched(planner: DepthSearch, budget: float, **how: str) -> Plan:
     """Search the splits of a latency budget; trials are kept, and shared between budgets."""
     source, settings = data(TRIAL_IMAGES, HELD_OUT), TrialSettings(trainer=PRECISION)
     runner = TrialRunner(module(unfused(deit_tiny())), source, TRIALS, settings)
@@ -116,7 +116,7 @@ def searched(planner: DepthPlanner, budget: float, **how: str) -> Plan:
     return BoundarySearch(planner, line.splits, runner, BoundaryConfig(**how), line.more).run()[1]
 
 
-def line_of(planner: DepthPlanner, budget: float) -> CostLine:
+def line_of(planner: DepthSearch, budget: float) -> CostLine:
     """Return the splits of a latency budget, and larger ones if a plan misses the budget by more than the slack."""
     shares = (share_of_one(kind) for kind in TYPES)
     return CostLine(layers_of(planner), *shares, budget, removed_by, SLACK)
@@ -200,16 +200,16 @@ def share_of_one(kind: str) -> float:
 
 
 @cache
-def published_planner() -> DepthPlanner:
+def published_planner() -> DepthSearch:
     """Plan with gate gradients and identities."""
     arguments = {name: PUBLISHED[name] for name in ("importance", "replace", "search")}
-    return DepthPlanner(Session(deit_tiny(), calibration(), loss=loss), TYPES, DepthConfig(loss=loss, **arguments))
+    return DepthSearch(Session(deit_tiny(), calibration(), loss=loss), TYPES, DepthConfig(loss=loss, **arguments))
 
 
 @cache
-def default_planner() -> DepthPlanner:
+def default_planner() -> DepthSearch:
     """Plan with the defaults."""
-    return DepthPlanner(Session(deit_tiny(), calibration()), TYPES)
+    return DepthSearch(Session(deit_tiny(), calibration()), TYPES)
 
 
 def plans_of(method: str, budget: float, found: Callable[[str, float], Plan]) -> Plan:

@@ -143,7 +143,7 @@ def diaries(process: Process) -> list[Any]:
     from prunerecover.callbacks import pruning
     from prunerecover.callbacks.schedules.snapshot import Snapshot
     from prunerecover.store.search_store import SearchStore
-    from prunerecover.width.planner import WidthPlanner
+    from prunerecover.width.allocator import WidthAllocator
 
     folder, kill_after, moment = process.folder, process.kill_after, process.moment
 
@@ -191,5 +191,5 @@ def diaries(process: Process) -> list[Any]:
     if moment == "surgery":
         pruning.apply_in_trainer = apply_and_die
     if moment == "planning":
-        SearchStore._found, WidthPlanner.plan = find_and_die, die
+        SearchStore._found, WidthAllocator.plan = find_and_die, die
     return [Diary()]

@@ -34,7 +34,7 @@ from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.cost.environment import device_name
 from prunerecover.cost.latency import latency_ratio
 from prunerecover.cost.macs import count_macs
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.session.session import Session
 
 NAME = "natural_call"
@@ -47,7 +47,7 @@ def even_split(subject: Subject, budget: Budget) -> DepthPrune:
     """Remove as many attentions as activations: the least number whose parts of the cost add up to the budget."""
     assert budget.share is not None
     cost, share = budget.share
-    planner = DepthPlanner(Session(subject.dense(), [subject.example]), TYPES)
+    planner = DepthSearch(Session(subject.dense(), [subject.example]), TYPES)
     pair = sum(planner.share_of_one(kind, cost) for kind in TYPES)
     return DepthPrune(remove=dict.fromkeys(TYPES, max(1, -int(-share // pair))))
 

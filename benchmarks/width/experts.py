@@ -29,8 +29,8 @@ from benchmarks.runner.rows import Figure
 from benchmarks.width.ream import merge_experts
 from prunerecover import Budget, apply_plan
 from prunerecover.session.session import Session
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthConfig, WidthRule
-from prunerecover.width.planner import WidthPlanner
 
 SHARES, SEEDS = (0.25, 0.5, 0.75), (0, 1, 2)
 LAYERS, EXPERTS = 4, 16
@@ -103,14 +103,14 @@ def trained(training: Tensor, seed: int) -> nn.Module:
 
 
 @lru_cache(maxsize=1)
-def model(seed: int) -> tuple[nn.Module, WidthPlanner, Tensor]:
+def model(seed: int) -> tuple[nn.Module, WidthAllocator, Tensor]:
     """Train a model; return it, its planner, and unseen sequences."""
     training, unseen = (torch.cat([sequences(*source) for source in sources]) for sources in (TRAINING, UNSEEN))
     network = trained(training, seed)
     order = torch.randperm(len(training), generator=torch.Generator().manual_seed(seed))[:CALIBRATION]
     batches = [{"input_ids": ids, "labels": ids} for ids in training[order].split(BATCH)]
     config = WidthConfig(kinds=("expert",), seed=seed)
-    return network, WidthPlanner(Session(network, batches, seed=seed), config), unseen
+    return network, WidthAllocator(Session(network, batches, seed=seed), config), unseen
 
 
 def measure(seed: int, budget: float, method: str) -> dict[str, Any]:

@@ -29,18 +29,18 @@ from prunerecover.model.batches import ModelInputs
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.allocation.by_importance import per_cost
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
-from prunerecover.width.planner import WidthPlanner
 
 SHARES, IMAGES_TO_RECOVER, SEED, STEPS = (0.2, 0.4), 1000, 1, 10
 
 
 @cache
-def planner() -> WidthPlanner:
+def planner() -> WidthAllocator:
     """Return our planner for heads and neurons."""
-    return WidthPlanner(
+    return WidthAllocator(
         Session(deit_tiny(), calibration(), loss=loss), WidthConfig(loss=loss, kinds=("head", "neuron"))
     )
 

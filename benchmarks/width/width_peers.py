@@ -40,8 +40,8 @@ from prunerecover.model.batches import as_inputs
 from prunerecover.recipes.networks.cifar_resnet import CifarResNet
 from prunerecover.recovery.batchnorm import batchnorms
 from prunerecover.session.session import Session
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthConfig, WidthRule
-from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.rewrites.padded_shortcuts import as_convolutions, find_padded_shortcuts
 
 SCORED = 256
@@ -93,9 +93,9 @@ def closest(make: Callable[[float], nn.Module], model: str, what: str, share: fl
 
 
 @cache
-def planner(model: str, seed: int) -> WidthPlanner:
+def planner(model: str, seed: int) -> WidthAllocator:
     """Return our planner; scores are computed once per seed."""
-    return WidthPlanner(Session(load(model), batches(SCORED, seed), seed=seed), WidthConfig(seed=seed))
+    return WidthAllocator(Session(load(model), batches(SCORED, seed), seed=seed), WidthConfig(seed=seed))
 
 
 def ours(model: str, seed: int, what: str, share: float, **how: Any) -> nn.Module:

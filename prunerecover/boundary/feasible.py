@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from prunerecover.boundary.designs import ROUNDING, Split, affordable_splits, feasible_splits
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.depth.search.selection import count_by_kind
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
@@ -15,7 +15,7 @@ TYPES = ("attention", "activation")
 CLOCK = 0.02  # smallest difference of latency shares that a clock resolves
 
 
-def layers_of(planner: DepthPlanner) -> tuple[int, int]:
+def layers_of(planner: DepthSearch) -> tuple[int, int]:
     """Return the numbers of attentions and activations that a planner may remove.
 
     Raises:
@@ -45,7 +45,7 @@ class Feasible:
 
 
 def feasible_within(
-    planner: DepthPlanner, budget: Budget | None = None, *, n_remove: int | None = None, n_keep: int | None = None
+    planner: DepthSearch, budget: Budget | None = None, *, n_remove: int | None = None, n_keep: int | None = None
 ) -> Feasible:
     """Return the feasible splits of a budget: exactly one of `budget`, `n_remove` and `n_keep`.
 

@@ -23,7 +23,7 @@ from prunerecover.boundary.designs import Split
 from prunerecover.boundary.feasible import TYPES, feasible_within
 from prunerecover.boundary.search import BoundaryConfig, BoundarySearch, Evaluate
 from prunerecover.depth.arguments import DepthConfig
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.display.progress import beside_other_displays, progress
 from prunerecover.importance.context import Importance
 from prunerecover.importance.measuring.losses import Loss
@@ -94,6 +94,6 @@ def plan_boundary(
     config = BoundaryConfig(design=design, runs=runs, surface=surface, dense=dense, noise=noise, seed=seed)
     evaluate = beside_other_displays()(evaluate)
     with progress("searching for the best split"):
-        planner = DepthPlanner(Session(model, batches, loss=loss, seed=seed), TYPES, depth)
+        planner = DepthSearch(Session(model, batches, loss=loss, seed=seed), TYPES, depth)
         feasible = feasible_within(planner, budget, n_remove=n_remove, n_keep=n_keep)
         return BoundarySearch(planner, feasible.splits, evaluate, config, feasible.more).run()[1]

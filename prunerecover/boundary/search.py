@@ -12,7 +12,7 @@ from prunerecover.boundary.feasible import TYPES, layers_of
 from prunerecover.boundary.fit_map import check_fit, fit_map
 from prunerecover.boundary.map_points import MapPoint
 from prunerecover.boundary.next_split import FIRST, first_splits, next_split
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import BoundaryEvidence, DepthEvidence, PredictedSplit, Regret, TrialResult
 from prunerecover.plan.plan import Plan
@@ -107,7 +107,7 @@ class BoundarySearch:
             information off their line. The prediction stays that of the pick.
     """
 
-    planner: DepthPlanner
+    planner: DepthSearch
     splits: Sequence[Split]
     evaluate: Evaluate
     config: BoundaryConfig = BoundaryConfig()

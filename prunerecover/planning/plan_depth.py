@@ -11,9 +11,9 @@ from typing import Any, get_args
 from torch import nn
 
 from prunerecover.depth.arguments import DepthConfig, budget_of
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.depth.evidence import steps_of
 from prunerecover.depth.layers.pruned_graph import NotRemovable
-from prunerecover.depth.planner import DepthPlanner
 from prunerecover.display.interrupted import resumable
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import Divergence, comparing_by
@@ -167,7 +167,7 @@ def _in_shares(session: Session, budget: Budget, config: DepthConfig) -> Plan:
             "best that is possible."
         )
     with resumable(config.store, "result", results_in):
-        return DepthPlanner(session, budget.kinds(config.kinds or ()) or config.kinds, config).plan(budget)
+        return DepthSearch(session, budget.kinds(config.kinds or ()) or config.kinds, config).plan(budget)
 
 
 def _is_usual(session: Session, budget: Budget, config: DepthConfig) -> bool:

@@ -27,10 +27,10 @@ from prunerecover.refusal import Refusal
 from prunerecover.session.asked import planned_as_asked
 from prunerecover.session.session import Session
 from prunerecover.width.allocation.registry import AllocationRule
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthConfig, WidthReplace
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.rounding import RoundTo
-from prunerecover.width.planner import WidthPlanner
 
 PASSES = 18  # of all samples through the dense network: what DeiT-Tiny took for a share of its MACs
 
@@ -142,10 +142,10 @@ def width_plan(session: Session, budget: Budget | None, config: WidthConfig) -> 
         config: All other arguments of `plan_width`, for this budget.
     """
     with progress("planning width", expected=PASSES * session.pass_seconds):
-        return plan_with(WidthPlanner(session, config), budget)
+        return plan_with(WidthAllocator(session, config), budget)
 
 
-def plan_with(width: WidthPlanner, budget: Budget | None) -> Plan:
+def plan_with(width: WidthAllocator, budget: Budget | None) -> Plan:
     """Return the plan of a budget: out of the library where the library serves, else by the allocation.
 
     Args:
@@ -155,7 +155,7 @@ def plan_with(width: WidthPlanner, budget: Budget | None) -> Plan:
     return width.plan(None) if budget is None else planned_as_asked(width.session, budget, partial(_in_shares, width))
 
 
-def _in_shares(width: WidthPlanner, budget: Budget) -> Plan:
+def _in_shares(width: WidthAllocator, budget: Budget) -> Plan:
     """Return the plan of a budget in shares or units."""
     if budget.share is not None and budget.share[1] > 0 and _is_usual(width.config):
         planner = _planner_of(width, budget)
@@ -173,7 +173,7 @@ def _is_usual(config: WidthConfig) -> bool:
     return not asked and set(config.kinds) <= set(FOUND_KINDS)
 
 
-def _planner_of(width: WidthPlanner, budget: Budget) -> Planner:
+def _planner_of(width: WidthAllocator, budget: Budget) -> Planner:
     """Return the planner of a budget out of the library of width alone."""
     config = width.config
     sizes = ("head_dim",) if set(FOUND_KINDS) <= set(config.kinds) else ()

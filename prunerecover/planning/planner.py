@@ -9,7 +9,7 @@ from functools import cached_property, partial
 
 from prunerecover.cost.units.cost_names import ALONE
 from prunerecover.depth.arguments import kinds_of
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.depth.removable import units_that_may_go
 from prunerecover.display.interrupted import resumable
 from prunerecover.library.costs import VariantCosts
@@ -36,9 +36,9 @@ from prunerecover.solvers.program import Program
 from prunerecover.solvers.refine import ROUNDS, Refiner
 from prunerecover.solvers.state import State
 from prunerecover.store.search_store import SearchStore, results_in
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.groups.discovery import look_for_groups
 from prunerecover.width.groups.rounding import rounded
-from prunerecover.width.planner import WidthPlanner
 
 
 class Planner:
@@ -67,7 +67,7 @@ class Planner:
         session: Session,
         costs: str | Sequence[str],
         config: PruningConfig,
-        width: WidthPlanner | None = None,
+        width: WidthAllocator | None = None,
     ) -> None:
         self.budgeted = (costs,) if isinstance(costs, str) else tuple(costs)
         self.session, self.config = session, config
@@ -78,7 +78,7 @@ class Planner:
         if width is None:
             stay, _ = possible(lambda: groups_that_stay(session.model, session.example, config, kinds))
             self.width_config = config.width(kinds, stay or ())
-            self._width, self.why_no_width = possible(self._width_planner)
+            self._width, self.why_no_width = possible(self._width_allocator)
         else:
             self.width_config, self._width, self.why_no_width = width.config, width, ""
         self._units, self.why_no_depth = possible(self._depth_units)
@@ -223,7 +223,7 @@ class Planner:
         """
         budget = budget_alone(cost, share)
         if depth:
-            return self._depth_planner.plan(budget)
+            return self._depth_search.plan(budget)
         if self._width is None:
             raise ValueError(self.why_no_width)
         return self._width.plan(budget)
@@ -274,10 +274,10 @@ class Planner:
             found = min(found, output.divergence_of(network))
         return found if math.isfinite(found) else None
 
-    def _width_planner(self) -> WidthPlanner:
+    def _width_allocator(self) -> WidthAllocator:
         if not self.width_config.kinds:
             raise ValueError(f"Expected kinds of width, but got kinds={self.config.kinds}.")
-        return WidthPlanner(self.session, self.width_config, self.store)
+        return WidthAllocator(self.session, self.width_config, self.store)
 
     def _depth_units(self) -> tuple[Unit, ...]:
         if self.depth_config.kinds == ():
@@ -288,5 +288,5 @@ class Planner:
             return units_that_may_go(self.session.model, self.session.traced, kinds, self.depth_config)[1]
 
     @cached_property
-    def _depth_planner(self) -> DepthPlanner:
-        return DepthPlanner(self.session, self.depth_config.kinds, self.depth_config)
+    def _depth_search(self) -> DepthSearch:
+        return DepthSearch(self.session, self.depth_config.kinds, self.depth_config)

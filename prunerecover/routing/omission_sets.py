@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from prunerecover.depth.arguments import DepthConfig
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe_blocks
 from prunerecover.former import renamed
@@ -106,7 +106,7 @@ def plan_omission_sets(
 
 def _check_taken_out(model: nn.Module, batches: Sequence[AnswerBatch], config: DepthConfig) -> None:
     """Raise ValueError if a removed block would leave an identity in the model."""
-    left = DepthPlanner(Session(model, batches), ("block",), config).blocks_left_as_identity()
+    left = DepthSearch(Session(model, batches), ("block",), config).blocks_left_as_identity()
     if left:
         raise ValueError(
             f"Expected a model with removable blocks, but without {left[0]} the rest of this "

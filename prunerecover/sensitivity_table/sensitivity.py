@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.depth.arguments import DepthConfig, kinds_of
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.display.markdown import table
 from prunerecover.display.progress import progress
 from prunerecover.display.summary import Summarised, Summary
@@ -27,9 +27,9 @@ from prunerecover.model.batches import Batches
 from prunerecover.plan.kinds import DEPTH_KINDS, RANKED_KINDS, WIDTH_KINDS, kinds_among, plural
 from prunerecover.sensitivity_table.rows import PARTS, GroupRow, UnitRow
 from prunerecover.session.session import Session
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.groups.discovery import FOUND_KINDS
-from prunerecover.width.planner import WidthPlanner
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -192,7 +192,7 @@ def _rows(
 
 
 def _depth(session: Session, config: DepthConfig) -> Scored[UnitRow]:
-    planner = DepthPlanner(session, config.kinds, config)
+    planner = DepthSearch(session, config.kinds, config)
     scores = planner.rank()
     rows = []
     with progress("measuring what units save", len(planner.units)) as advance:
@@ -204,7 +204,7 @@ def _depth(session: Session, config: DepthConfig) -> Scored[UnitRow]:
 
 
 def _width(session: Session, config: WidthConfig) -> Scored[GroupRow]:
-    planner = WidthPlanner(session, config)
+    planner = WidthAllocator(session, config)
     (scores,) = planner.scores(*config.importances)
     total = sum(float(values.clamp_min(0).sum()) for values in scores.values())
     full, rows = planner.costs.full, []

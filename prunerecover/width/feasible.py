@@ -9,12 +9,12 @@ from prunerecover.plan.budget import Budget
 from prunerecover.session.session import Session
 from prunerecover.width.allocation.by_importance import global_ranking, per_cost, uniform
 from prunerecover.width.allocation.equal_layers import equalised
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.groups.rounding import rounded
-from prunerecover.width.planner import WidthPlanner
 
 
-def check_names(session: Session, budget: Budget | None, config: WidthConfig) -> WidthPlanner:
+def check_names(session: Session, budget: Budget | None, config: WidthConfig) -> WidthAllocator:
     """Raise the errors of `plan_width` about names and kinds of groups, whatever the amount; return the planner.
 
     Args:
@@ -26,7 +26,7 @@ def check_names(session: Session, budget: Budget | None, config: WidthConfig) ->
         ValueError: If the model has no groups, or a pattern in `ignore` matches no group.
     """
     with progress("checking the names of groups"):
-        return WidthPlanner(session, config.for_budget(budget))
+        return WidthAllocator(session, config.for_budget(budget))
 
 
 def check_feasible(session: Session, budget: Budget | None, config: WidthConfig) -> None:

@@ -26,7 +26,7 @@ from prunerecover.callbacks.trials.records import TrialRecord, table
 from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings, from_first_rank, resumable_trials
 from prunerecover.cost.memory import peak_memory, reset_peak_memory
 from prunerecover.depth.arguments import DepthConfig
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.display.progress import progress
 from prunerecover.display.style import save_figure
 from prunerecover.files.atomic import write_text
@@ -117,13 +117,13 @@ class BoundaryPlan(PlanMethod):
         )
         return plan.model_copy(update={"evidence": {**plan.evidence, **SearchEvidence(search=cost).to_dict()}})
 
-    def _planner(self, task: PlanTask) -> DepthPlanner:
+    def _planner(self, task: PlanTask) -> DepthSearch:
         """Return the planner of splits, calibrated and scored at the start of a fit, as in `DepthPrune`."""
 
-        def start(trainer: pl.Trainer, module: pl.LightningModule) -> DepthPlanner:
+        def start(trainer: pl.Trainer, module: pl.LightningModule) -> DepthSearch:
             surgery = Surgery(trainer, module, task.target, task.calibration, self.depth.seed)
             config = dataclasses.replace(self.depth, loss=surgery.loss if self.depth.reads_loss else None)
-            planner = DepthPlanner(surgery.session(config.loss), TYPES, config)
+            planner = DepthSearch(surgery.session(config.loss), TYPES, config)
             if config.reads_loss:
                 planner.rank()  # the loss needs the training step of the fit
             return planner

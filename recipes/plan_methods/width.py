@@ -29,9 +29,9 @@ from prunerecover.recipes.plan_methods.base import BudgetArguments, PlanningMeth
 from prunerecover.recipes.plan_methods.width_page import page
 from prunerecover.width.allocation.cost_model import Cost
 from prunerecover.width.allocation.removal_order import removal_positions
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthArguments, WidthConfig
 from prunerecover.width.figure import plot_rankings
-from prunerecover.width.planner import WidthPlanner
 
 
 class WidthPlanArguments(BudgetArguments, WidthArguments, total=False):
@@ -66,7 +66,7 @@ class WidthMethod(PlanningMethod):
     def decide(self, surgery: Surgery) -> Plan:
         """Return the plan; scores are kept for the pages."""
         session = surgery.session(surgery.scoring_loss(self.config.loss))
-        return self._plan(WidthPlanner(session, self.planning.config_of(self.budget)))
+        return self._plan(WidthAllocator(session, self.planning.config_of(self.budget)))
 
     def write(self, plan: Plan, output: Path) -> None:
         """Write the plan, the page, the figures and the scores."""
@@ -83,7 +83,7 @@ class WidthMethod(PlanningMethod):
         names = {title: file.name for title, file in figures.items()}
         write_text(beside(output, ".md"), page(plan, self._dense, output.name, names))
 
-    def _plan(self, planner: WidthPlanner) -> Plan:
+    def _plan(self, planner: WidthAllocator) -> Plan:
         """Plan, and keep what the pages are written from."""
         plan = plan_with(planner, self.budget)
         importances = self.config.importances

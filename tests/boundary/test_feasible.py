@@ -18,7 +18,7 @@ from prunerecover.boundary.feasible import TYPES, CostLine, feasible_within, lay
 from prunerecover.boundary.plan_boundary import plan_boundary
 from prunerecover.boundary.search import BoundaryConfig, BoundarySearch
 from prunerecover.cost.macs import count_macs
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.model.batches import as_inputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
@@ -74,7 +74,7 @@ def activation_hurts(attention: int, activation: int) -> float:
 def test_a_share_is_met_with_what_units_leave() -> None:
     """Maps of removed attentions have a cost: a larger split is planned, without more runs."""
     model, told = build("timm"), Told(activation_hurts)
-    planner = DepthPlanner(Session(model, BATCHES), TYPES)
+    planner = DepthSearch(Session(model, BATCHES), TYPES)
     share = 4 * planner.share_of_one("attention", "macs")
     by_addition = feasible_within(planner, Budget(macs=share)).splits
     picked = BoundarySearch(planner, by_addition, told).run()[1]

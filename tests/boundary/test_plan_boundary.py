@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from prunerecover.boundary.designs import Split, feasible_splits
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.boundary.plan_boundary import PUBLISHED, plan_boundary
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.planning.plan_depth import plan_depth
@@ -147,7 +147,7 @@ def test_plans_of_one_planner_equal_plans_made_alone_in_any_order() -> None:
     removals = [{"attention": 2, "activation": 1}, {"activation": 3}, {"attention": 3, "activation": 3}]
     alone = [plan_depth(model, remove=removal, batches=BATCHES) for removal in removals]
     for order in ((2, 1, 0), (1, 0, 2)):
-        planner = DepthPlanner(Session(model, BATCHES), TYPES)
+        planner = DepthSearch(Session(model, BATCHES), TYPES)
         for i in order:
             plan = planner.plan(Budget(remove=removals[i]))
             assert plan.edits == alone[i].edits

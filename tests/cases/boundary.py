@@ -12,7 +12,7 @@ from prunerecover.boundary.designs import Split
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.boundary.search import Trial
 from prunerecover.depth.arguments import DepthConfig
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.plan.plan import Plan
 from prunerecover.session.session import Session
 
@@ -22,9 +22,9 @@ HOW = {"importance": "magnitude", "replace": "zero"}
 QUICK = {"batches": BATCHES, **HOW}
 
 
-def quick_planner(model: nn.Module, **how: Any) -> DepthPlanner:
+def quick_planner(model: nn.Module, **how: Any) -> DepthSearch:
     """Return a planner of splits without fits."""
-    return DepthPlanner(Session(model, BATCHES), TYPES, DepthConfig(**HOW, **how))
+    return DepthSearch(Session(model, BATCHES), TYPES, DepthConfig(**HOW, **how))
 
 
 Truth = Callable[[int, int], float]

@@ -15,8 +15,8 @@ from cases.sampling import one_in
 from prunerecover import Budget, Plan, apply_plan, merge, plan_depth
 from prunerecover.cost.macs import count_macs
 from prunerecover.depth.arguments import DepthConfig
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.depth.evidence import warn_of_excess
-from prunerecover.depth.planner import DepthPlanner
 from prunerecover.model.batches import as_inputs
 from prunerecover.plan.evidence import RemovedShare
 from prunerecover.session.session import Session
@@ -26,8 +26,8 @@ MODELS = (("timm", "zero"), ("timm", "calibrated"), ("llama", "zero"))
 
 
 @cache
-def planner(name: str, replace: str) -> DepthPlanner:
-    return DepthPlanner(Session(build(name), batches_of(name)), config=DepthConfig(replace=replace))
+def planner(name: str, replace: str) -> DepthSearch:
+    return DepthSearch(Session(build(name), batches_of(name)), config=DepthConfig(replace=replace))
 
 
 def removed_macs(name: str, plan: Plan, merged: bool) -> float:
@@ -66,7 +66,7 @@ def test_fitted_maps_of_gated_layers_are_counted_before_units_are_chosen(share: 
 
 def test_evidence_says_what_goes_before_and_after_merging() -> None:
     config = DepthConfig(replace="identity", ignore=["blocks.?", "*.attn", "*.mlp"])
-    found = DepthPlanner(Session(build("timm"), batches_of("timm")), config=config)
+    found = DepthSearch(Session(build("timm"), batches_of("timm")), config=config)
     plan = found.plan(Budget(macs=0.2))
     said = plan.evidence["removed_share"]
     assert said["live"] == pytest.approx(removed_macs("timm", plan, merged=False)) == 0
@@ -83,7 +83,7 @@ def test_evidence_says_what_was_asked_for_and_the_smallest_unit() -> None:
 def test_a_budget_that_units_cannot_come_near_is_exceeded_with_a_warning() -> None:
     """One attention of 9% and whole blocks of 24%: 35% is missed by 13 points."""
     config = DepthConfig(replace="zero", ignore=["blocks.?.mlp*", "blocks.[123].attn"])
-    found = DepthPlanner(Session(build("timm"), batches_of("timm")), config=config)
+    found = DepthSearch(Session(build("timm"), batches_of("timm")), config=config)
     match = r"removes 48.7% of the macs for a budget of 35.0%, although the smallest unit holds 9.4%: what comes nearer"
     with pytest.warns(UserWarning, match=match):
         plan = found.plan(Budget(macs=0.35))

@@ -17,7 +17,7 @@ from prunerecover import Budget, Plan, apply_plan, find_units, plan_depth
 from prunerecover.calibration.places import family_places
 from prunerecover.calibration.stand_in_fits import fits_alone, refit_in_order
 from prunerecover.depth.arguments import DepthConfig
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.divergence.registry import output_divergence
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import as_inputs, split_batches
@@ -101,7 +101,7 @@ def test_a_fit_aims_at_the_dense_stream_behind_earlier_removals(name: str, most:
 @pytest.mark.parametrize(("kind", "replace"), [("attention", "zero"), ("activation", "identity"), ("mlp", "zero")])
 def test_fitted_replacements_are_no_worse_than_plain_ones(kind: str, replace: str) -> None:
     planners = (
-        DepthPlanner(Session(build("timm_all"), batches_of("timm_all")), (kind,), DepthConfig(replace=how))
+        DepthSearch(Session(build("timm_all"), batches_of("timm_all")), (kind,), DepthConfig(replace=how))
         for how in ("calibrated", replace)
     )
     fitted, plain = ({unit.name: own.variants.held_out([unit]) for unit in own.units} for own in planners)
@@ -174,7 +174,7 @@ def test_padding_does_not_enter_the_divergence() -> None:
         "attention_mask": torch.cat([torch.ones(16, 9), torch.zeros(16, 4)], 1).long(),
     }
     config = DepthConfig(replace="zero")
-    first, second = (DepthPlanner(Session(build("llama"), [b]), ("block",), config).rank() for b in (inputs, padded))
+    first, second = (DepthSearch(Session(build("llama"), [b]), ("block",), config).rank() for b in (inputs, padded))
     assert first == pytest.approx(second, rel=1e-4)
 
 
@@ -183,7 +183,7 @@ def test_padding_does_not_enter_the_divergence() -> None:
 def test_what_is_left_together_is_tuned_on_the_output(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(batches: list[Tensor]) -> Plan:
         config = DepthConfig(search="greedy")
-        return DepthPlanner(Session(build("timm"), batches), (kind,), config).plan(Budget(remove={kind: 2}))
+        return DepthSearch(Session(build("timm"), batches), (kind,), config).plan(Budget(remove={kind: 2}))
 
     batches = batches_of("timm", n=128)
     tuned = plan(batches)
@@ -194,7 +194,7 @@ def test_what_is_left_together_is_tuned_on_the_output(kind: str, monkeypatch: py
 
 
 def test_the_divergence_without_units_is_that_of_their_plan() -> None:
-    planner = DepthPlanner(Session(build("timm"), batches_of("timm")), ("mlp",), DepthConfig(search="greedy"))
+    planner = DepthSearch(Session(build("timm"), batches_of("timm")), ("mlp",), DepthConfig(search="greedy"))
     plan = planner.plan(Budget(remove={"mlp": 2}))
     units = {unit.name: unit for unit in planner.units if unit.name in plan.removed["mlp"]}
     (last,) = plan.evidence["divergence"]

@@ -21,7 +21,7 @@ from prunerecover import (
 )
 from prunerecover.apply import refit_plan
 from prunerecover.depth.arguments import DepthConfig
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.model.replacements import Affine
 from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass
@@ -175,10 +175,10 @@ def test_what_is_fitted_is_tuned_on_the_output(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_earlier_budget_changes_no_later_plan() -> None:
     dense, config = network(Bent), DepthConfig(search="joint")
-    planner = DepthPlanner(Session(dense, samples()), ("block",), config)
+    planner = DepthSearch(Session(dense, samples()), ("block",), config)
     planner.plan(Budget(remove={"block": 3}))
     later = planner.plan(Budget(remove={"block": 2}))
-    alone = DepthPlanner(Session(dense, samples()), ("block",), config).plan(Budget(remove={"block": 2}))
+    alone = DepthSearch(Session(dense, samples()), ("block",), config).plan(Budget(remove={"block": 2}))
     assert later == alone
     assert all(torch.equal(later.tensors[key], value) for key, value in alone.tensors.items())
 

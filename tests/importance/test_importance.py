@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from prunerecover import apply_plan, find_units, plan_depth
 from prunerecover.depth.arguments import DepthConfig
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.data_free import random
@@ -48,7 +48,7 @@ def of(importance: Any, model: nn.Module, units: Sequence[Unit], batches: Sequen
 def in_planning(name: str, model: nn.Module, kinds: Sequence[str], batches: Sequence[Any], loss: Any = None) -> dict:
     """Return the scores of units by an importance of networks without units, which planning makes."""
     config = DepthConfig(importance=name, loss=loss, replace="zero")
-    return DepthPlanner(Session(model, batches, loss=loss), kinds, config).rank()
+    return DepthSearch(Session(model, batches, loss=loss), kinds, config).rank()
 
 
 def units_of(model: nn.Module, name: str, *kinds: str) -> tuple[Unit, ...]:

@@ -150,7 +150,7 @@ def not_again(*_: object, **__: object) -> None:
 @pytest.mark.slow
 def test_width_takes_them_for_every_budget(vit: nn.Module, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = plan_width(vit, Budget(macs=0.2), batches=LABELLED)
-    monkeypatch.setattr("prunerecover.width.planner.compute_importances", not_again)
+    monkeypatch.setattr("prunerecover.width.allocator.compute_importances", not_again)
     assert plan_width(vit, Budget(macs=0.2), batches=LABELLED, scores=file).edits == wanted.edits
 
 

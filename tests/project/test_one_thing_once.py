@@ -30,6 +30,14 @@ X = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 LABELLED = [(X, torch.arange(8) % 4)]
 
 
+def test_one_class_is_called_planner() -> None:
+    files = chain.from_iterable((ROOT / folder).rglob("*.py") for folder in FOLDERS)
+    names = [
+        node.name for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)
+    ]
+    assert [name for name in names if name.endswith("Planner")] == ["Planner"]
+
+
 def imported() -> list[tuple[str, str, str]]:
     """Return file, module and name of each import of a possible mode or observer."""
     found = []

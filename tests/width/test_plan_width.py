@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from prunerecover import Budget, Plan, apply_plan, find_groups, plan_depth, plan_width
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthRule
-from prunerecover.width.planner import WidthPlanner
 
 
 @pytest.fixture
@@ -24,15 +24,15 @@ def batches() -> Batches:
 
 
 @pytest.fixture(scope="module")
-def planner() -> WidthPlanner:
+def planner() -> WidthAllocator:
     """Return a planner for all budgets, which keeps its measurements."""
-    return WidthPlanner(Session(cnn(), labelled_batches()))
+    return WidthAllocator(Session(cnn(), labelled_batches()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("allocation", ["per_cost", "fair_pruner", "uniform", "global"])
 @pytest.mark.parametrize("cost", ["macs", "params"])
-def test_budgets_are_met_to_a_unit(planner: WidthPlanner, allocation: Any, cost: str) -> None:
+def test_budgets_are_met_to_a_unit(planner: WidthAllocator, allocation: Any, cost: str) -> None:
     model = cnn()
     for share in (0.1, 0.5):
         plan = planner.plan(Budget(**{cost: share}), WidthRule(allocation=allocation))
@@ -68,7 +68,7 @@ def test_the_mode_that_the_caller_is_in_does_not_matter(batches: Batches, mode: 
     with mode:
         given = [(x.clone(), y.clone()) for x, y in batches]  # inference tensors, in inference mode
         assert plan_width(model, Budget(macs=0.3), batches=given) == plan
-        planner = WidthPlanner(Session(model, given))
+        planner = WidthAllocator(Session(model, given))
         planner.scores("gate_taylor")
         found = planner.plan(Budget(macs=0.3))
         assert find_groups(model, IMAGE).groups == planner.groups
@@ -101,7 +101,7 @@ def test_lists_of_images_plan_as_batched_ones(batches: Batches, allocation: Any)
 def test_budgets_in_units_leave_other_kinds_alone(batches: Batches) -> None:
     plan = plan_width(vit(), Budget(remove={"neuron": 7}), batches=batches)
     assert {edit.kind for edit in plan.edits} == {"neuron"}
-    planner = WidthPlanner(Session(vit(), batches))
+    planner = WidthAllocator(Session(vit(), batches))
     assert {edit.kind for edit in planner.plan(Budget(remove={"head": 2})).edits} == {"head"}
 
 
@@ -143,7 +143,7 @@ def test_what_was_narrowed_once_can_be_narrowed_again(batches: Batches) -> None:
 
 def test_tolerance_by_the_book(batches: Batches) -> None:
     model = cnn()
-    planner = WidthPlanner(Session(model, batches))
+    planner = WidthAllocator(Session(model, batches))
     plan = planner.plan(rule=WidthRule(allocation="fair_pruner", tolerance=0.3))
     low, high = planner.scores("u_score", "r_score")
     for group in planner.groups:

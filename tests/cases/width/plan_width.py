@@ -14,8 +14,8 @@ from prunerecover.model.batches import CalibrationSet, split_batches
 from prunerecover.plan.edits import Edit
 from prunerecover.recipes.networks.cifar_resnet import CifarResNet
 from prunerecover.session.session import Session
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthRule
-from prunerecover.width.planner import WidthPlanner
 
 Batches = list[tuple[Tensor, Tensor]]
 IMAGE = torch.zeros(1, 3, 16, 16)
@@ -84,6 +84,6 @@ def narrowed(make: Any, share: float = 0.3) -> tuple[nn.Module, tuple[Edit, ...]
     """Return a model, the edits of a plan in width, the fitted tensors, and the fitting samples."""
     torch.manual_seed(0)
     model = spread(make().eval())
-    planner = WidthPlanner(Session(model, [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]))
+    planner = WidthAllocator(Session(model, [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]))
     plan = planner.decided(Budget(params=share), WidthRule(allocation="uniform", importance="gate_taylor"))
     return model, plan.edits, dict(plan.tensors), split_batches(list(IMAGES.split(8)), CPU)

@@ -10,7 +10,7 @@ from cases.models.tiny import tiny_llama
 from torch import Tensor, nn
 
 from prunerecover.depth.arguments import DepthConfig
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.model.copies import share_copy
 from prunerecover.model.hooks import recording
 from prunerecover.session.session import Session
@@ -20,11 +20,11 @@ KINDS = ("attention", "layer")
 
 
 @pytest.fixture(scope="module")
-def planner() -> DepthPlanner:
+def planner() -> DepthSearch:
     model = tiny_llama().eval()
     ids = torch.randint(16, (8, 6), generator=torch.Generator().manual_seed(0))
     config = DepthConfig(importance="block_output_angle", search="two_to_one", replace="zero")
-    return DepthPlanner(Session(model, [{"input_ids": ids[:3]}, {"input_ids": ids[3:]}]), KINDS, config)
+    return DepthSearch(Session(model, [{"input_ids": ids[:3]}, {"input_ids": ids[3:]}]), KINDS, config)
 
 
 def block_output(network: nn.Module, block: str, batches: list[Tensor]) -> Tensor:
@@ -37,7 +37,7 @@ def block_output(network: nn.Module, block: str, batches: list[Tensor]) -> Tenso
 
 
 @pytest.mark.slow
-def test_scores_equal_those_of_whole_runs(planner: DepthPlanner) -> None:
+def test_scores_equal_those_of_whole_runs(planner: DepthSearch) -> None:
     scores = planner.rank()
     batches = [batch.kwargs["input_ids"] for batch in planner.session.samples.all_samples]
     for unit in planner.units:

@@ -24,7 +24,7 @@ def test_the_scores_serve_plans_in_depth_and_width(
     scores = f"--method.scores={tmp_path / 'all.scores.safetensors'}"
     width = run(tmp_path, "--method=per_cost", "--method.macs=0.3")
     depth = run(tmp_path, "--method=depth", "--method.remove={block: 1}")
-    monkeypatch.setattr("prunerecover.width.planner.compute_importances", None)
+    monkeypatch.setattr("prunerecover.width.allocator.compute_importances", None)
     assert run(tmp_path, "--method=per_cost", "--method.macs=0.3", scores).edits == width.edits
     assert run(tmp_path, "--method=depth", "--method.remove={block: 1}", scores).edits == depth.edits
 

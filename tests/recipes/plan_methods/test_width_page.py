@@ -19,7 +19,7 @@ from prunerecover import Plan, apply_plan
 from prunerecover.recipes.plan_methods import width as width_plan
 from prunerecover.recipes.plan_methods.width import FairPrunerPlan
 from prunerecover.session.session import Session
-from prunerecover.width.planner import WidthPlanner
+from prunerecover.width.allocator import WidthAllocator
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_rankings_of_strata_are_those_in_which_their_experts_go(
     ids = [torch.randint(3, 61, (4, 9), generator=torch.Generator().manual_seed(i)) for i in range(4)]
     batches = [{"input_ids": rows, "labels": rows} for rows in ids]
     method = FairPrunerPlan(remove={"expert": 8}, importance=("random", "gate_taylor"), replace="zero")
-    planner = WidthPlanner(
+    planner = WidthAllocator(
         Session(tiny_mixture("deepseek_v3"), batches), dataclasses.replace(method.config, kinds=("expert",))
     )
     plan = method._plan(planner)

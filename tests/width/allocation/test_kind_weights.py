@@ -30,10 +30,10 @@ from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.allocation.by_importance import per_cost
 from prunerecover.width.allocation.kind_weights import KindWeights, best_kind_weights, number_of_trials
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
-from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.tuning import EPOCHS
 
 
@@ -81,7 +81,7 @@ def test_kinds_are_found_one_after_the_other_and_damping_last(damping: float) ->
     assert len(asked) == len({str(tried) for tried in asked}) == number_of_trials(list(best))
 
 
-def divergence_of(model: nn.Module, planner: WidthPlanner, rate: float, damping: float, batches: Batches) -> float:
+def divergence_of(model: nn.Module, planner: WidthAllocator, rate: float, damping: float, batches: Batches) -> float:
     """Return the divergence at a rate, narrowed by hand without the planner's cache."""
     (scores,) = planner.scores("gate_taylor")
     network = deep_copy(model)
@@ -97,7 +97,7 @@ def divergence_of(model: nn.Module, planner: WidthPlanner, rate: float, damping:
 
 def test_nothing_that_was_tried_beats_what_is_in_the_plan() -> None:
     model, batches = vit(), labelled_batches()
-    planner = WidthPlanner(Session(model, batches))
+    planner = WidthAllocator(Session(model, batches))
     evidence = planner.plan(Budget(macs=0.4)).evidence
     rates, damping = evidence["rates"], evidence["damping"]
     assert list(rates) == KINDS
@@ -207,7 +207,7 @@ def test_outputs_that_cannot_be_compared_leave_kinds_as_scored(model: Boxes) -> 
 def test_experts_are_weighed_for_parameters_alone() -> None:
     ids = torch.randint(40, (8, 6), generator=torch.Generator().manual_seed(0))
     config = WidthConfig(kinds=("head", "neuron", "expert"))
-    planner = WidthPlanner(Session(tiny_mixture("qwen3_moe"), [{"input_ids": ids, "labels": ids}]), config)
+    planner = WidthAllocator(Session(tiny_mixture("qwen3_moe"), [{"input_ids": ids, "labels": ids}]), config)
     assert "expert" not in planner.plan(Budget(macs=0.1)).evidence.get("rates", {})
     assert "expert" in planner.plan(Budget(params=0.2)).evidence["rates"]
 
@@ -221,7 +221,7 @@ def test_a_trial_spreads_its_samples_over_sorted_batches() -> None:
 def test_budgets_that_are_near_are_weighed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     monkeypatch.setattr(PrunedOutput, "divergence", lambda *_: asked.append(1.0) or float(len(asked)))
-    planner = WidthPlanner(Session(vit(), labelled_batches()))
+    planner = WidthAllocator(Session(vit(), labelled_batches()))
     for share, trials in ((0.3, 1), (0.32, 1), (0.36, 2)):
         planner.decided(Budget(macs=share))
         assert len(asked) == trials * number_of_trials(KINDS)

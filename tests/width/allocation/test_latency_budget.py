@@ -18,8 +18,8 @@ from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.saved_cost import TIMED, DenseCost
 from prunerecover.width.allocation.by_importance import uniform
 from prunerecover.width.allocation.latency_budget import STEPS, cheapest
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.groups.rounding import BLOCK
-from prunerecover.width.planner import WidthPlanner
 
 
 def network() -> nn.Module:
@@ -192,5 +192,5 @@ def test_latency_is_measured_without_the_loss() -> None:
     from cases.models.tiny import tiny_llama
 
     ids = torch.randint(10, (2, 6))
-    planner = WidthPlanner(Session(tiny_llama(), [{"input_ids": ids, "labels": ids}]))
+    planner = WidthAllocator(Session(tiny_llama(), [{"input_ids": ids, "labels": ids}]))
     assert planner.session.first.kwargs.keys() == {"input_ids"}

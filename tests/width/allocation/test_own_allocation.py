@@ -22,8 +22,8 @@ from prunerecover.session.session import Session
 from prunerecover.width.allocation.by_importance import lowest, per_cost, uniform
 from prunerecover.width.allocation.cost_model import Cost, CostModel
 from prunerecover.width.allocation.registry import ALLOCATIONS, RegisteredAllocation, register_allocation
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthRule
-from prunerecover.width.planner import WidthPlanner
 
 
 def planned(model: Any = None, **arguments: Any) -> Plan:
@@ -33,7 +33,7 @@ def planned(model: Any = None, **arguments: Any) -> Plan:
 
 def test_a_callable_decides_what_goes() -> None:
     model = cnn()
-    planner = WidthPlanner(Session(model, labelled_batches()))
+    planner = WidthAllocator(Session(model, labelled_batches()))
     (scores,) = planner.scores("gate_taylor")
     plan = planner.plan(Budget(macs=0.1), WidthRule(allocation=least_of_each, importance="gate_taylor"))
     narrowed = {edit.unit: list(edit.gone) for edit in plan.edits if edit.op == "narrow"}
@@ -88,7 +88,7 @@ def test_a_callable_decides_in_a_fit_and_a_resumed_run_knows_it(tmp_path: Path) 
 
 def test_a_recipe_plans_by_it() -> None:
     method = PerCostPlan(macs=0.1, allocation=least_of_each)
-    plan = method._plan(WidthPlanner(Session(vit(), labelled_batches()), method.config))
+    plan = method._plan(WidthAllocator(Session(vit(), labelled_batches()), method.config))
     assert {len(edit.gone) for edit in plan.edits} == {1}
 
 

@@ -16,10 +16,10 @@ from prunerecover.model.batches import ModelInputs, split_batches
 from prunerecover.plan.edits import Narrow
 from prunerecover.session.pruned_output import judge_of
 from prunerecover.session.session import Session
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthRule
 from prunerecover.width.compensation import fit_compensation, fitted_tensors, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
-from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.tuning import tuned_tensors
 
 IMAGES = torch.randn(32, 3, 16, 16, generator=torch.Generator().manual_seed(3))
@@ -124,7 +124,7 @@ def test_moments_that_a_planner_keeps_give_what_the_edits_alone_do(make: Any) ->
     model = make()
     x = torch.randn(64, 6) if make is Both else IMAGES
     batches = [(x, torch.arange(len(x)) % 3)]
-    planner = WidthPlanner(Session(model, batches))
+    planner = WidthAllocator(Session(model, batches))
     plan = planner.decided(Budget(params=0.3), WidthRule(allocation="uniform"))  # before they are tuned
     narrowing = [edit for edit in plan.edits if isinstance(edit, Narrow)]
     found = fit_compensation(model, narrowing, split_batches([x], x.device).fit)

@@ -18,7 +18,7 @@ from prunerecover.session.pruned_output import judge_of
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width import tuning
-from prunerecover.width.planner import WidthPlanner
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.taken_over import TakenOver, taken_over
 from prunerecover.width.tuning import tuned_tensors
 
@@ -102,7 +102,7 @@ def test_what_a_user_plans_is_tuned_and_the_same_each_time() -> None:
     batches = [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]
     plans = [plan_width(spread(vit()), Budget(macs=0.4), batches=batches, allocation="per_cost") for _ in range(2)]
     assert all(torch.equal(plans[1].tensors[key], value) for key, value in plans[0].tensors.items())
-    untuned = WidthPlanner(Session(spread(vit()), batches)).decided(Budget(macs=0.4))
+    untuned = WidthAllocator(Session(spread(vit()), batches)).decided(Budget(macs=0.4))
     assert untuned.edits == plans[0].edits
     inputs = torch.randn(64, 3, 16, 16, generator=torch.Generator().manual_seed(4))
     divergences = []

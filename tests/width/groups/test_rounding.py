@@ -17,9 +17,9 @@ from torch import nn
 from prunerecover import Budget, Plan, apply_plan, plan_width
 from prunerecover.plan.groups import Group
 from prunerecover.session.session import Session
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthRule
 from prunerecover.width.groups.rounding import rounded
-from prunerecover.width.planner import WidthPlanner
 
 IDS = torch.randint(3, 61, (8, 9), generator=torch.Generator().manual_seed(0))
 TEXT = [{"input_ids": IDS, "labels": IDS}]
@@ -41,7 +41,7 @@ def settings(allocation: str) -> dict[str, Any]:
     return {"allocation": allocation, "importance": importance, "replace": "zero"}
 
 
-def saved(planner: WidthPlanner, plan: Plan, cost: str, change: dict[str, int] | None = None) -> float:
+def saved(planner: WidthAllocator, plan: Plan, cost: str, change: dict[str, int] | None = None) -> float:
     """Return the removed share, with some groups larger than planned."""
     kept = {group.name: group.kept + (change or {}).get(group.name, 0) for group in plan.kept_groups}
     return float(1 - getattr(planner.costs.total(kept), cost) / getattr(planner.costs.full, cost))
@@ -60,7 +60,7 @@ def test_widths_are_multiples_and_the_budget_is_met(allocation: str, cost: str) 
 
 @pytest.mark.parametrize("allocation", ["per_cost", "global"])
 def test_no_step_goes_that_the_budget_does_not_need(allocation: str) -> None:
-    planner = WidthPlanner(Session(wide(), labelled_batches()))
+    planner = WidthAllocator(Session(wide(), labelled_batches()))
     plan = planner.plan(Budget(macs=0.4), WidthRule(round_to=16, **settings(allocation)))
     assert saved(planner, plan, "macs") >= 0.4
     for group in plan.kept_groups:

@@ -1,4 +1,4 @@
-"""Planner of several budgets in width for one model: groups, costs and scores are found once.
+"""Allocations of budgets in width, by named rules: groups, costs and scores of one model are found once.
 
 The default removes by gate-Taylor per cost, the best rule in our measurements; relative weights of the kinds of units
 are tried (`kind_weights`), and channels of networks with BatchNorm go in the order of `channel_order`.
@@ -55,8 +55,8 @@ from prunerecover.width.needed_experts import warn_of_needed_experts
 NEAR = 0.03  # difference in cost between a plan and its correction
 
 
-class WidthPlanner:
-    """Planner of several budgets for one model, with shared results computed once.
+class WidthAllocator:
+    """Allocations of several budgets among the groups of one model, with shared results computed once.
 
     Args:
         session: Network and samples.

@@ -1,4 +1,4 @@
-"""Planner of depth by search, for any network: replacements of units, choice of units, and the plan."""
+"""Searches in depth by name, for any network: replacements of units, choice of units, and the plan."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.saved_cost import CLOCKS
 
 
-class DepthPlanner:
-    """Planner of several budgets for one network; shared work is done once.
+class DepthSearch:
+    """Searches by name for units of depth to remove, for several budgets of one network; shared work is done once.
 
     Args:
         session: Network and samples.
