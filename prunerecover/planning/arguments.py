@@ -20,8 +20,6 @@ from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.experts import find_experts
 from prunerecover.width.groups.rounding import RoundTo
 
-SAMPLES = 256  # to choose variants by: more cost time, and serve the tuning better
-
 
 @dataclass(frozen=True, kw_only=True)
 class PruningConfig:

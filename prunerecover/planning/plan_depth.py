@@ -26,7 +26,7 @@ from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import DepthEvidence, RemovedShare
 from prunerecover.plan.plan import Plan
-from prunerecover.planning.arguments import SAMPLES, PruningConfig
+from prunerecover.planning.arguments import PruningConfig
 from prunerecover.planning.budget_search import BudgetSearch, Candidate
 from prunerecover.planning.kept import kept_plan
 from prunerecover.planning.planner import Planner
@@ -152,7 +152,7 @@ def _in_shares(session: Session, budget: Budget, config: DepthConfig) -> Plan:
     """Return the plan of a budget in shares or units: out of the library where the library serves, else by a search."""
     if _is_usual(session, budget, config):
         try:
-            planner = _library_planner(session.on_first(SAMPLES), budget, config)
+            planner = _library_planner(session, budget, config)
             with session.evaluating():
                 serves = session.output.comparable and planner.unscored.fits_depth
             if serves:

@@ -14,7 +14,7 @@ from prunerecover.importance.measuring.losses import Loss
 from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
-from prunerecover.planning.arguments import SAMPLES, PruningConfig, check_costs
+from prunerecover.planning.arguments import PruningConfig, check_costs
 from prunerecover.planning.budget_search import BudgetSearch
 from prunerecover.planning.kept import kept_budget
 from prunerecover.planning.planner import Planner
@@ -99,7 +99,7 @@ def joint_plan(session: Session, budget: Budget, config: PruningConfig, evaluate
         config: All other arguments of `plan_pruning`.
         evaluate: Function that recovers, as in `plan_pruning`.
     """
-    costs, session = tuple(check_costs(budget).costs), session.on_first(SAMPLES)
+    costs = tuple(check_costs(budget).costs)
 
     def plan(shares: Budget) -> Plan:
         planner = Planner(session, costs, config)

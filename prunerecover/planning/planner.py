@@ -40,18 +40,20 @@ from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.groups.discovery import look_for_groups
 from prunerecover.width.groups.rounding import rounded
 
+SAMPLES = 256  # to choose variants by: more cost time, and serve the tuning better
+
 
 class Planner:
     """Planner of budgets over depth and width for a network; shared work is done once.
 
     Args:
-        session: Network and samples.
+        session: Network and samples; the first 256 choose, the rest serve the tuning.
         costs: Name of the cost of the budgets, or names of several.
         config: All other arguments of `plan_pruning`.
         width: Groups with scores; None: found and scored here.
 
     Attributes:
-        session: Network and samples.
+        session: Network, and the samples to choose by.
         budgeted: Names of the costs.
         why_no_depth: Reason why no unit of depth can go, or "".
         why_no_width: Reason why no unit of width can go, or "".
@@ -70,6 +72,7 @@ class Planner:
         width: WidthAllocator | None = None,
     ) -> None:
         self.budgeted = (costs,) if isinstance(costs, str) else tuple(costs)
+        session = session.on_first(SAMPLES)
         self.session, self.config = session, config
         self.store, self._begun = SearchStore(config.store, session.device), False
         kinds = config.width_kinds(session.model, self.budgeted)
