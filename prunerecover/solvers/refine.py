@@ -65,13 +65,14 @@ class Refiner:
         """
         best = State(self.library, self._first()) if start is None else self._moved(start)
         with progress("refining the choice", rounds) as advance:
-            for _ in range(rounds):
+            for number in range(rounds):
+                if number and self._correct(best.names, clock=True) < -CLOCKS:
+                    best = self._moved(best)
                 found = self.better(best)
                 advance()
                 if found is None:
                     break
-                short = self._correct(found.names, clock=True) < -CLOCKS
-                best = self._moved(found) if short else found
+                best = found
         if not isfinite(best.divergence):
             raise Refusal(
                 "variants whose networks run and give finite outputs of the dense shape",
