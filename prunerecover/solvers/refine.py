@@ -7,7 +7,7 @@ fitted and scored behind the choice, and the program may change a few sites at o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import isfinite
+from math import ceil, isfinite
 
 from prunerecover.display.progress import progress
 from prunerecover.library.library import Library
@@ -23,6 +23,8 @@ CHANGES = (10, 6, 4, 2)  # sites that may change at once
 VIEWS = ((0.7, 1.0), (0.4, 1.0), (0.1, 1.0), (0.4, 0.5))  # of options, more and more in their favour: tried in turn.
 # The first number is the part of a guessed increase that an option may add in truth, the second the part of a measured
 # increase, which is less where another site is given back.
+EASY, STEP = 0.25, 0.125  # shares: up to the first, scores alone are a good start; more goes step by step
+MOVES = 2  # rounds more, of a choice that saves too little by the clock
 BETTER = 1e-4  # of the divergence
 TRIES = 6  # at a choice that really saves enough, of options that are all measured
 WALKS = 2  # of the nearby choices of a view, the best first, fitted in order until a choice is better
@@ -63,16 +65,14 @@ class Refiner:
         Raises:
             Refusal: If no choice saves enough, or the network fails without the variants together.
         """
-        best = State(self.library, self._first()) if start is None else self._moved(start)
+        whole, best = self.need, start
+        parts = self._parts() if start is None else [1.0]
         with progress("refining the choice", rounds) as advance:
-            for number in range(rounds):
-                if number and self._correct(best.names, clock=True) < -CLOCKS:
-                    best = self._moved(best)
-                found = self.better(best)
-                advance()
-                if found is None:
-                    break
-                best = found
+            for part in parts:
+                self.need = {cost: part * share for cost, share in whole.items()}
+                best = State(self.library, self._first()) if best is None else self._moved(best, clock=True)
+                best = self._refined(best, 1 if part < 1 else max(1, rounds + 1 - len(parts)), advance)
+        assert best is not None, "there is a part"
         if not isfinite(best.divergence):
             raise Refusal(
                 "variants whose networks run and give finite outputs of the dense shape",
@@ -80,6 +80,33 @@ class Refiner:
                 "Lower the budget, or ignore some of the sites.",
             )
         return best
+
+    def _parts(self) -> list[float]:
+        """Return parts of the need to choose for one after the other, up to the whole.
+
+        What sites cost together shows where less goes: the choice for a part is a better start than scores alone.
+        """
+        most = max(self.need.values(), default=0.0)
+        if self.alone.program.exact or most <= EASY:
+            return [1.0]
+        steps = ceil((most - EASY) / STEP)
+        return [(EASY + step * (most - EASY) / steps) / most for step in range(steps)] + [1.0]
+
+    def _refined(self, best: State, rounds: int, advance: Callable[[], None]) -> State:
+        """Return a choice refined for the present need, while the divergence falls; the clock is read in between."""
+        enough: State | None = None
+        for number in range(rounds + MOVES + 1):
+            short = self._correct(best.names, clock=True) < -CLOCKS
+            enough = enough if short else best
+            if number == rounds + MOVES or (number >= rounds and not short):
+                break
+            best, short = self._moved(best) if short else best, False
+            found = self.better(best)
+            advance()
+            if found is None:
+                break
+            best = found
+        return best if enough is None or not short else enough
 
     def better(self, best: State) -> State | None:
         """Return a nearby choice of less divergence; None if none is found."""
@@ -101,8 +128,10 @@ class Refiner:
                     return found
         return None
 
-    def _moved(self, start: State) -> State:
+    def _moved(self, start: State, *, clock: bool = False) -> State:
         """Return the choice of least score near an earlier choice, or far away if none nearby saves enough."""
+        if clock:
+            self._correct(start.names, clock=True)
         scores = scores_on_top(self.alone.program, Nearby(start))
         scores.guesses = guesses_on_top(increases_on_top(self.alone.program, start, self._before), VIEWS[0][0])
         names = self._near(scores, start, CHANGES[0])

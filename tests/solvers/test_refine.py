@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -119,6 +120,20 @@ def test_a_better_choice_that_saves_too_little_by_the_clock_gives_way_to_a_large
     found = Refiner(library, timed, {"latency": 0.4}, measure).run()
     assert read[:2] == [{"a", "b"}, {"a", "c"}]
     assert gone(found.names) == set(SITES)
+
+
+@pytest.mark.parametrize(("share", "parts"), [(0.2, [0.2]), (0.5, [0.25, 0.375, 0.5])])
+def test_more_than_a_quarter_is_chosen_step_by_step(share: float, parts: list[float]) -> None:
+    library: Any = Interacting(0.0)
+    asked: list[float] = []
+
+    def results(what: str, names: Any, measure: Any, *_: Any, **__: Any) -> list[Any]:
+        asked.extend([ast.literal_eval(names[0][0])["macs"]] if what == "solution" else [])  # a mapping, as text
+        return [measure(n) for n in range(len(names))]
+
+    library.store.results = results
+    Refiner(library, program(), {"macs": share}).run()
+    assert list(dict.fromkeys(asked)) == pytest.approx(parts)
 
 
 def test_a_choice_for_more_begins_where_the_last_one_ended() -> None:
