@@ -22,7 +22,7 @@ from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.model.paths import get_module
 from prunerecover.surgery.apply_edits import apply_edits
 
-EPOCHS = 3
+EPOCHS = 4, 3  # without further samples, and with them
 STEPS = 8  # in an epoch, at least
 MOST = 1280  # outputs, such as of an image each: with fewer, further samples are taken
 SAMPLES = 4, 16  # in a step: as many as leave so many steps, within these bounds
@@ -100,7 +100,8 @@ def _tuned_at(
         return scorer.divergence(_with(chosen, {key: one.value for key, one in held.items()}))
 
     values = list(held.values())
-    how: dict[str, Any] = {"epochs": EPOCHS, "first": 1.0, "check": check, "what": "what was fitted"}
+    epochs = EPOCHS[len(steps) > check]
+    how: dict[str, Any] = {"epochs": epochs, "first": 1.0, "check": check, "what": "what was fitted"}
     found, best = tuned_on_output(network, values, steps, dense, divergence, **how)
     return (_with(chosen, dict(zip(held, best, strict=True))) if best else chosen), found
 
