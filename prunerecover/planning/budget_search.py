@@ -58,14 +58,14 @@ class BudgetSearch:
 
     Attributes:
         tried: Attempts in order.
-        candidates: Plans by the share of the budget that depth takes.
+        candidates: Plans by the number of the attempt.
     """
 
     def __init__(self, planner: Planner, budget: Budget, evaluate: Evaluate | None = None) -> None:
         self.planner, self.budget, self.evaluate = planner, budget, evaluate
         self.wanted = budget.shares
         self.tried: list[TriedSplit] = []
-        self.candidates: dict[float, Candidate] = {}
+        self.candidates: dict[int, Candidate] = {}
 
     def run(self) -> Plan:
         """Return the best plan.
@@ -89,7 +89,7 @@ class BudgetSearch:
         best = self._best()
         for message in self.candidates[best].warnings:
             warnings.warn(message, stacklevel=6)
-        return self._described(best, self.candidates[best])
+        return self._described(self.tried[best].depth, self.candidates[best])
 
     @property
     def is_lonely(self) -> bool:
@@ -115,7 +115,7 @@ class BudgetSearch:
         share = depth_share(self.planner.session, self.planner.budgeted[0], found.plan) if share is None else share
         divergence = None if self.evaluate is not None else found.divergence
         self.tried.append(TriedSplit(depth=share, divergence=divergence, saved=_told(found.saved)))
-        self.candidates[share] = found
+        self.candidates[len(self.tried) - 1] = found
 
     def together(self) -> Candidate:
         """Return the plan of depth and width together, made again while it misses the budget as measured."""
@@ -174,18 +174,17 @@ class BudgetSearch:
         if self.evaluate is None:
             return
         able = [i for i, one in enumerate(self.tried) if not one.refused]
-        trials = [Trial(self.candidates[self.tried[i].depth].plan, self.planner.config.seed) for i in able]
+        trials = [Trial(self.candidates[i].plan, self.planner.config.seed) for i in able]
         for i, accuracy in zip(able, accuracies_of(self.evaluate, trials), strict=True):
             self.tried[i] = self.tried[i].model_copy(update={"accuracy": float(accuracy)})
 
-    def _best(self) -> float:
-        able = sorted((one for one in self.tried if not one.refused), key=lambda one: one.depth)
-        if not able:
+    def _best(self) -> int:
+        if not self.candidates:
             reasons = " ".join(dict.fromkeys(one.refused for one in self.tried))
             raise ValueError(
                 f"Expected a budget that depth and width can meet, but {self.budget.to_dict()} is not one. {reasons}"
             )
-        return min(able, key=_behind).depth
+        return min(sorted(self.candidates, key=lambda i: self.tried[i].depth), key=lambda i: _behind(self.tried[i]))
 
     def _described(self, share: float, found: Candidate) -> Plan:
         """Return the plan as one for the whole budget."""

@@ -78,11 +78,12 @@ def test_a_rate_that_is_too_large_gives_way_to_a_smaller_one(monkeypatch: pytest
     library, session, found = planner.library, planner.session, dict[tuple[float, ...], float]()
     state = chosen(planner, {"blocks.0.mlp": "16 of 64 neurons", "blocks.1.attn": "affine"})
     with session.evaluating():
-        for rates in ((1e6,), (1e6, 2e-2), (2e-2,)):
+        for rates in ((1e6,), (1e6, 3e-3), (3e-3,)):
             monkeypatch.setattr(tuning, "RATES", rates)
-            _, found[rates] = tuned(session.model, library.maker, state.chosen, session.samples.fit, library.scorer)
+            how = state.chosen, session.samples.fit, library.scorer, session.further
+            _, found[rates] = tuned(session.model, library.maker, *how)
     assert found[1e6,] == pytest.approx(state.divergence)
-    assert found[1e6, 2e-2] == found[2e-2,] < 0.95 * state.divergence
+    assert found[1e6, 3e-3] == found[3e-3,] < 0.95 * state.divergence
 
 
 def test_counted_shares_are_those_of_narrowed_copies() -> None:

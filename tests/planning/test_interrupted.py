@@ -163,7 +163,7 @@ def test_a_frontier_goes_on_and_its_plans_too(tmp_path: Path, interrupts: Interr
     assert same(again.plan(0.5), plan)
     interrupts.begin()
     assert same(planned(small(), store=tmp_path), plan)
-    assert interrupts.computed <= 1, "the program, with the scores that were measured for one budget alone"
+    assert interrupts.computed < results_in(tmp_path) / 2, "choices with the scores measured for one budget alone"
 
 
 def test_a_store_that_is_no_folder_is_refused(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ def test_most_accurate_candidate_is_planned_whatever_its_output_is() -> None:
         plan = plan_pruning(vit(), THIRD, batches=images(4), kinds=KINDS, evaluate=evaluate, seed=3)
         found = SplitEvidence.of(plan.evidence)
         trials = [trial for some in asked for trial in some]
-        assert {0.0, 1.0} < {one.depth for one in found.splits}, "either alone, and both together"
+        assert {0.0, 1.0} <= {one.depth for one in found.splits}, "either alone, and both together"
+        assert len(found.splits) == 3
         assert [one.accuracy for one in found.splits] == [sign * neurons(trial.plan) for trial in trials]
         assert all(one.divergence is None for one in found.splits)
         assert {trial.seed for trial in trials} == {3}
