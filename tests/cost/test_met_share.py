@@ -161,7 +161,7 @@ def test_few_pairs_are_enough_if_they_agree(spread: float, asked: list[int], mon
 
 
 def test_few_samples_are_the_first_ones() -> None:
-    cost = DenseCost(build("timm"), "latency", as_inputs(torch.arange(20.0)))
+    cost = DenseCost(build("timm"), "latency", as_inputs(torch.arange(3.0 * TIMED)))
     few = cost.on_few
     assert few.example.args[0].tolist() == list(range(TIMED))
     assert (few.model, few.cost) == (cost.model, cost.cost)
@@ -169,7 +169,7 @@ def test_few_samples_are_the_first_ones() -> None:
 
 
 def test_other_devices_are_timed_on_all_samples() -> None:
-    cost = DenseCost(build("timm").to("meta"), "latency", as_inputs(torch.arange(20.0)))
+    cost = DenseCost(build("timm").to("meta"), "latency", as_inputs(torch.arange(3.0 * TIMED)))
     assert cost.on_few is cost
 
 
