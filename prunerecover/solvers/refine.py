@@ -70,7 +70,7 @@ class Refiner:
         with progress("refining the choice", rounds) as advance:
             for part in parts:
                 self.need = {cost: part * share for cost, share in whole.items()}
-                best = State(self.library, self._first()) if best is None else self._moved(best, clock=True)
+                best = State(self.library, self._first()) if best is None else self._moved(best)
                 best = self._refined(best, 1 if part < 1 else max(1, rounds + 1 - len(parts)), advance)
         assert best is not None, "there is a part"
         if not isfinite(best.divergence):
@@ -128,10 +128,9 @@ class Refiner:
                     return found
         return None
 
-    def _moved(self, start: State, *, clock: bool = False) -> State:
+    def _moved(self, start: State) -> State:
         """Return the choice of least score near an earlier choice, or far away if none nearby saves enough."""
-        if clock:
-            self._correct(start.names, clock=True)
+        self._correct(start.names, clock=True)  # read once for each choice
         scores = scores_on_top(self.alone.program, Nearby(start))
         scores.guesses = guesses_on_top(increases_on_top(self.alone.program, start, self._before), VIEWS[0][0])
         names = self._near(scores, start, CHANGES[0])
