@@ -49,6 +49,12 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Any:
     return of
 
 
+def large_batches() -> Batches:
+    """One, of which few samples are timed where several plans are compared."""
+    images, labels = (torch.cat(parts) for parts in zip(*labelled_batches(), strict=True))
+    return [(images.repeat(2 * TIMED // len(images), 1, 1, 1), labels.repeat(2 * TIMED // len(labels)))]
+
+
 def planned(**how: Any) -> Plan:
     how = {"batches": labelled_batches(), "importance": "magnitude", "replace": "zero", **how}
     return plan_width(network(), Budget(latency=0.4), **how)
@@ -79,10 +85,9 @@ def test_what_would_lose_more_is_not_measured(processor: Any, monkeypatch: pytes
         return clock(whole, edits, wanted=wanted)
 
     monkeypatch.setattr(DenseCost, "removed_share", counted)
-    few = [(images[:TIMED], labels[:TIMED]) for images, labels in labelled_batches()]
-    planned(batches=few, round_to=1)
+    planned(round_to=1)
     alone = len(timed)
-    planned(batches=few)
+    planned()
     assert alone == STEPS
     assert alone < len(timed) - alone < 2 * alone
 
@@ -98,9 +103,9 @@ def test_budgets_are_compared_on_few_samples(processor: Any, monkeypatch: pytest
         return saved if timed[-1] == TIMED else 0.8 * saved
 
     monkeypatch.setattr(DenseCost, "removed_share", less_on_all)
-    plan = planned(round_to=1)
-    (images, _), *_ = labelled_batches()
-    assert len(images) > TIMED
+    batches = large_batches()
+    plan = planned(batches=batches, round_to=1)
+    ((images, _),) = batches
     assert set(timed) == {TIMED, len(images)}
     assert timed.count(len(images)) == 2
     pruned = network()
@@ -119,7 +124,7 @@ def test_few_samples_that_say_too_little_decide_nothing(processor: Any, monkeypa
 
     monkeypatch.setattr(DenseCost, "removed_share", less_on_few)
     pruned = network()
-    apply_plan(pruned, planned(round_to=1))
+    apply_plan(pruned, planned(batches=large_batches(), round_to=1))
     assert 0.4 <= 1 - products(pruned, 1) / products(network(), 1) < 0.43
 
 
