@@ -10,11 +10,12 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from prunerecover.calibration.samples import MIN_SAMPLES
 from prunerecover.calibration.stand_in_fits import refit_in_order
 from prunerecover.depth.fits import fit_again
 from prunerecover.library.blocks_anew import layers_before_blocks
 from prunerecover.library.heads_anew import heads_anew
-from prunerecover.model.batches import MIN_SAMPLES, Batches
+from prunerecover.model.batches import Batches
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import evaluating, uncompiled
 from prunerecover.model.hashing import weights_hash
@@ -99,7 +100,7 @@ def refit(session: Session, plan: Plan) -> Plan:
                 return _fit_layers(session, done, refits, tensors, blocks)
             return _fit_replacements(session.pruned(done, tensors), stage, blocks)
 
-        tensors = fitted_in_stages(plan.edits, session.samples.whole, session.output, depth)
+        tensors = fitted_in_stages(plan.edits, session.samples, session.output, depth)
     source = plan.source.model_copy(update={"weights": weights_hash(session.model)})
     return plan.model_copy(update={"source": source}).with_tensors(tensors)
 

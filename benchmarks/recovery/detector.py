@@ -24,9 +24,10 @@ from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Column, Line, Table, figure, text
 from benchmarks.runner.rows import Figure, Row
 from prunerecover import Budget, Plan, apply_plan, find_groups, plan_width, recalibrate_batchnorm, reconstruct
+from prunerecover.calibration.samples import split_batches
 from prunerecover.divergence.measure import mean_divergence
 from prunerecover.divergence.registry import comparing_by
-from prunerecover.model.batches import ModelInputs, split_batches
+from prunerecover.model.batches import ModelInputs
 from prunerecover.recovery.judged import AS_IT_IS, RECALIBRATED
 
 SHARE, IMAGES, BATCH, SEED, GROUPS, DENSE = 0.25, 96, 16, 0, 22, -1

@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from prunerecover.calibration.steps import Steps, judged_output
 from prunerecover.display.progress import progress
-from prunerecover.divergence.kept_outputs import KeptOutputs
-from prunerecover.divergence.outputs import Outputs, compared, unpadded
+from prunerecover.divergence.outputs import Outputs
 from prunerecover.divergence.registry import output_divergence
-from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.batches import ModelInputs
 from prunerecover.model.evaluation import evaluating, uncompiled
 
 EPOCHS = 4
-SAMPLES = 4  # largest number per step: a few large steps do not help where much is removed
-WORSE = 1.1  # allowed divergence on held-out samples, relative to the fit: forms were chosen on these samples
-AFFINE, SLOPE, BIAS = 0.8, 0.08, 0.02  # rates over all steps; of a map's weight, divided by the width
+RATES = (2e-2, 3e-3, 4e-4)  # first change of a weight in a step, relative to its size: the largest that helps is taken
+BIAS = 4e-4  # likewise, of a bias
+SMALLEST = 1e-3  # size of a bias, for its steps, at least
+Key = TypeVar("Key")
 
 
 class Learnt(Protocol):
@@ -66,19 +67,19 @@ class Held:
     parameter: nn.Parameter | None = None
 
     @classmethod
-    def of(cls, module: nn.Module, name: str, value: Tensor, steps: float) -> Held:
-        """Return the value to learn for a parameter of a fitted replacement; the parameter receives gradients.
+    def of(cls, parameter: nn.Parameter, value: Tensor, rate: float, *, is_bias: bool = False) -> Held:
+        """Return the value to learn for a parameter, with steps relative to its size; the parameter receives gradients.
 
         Args:
-            module: The stand-in.
-            name: Name of the parameter.
+            parameter: The parameter.
             value: Fitted value.
-            steps: Number of all steps; fewer steps get a higher rate.
+            rate: First change in a step, relative to the size.
+            is_bias: Whether it is a bias, with a rate of its own.
         """
-        parameter = module.get_parameter(name)
         parameter.requires_grad_()
-        rate = {"weight": AFFINE / value.shape[-1], "slope": SLOPE, "bias": BIAS}[name]
-        return cls(value.detach().to(parameter.device, torch.float32, copy=True), rate / steps, parameter)
+        size = float(value.float().square().mean().sqrt())
+        step = BIAS * max(size, SMALLEST) if is_bias else rate * size
+        return cls(value.detach().to(parameter.device, torch.float32, copy=True), step, parameter)
 
     @property
     def source(self) -> Tensor:
@@ -103,10 +104,9 @@ def best_epoch(
     gradients: Callable[[int], Sequence[Tensor]],
     divergence: Callable[[], float],
     *,
-    worse: float = 1.0,
     first: float = math.inf,
     check: int | None = None,
-    what: str = "what removed units leave",
+    what: str = "what was fitted",
 ) -> tuple[float, list[Tensor]]:
     """Return the least divergence, and the values of that epoch or none if no epoch is better than the start.
 
@@ -116,8 +116,6 @@ def best_epoch(
         batches: Steps per epoch.
         gradients: Gradients of the sources on the batch of a number; an empty sequence ends the learning.
         divergence: Output divergence with the values in place, on other samples.
-        worse: Allowed divergence of the best epoch, relative to the start: choices made on the same samples favour the
-            start.
         first: Allowed divergence after the first steps, relative to the start; above it, learning ends.
         check: Number of the first steps; None: an epoch.
         what: The values, for the progress line.
@@ -125,7 +123,7 @@ def best_epoch(
     optimizer = torch.optim.Adam([{"params": [one.value], "lr": one.rate} for one in learnt])
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * batches)
     start, kept = divergence(), list[Tensor]()
-    found, limit = start, worse * start
+    found = start
     with progress(f"tuning {what}", epochs) as advance:
         for epoch in range(epochs):
             for number in range(batches):
@@ -143,8 +141,8 @@ def best_epoch(
             reached = divergence()
             if epoch == 0 and reached > first * start:
                 break
-            if reached < limit:
-                found = limit = reached
+            if reached < found:
+                found = reached
                 kept = [one.value.detach().clone() for one in learnt]
             advance()
     return found, kept
@@ -153,15 +151,11 @@ def best_epoch(
 def tuned_on_output(
     network: nn.Module,
     learnt: Sequence[Learnt],
-    steps: Sequence[ModelInputs],
-    dense: KeptOutputs,
+    steps: Steps,
     divergence: Callable[[], float],
     *,
-    epochs: int = EPOCHS,
-    worse: float = 1.0,
     first: float = math.inf,
-    check: int | None = None,
-    what: str = "what removed units leave",
+    what: str = "what was fitted",
 ) -> tuple[float, list[Tensor]]:
     """Learn values towards the dense output; see `best_epoch`.
 
@@ -169,32 +163,53 @@ def tuned_on_output(
         network: Pruned, with the values in place.
         learnt: Values to learn.
         steps: Samples of each step.
-        dense: Outputs of the dense network by step; see `dense_outputs`.
-        divergence: See `best_epoch`, as all further arguments.
-        epochs: Number of epochs.
-        worse: Allowed divergence of the best epoch.
+        divergence: See `best_epoch`.
         first: Allowed divergence after the first steps.
-        check: Number of the first steps.
         what: The values, for the progress line.
     """
     sources = [one.source for one in learnt]
 
     def gradients(number: int) -> tuple[Tensor, ...]:
         with evaluating(network), uncompiled(recurrent=True):
-            return gradients_of_output(network, steps[number], dense.of(number), sources)
+            return gradients_of_output(network, steps.batches[number], steps.dense.of(number), sources)
 
-    allowed: dict[str, Any] = {"worse": worse, "first": first, "check": check}
-    return best_epoch(learnt, epochs, len(steps), gradients, divergence, **allowed, what=what)
+    allowed: dict[str, Any] = {"first": first, "check": steps.first, "what": what}
+    return best_epoch(learnt, EPOCHS, len(steps.batches), gradients, divergence, **allowed)
 
 
-def dense_outputs(model: nn.Module, steps: Sequence[ModelInputs]) -> KeptOutputs:
-    """Return the compared outputs of the dense network on the samples of each step."""
+def tuned_parameters(
+    network: nn.Module,
+    parameters: Mapping[Key, nn.Parameter],
+    values: Mapping[Key, Tensor],
+    steps: Steps,
+    divergence: Callable[[dict[Key, Tensor]], float],
+    is_bias: Callable[[Key], bool],
+) -> dict[Key, Tensor]:
+    """Return the values of parameters tuned on the output, or none if no epoch is better than the start.
 
-    def output(number: int) -> Outputs:
-        with evaluating(model), uncompiled(recurrent=True):
-            return judged_output(model, steps[number])
+    Networks bear steps of very different size: of each rate, from large to small, the first steps are tried, and the
+    first rate that helps goes on.
 
-    return KeptOutputs(output)
+    Args:
+        network: Pruned, with fitted values in place.
+        parameters: Parameters of the network, by key; they change.
+        values: Fitted values, by key.
+        steps: Samples of each step.
+        divergence: Divergence of the output with given values, on held-out samples.
+        is_bias: Whether the parameter of a key is a bias.
+    """
+    for rate in RATES:
+        held = {key: Held.of(parameters[key], value, rate, is_bias=is_bias(key)) for key, value in values.items()}
+        for one in held.values():
+            one.put_in_place()
+
+        def present(held: Mapping[Key, Held] = held) -> float:
+            return divergence({key: one.value for key, one in held.items()})
+
+        _, best = tuned_on_output(network, list(held.values()), steps, present, first=1.0)
+        if best:
+            return dict(zip(held, best, strict=True))
+    return {}
 
 
 def gradients_of_output(
@@ -222,8 +237,3 @@ def gradients_of_output(
     except Exception:  # an operation in place, one without a backward pass, another shape: least squares stay
         return ()
     return gradients if all(bool(gradient.isfinite().all()) for gradient in gradients) else ()
-
-
-def judged_output(network: nn.Module, batch: ModelInputs) -> Outputs:
-    """Return the compared part of a network's output, without padding."""
-    return unpadded(compared(call(network, batch)), batch)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from prunerecover.calibration.samples import MIN_SAMPLES
 from prunerecover.calibration.stand_in_fits import PlaceWeights
 from prunerecover.depth.arguments import DepthConfig, kinds_of
 from prunerecover.depth.choice import Choice
@@ -30,7 +31,6 @@ from prunerecover.display.progress import progress
 from prunerecover.divergence.outputs import OtherShape
 from prunerecover.families.describe import is_supported
 from prunerecover.importance.saved_scores import SavedScores
-from prunerecover.model.batches import MIN_SAMPLES
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Bypass, Edit
 from prunerecover.plan.evidence import DepthEvidence

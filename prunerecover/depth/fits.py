@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 
 import torch
 from torch import Tensor
 
-from prunerecover.calibration.learning import (
-    EPOCHS,
-    SAMPLES,
-    WORSE,
-    Held,
-    dense_outputs,
-    tuned_on_output,
-)
+from prunerecover.calibration.learning import tuned_parameters
 from prunerecover.calibration.places import Fit, family_places, tensors_of
+from prunerecover.calibration.samples import CalibrationSet
 from prunerecover.calibration.stand_in_fits import PlaceWeights, fits_alone, refit_in_order
+from prunerecover.calibration.steps import steps_of
 from prunerecover.depth.layers.fit_places import fit_places
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.search.objectives import OutputDivergence
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import is_supported
-from prunerecover.model.batches import CalibrationSet, of_few_samples
 from prunerecover.model.checks import is_differentiable
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import get_module
@@ -33,8 +27,6 @@ from prunerecover.plan.edits import PARAMETERS, Bypass, Replace
 from prunerecover.plan.units import Unit
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
-
-FASTER = 3  # than at first: ResNet-20, ResNet-56 at 33% of the MACs; at 10 the first epoch is worse
 
 
 def weights_of(removals: Removals, samples: CalibrationSet, seed: int) -> PlaceWeights:
@@ -147,31 +139,29 @@ def _tuned(
     variants: Variants, samples: CalibrationSet, units: Sequence[Unit], fits: Mapping[str, Fit]
 ) -> dict[str, Fit]:
     """Return fits tuned on the output; the fits of the removals change."""
-    removals, batches = variants.removals, of_few_samples(samples.fit, SAMPLES)
+    removals = variants.removals
     removals.fits = dict(fits)
     edits = removals.edits(units, in_place=True)
     network = share_copy(removals.model)
     apply_edits(network, edits, tensors_of(edits, fits))
     network.eval()
     left = {edit.unit for edit in edits if isinstance(edit, Bypass | Replace) and edit.tensors}
-    held = {
-        (unit, name): Held.of(get_module(network, fits[unit].place.path), name, value, EPOCHS * len(batches) / FASTER)
-        for unit in left
-        for name, value in fits[unit].values.items()
-    }
+    values = {(unit, name): value for unit in left for name, value in fits[unit].values.items()}
     if not is_differentiable(network) or not isfinite(variants.held_out(units)):
         return dict(fits)
+    modules = {unit: get_module(network, fits[unit].place.path) for unit in left}
+    parameters = {(unit, name): modules[unit].get_parameter(name) for unit, name in values}
 
-    def with_values(values: Iterable[Tensor]) -> dict[str, Fit]:
+    def with_values(present: Mapping[tuple[str, str], Tensor]) -> dict[str, Fit]:
         own: dict[str, dict[str, Tensor]] = {unit: {} for unit in left}
-        for (unit, name), value in zip(held, values, strict=True):
+        for (unit, name), value in present.items():
             own[unit][name] = value.detach().clone()
         return dict(fits) | {unit: replace(fits[unit], values=values) for unit, values in own.items()}
 
-    def divergence() -> float:
-        removals.fits = with_values(one.value for one in held.values())
+    def divergence(present: Mapping[tuple[str, str], Tensor]) -> float:
+        removals.fits = with_values(present)
         return variants.held_out(units)
 
-    dense = dense_outputs(removals.model, batches)
-    _, found = tuned_on_output(network, list(held.values()), batches, dense, divergence, worse=WORSE)
-    return with_values(found) if found else dict(fits)
+    steps = steps_of(removals.model, samples.fit, samples.further)
+    best = tuned_parameters(network, parameters, values, steps, divergence, lambda key: key[1] == "bias")
+    return with_values(best) if best else dict(fits)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 Batches = Iterable[Any]
-MIN_SAMPLES = 8
 LABELS = ("labels", "label")  # keys in mappings
 IMAGES = "img"  # key in batches of ultralytics' loaders, beside boxes and classes
 
@@ -190,65 +189,6 @@ def without_padding(output: Tensor, inputs: ModelInputs) -> Tensor:
         return output
     padding = is_padding(inputs, output[..., 0])
     return output[~padding] if padding.any() else output
-
-
-@dataclass(frozen=True)
-class CalibrationSet:
-    """Calibration samples in two parts: `fit` estimates replacements, `held_out` judges replacements.
-
-    Attributes:
-        fit: Samples to fit on.
-        held_out: Samples to judge on.
-        n_samples: Number of different samples in both parts together.
-        whole: All samples, in the original batches.
-    """
-
-    fit: tuple[ModelInputs, ...]
-    held_out: tuple[ModelInputs, ...]
-    n_samples: int
-    whole: tuple[ModelInputs, ...]
-
-    @property
-    def all_samples(self) -> tuple[ModelInputs, ...]:
-        """All samples once: the samples of `fit`, and of `held_out` unless both parts are the same."""
-        return (*self.fit, *self.held_out) if self.enough else self.held_out
-
-    @property
-    def enough(self) -> bool:
-        """Whether there are enough samples for any fit (at least 8)."""
-        return self.n_samples >= MIN_SAMPLES
-
-
-def split_batches(batches: Batches, device: torch.device, seed: int = 0) -> CalibrationSet:
-    """Hold out every 4th sample.
-
-    With fewer than 8 samples, too few for any fit, both parts are all the samples.
-
-    Args:
-        batches: Batches in any form of `as_inputs`; read once.
-        device: Device of the samples.
-        seed: Offset of the held-out samples: (index + seed) modulo 4 equal to 3, counted from 0 over all batches.
-
-    Raises:
-        ValueError: If there is no sample at all.
-    """
-    inputs = [as_inputs(b).to(device) for b in listed(batches)]
-    total = sum(b.n_samples for b in inputs)
-    if total == 0:
-        empty = "Expected at least one calibration batch, but the loader was empty. "
-        raise ValueError(f"{empty}Pass an iterable of batches (a generator that was already consumed is empty).")
-    if total < MIN_SAMPLES:
-        return CalibrationSet(tuple(inputs), tuple(inputs), total, tuple(inputs))
-    fit, held_out, seen = [], [], 0
-    for batch in inputs:
-        index = torch.arange(seen, seen + batch.n_samples)
-        chosen = (index + seed) % 4 == 3
-        seen += batch.n_samples
-        if (~chosen).any():
-            fit.append(batch.select((~chosen).nonzero().flatten()))
-        if chosen.any():
-            held_out.append(batch.select(chosen.nonzero().flatten()))
-    return CalibrationSet(tuple(fit), tuple(held_out), total, tuple(inputs))
 
 
 def of_few_samples(batches: Sequence[ModelInputs], most: int) -> list[ModelInputs]:

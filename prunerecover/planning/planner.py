@@ -236,8 +236,7 @@ class Planner:
         """Return a choice tuned on the output, and its divergence on held-out samples before."""
         session, library = self.session, self.library
         with session.evaluating():
-            fit, further = session.samples.fit, session.further
-            chosen, _ = tuned(session.model, library.maker, state.chosen, fit, library.scorer, further)
+            chosen = tuned(session.model, library.maker, state.chosen, session.samples, library.scorer)
         return chosen, state.divergence
 
     def edits(self, chosen: Chosen, *, in_place: bool = False) -> tuple[Edit, ...]:

@@ -21,9 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from prunerecover.calibration.samples import CalibrationSet, split_batches
 from prunerecover.divergence.measure import divergence_by_sample
 from prunerecover.divergence.outputs import OtherShape, Outputs, compared
-from prunerecover.model.batches import CalibrationSet, ModelInputs, call, split_batches
+from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.evaluation import device_of, evaluating, uncompiled
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.batchnorm import recalibrate_batchnorm, several_samples

@@ -31,9 +31,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunerecover.calibration.front_to_back import FrontToBack
 from prunerecover.calibration.moments import Moments
+from prunerecover.calibration.samples import split_batches
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import Divergence, comparing_by
-from prunerecover.model.batches import Batches, ModelInputs, listed, split_batches, with_samples, without_labels
+from prunerecover.model.batches import Batches, ModelInputs, listed, with_samples, without_labels
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan, check_plan

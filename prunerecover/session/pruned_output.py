@@ -8,10 +8,11 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
+from prunerecover.calibration.samples import CalibrationSet
 from prunerecover.divergence.kept_outputs import KeptOutputs
 from prunerecover.divergence.measure import mean_divergence
 from prunerecover.divergence.outputs import OtherShape, Outputs, comparable, compared
-from prunerecover.model.batches import CalibrationSet, ModelInputs, call
+from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.copies import deep_copy, share_copy
 from prunerecover.model.evaluation import evaluating, uncompiled
 from prunerecover.plan.edits import Edit

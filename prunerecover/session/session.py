@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunerecover.calibration.samples import CalibrationSet, split_batches
 from prunerecover.cost.units.clock_names import clock_name
 from prunerecover.cost.units.serving import Serving
 from prunerecover.display.progress import progress
@@ -21,14 +23,12 @@ from prunerecover.graph.trace import Traced, trace
 from prunerecover.importance.measuring.losses import Loss, check_loss
 from prunerecover.model.batches import (
     Batches,
-    CalibrationSet,
     ModelInputs,
     as_inputs,
     call,
     listed,
     on_device,
     predictions_of,
-    split_batches,
     with_samples,
     without_labels,
 )
@@ -231,9 +231,10 @@ class Session:
 
     @cached_property
     def samples(self) -> CalibrationSet:
-        """Samples without labels, on the device, split into samples to fit on and held-out samples to judge on."""
+        """Samples without labels, on the device: some to fit on, some held out to judge on, and further ones."""
         with ordinary_arithmetic():
-            return split_batches([without_labels(one, self.model) for one in self.batches], self.device, self.seed)
+            batches = [without_labels(one, self.model) for one in self.batches]
+            return replace(split_batches(batches, self.device, self.seed), further=self.further)
 
     @cached_property
     def output(self) -> PrunedOutput:

@@ -138,7 +138,7 @@ class NarrowableNetwork:
         if replace == "zero" or not session.samples.enough:
             return plan
         if tensors and session.output.comparable:
-            tensors = fitted_and_tuned(plan.edits, {}, session.samples.whole, session.output)
+            tensors = fitted_and_tuned(plan.edits, {}, session.samples, session.output)
         refits, fitted = expert_refits(session, plan.edits, tensors)
         return plan.model_copy(update={"edits": (*plan.edits, *refits)}).with_tensors({**tensors, **fitted})
 

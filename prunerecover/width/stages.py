@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from prunerecover.model.batches import ModelInputs
+from prunerecover.calibration.samples import CalibrationSet
 from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Refit, Remove
 from prunerecover.session.pruned_output import PrunedOutput
 from prunerecover.width.tuning import fitted_and_tuned
@@ -16,13 +16,13 @@ Fit = Callable[[Sequence[Edit], Sequence[Edit], Tensors], Tensors]  # earlier ed
 
 
 def fitted_in_stages(
-    edits: Sequence[Edit], batches: Sequence[ModelInputs], judge: PrunedOutput, others: Fit = lambda *_: {}
+    edits: Sequence[Edit], samples: CalibrationSet, judge: PrunedOutput, others: Fit = lambda *_: {}
 ) -> dict[str, Tensor]:
     """Return the tensors of edits; in all stages, weights are tuned towards the output of the dense model.
 
     Args:
         edits: Edits in order, with the names of their tensors.
-        batches: Samples for fitting widths.
+        samples: Samples for fitting widths.
         judge: Comparison of outputs with the dense model's.
         others: Function that fits a stage without narrowing, given all edits before, the edits of the stage, and the
             tensors of the edits before.
@@ -30,7 +30,7 @@ def fitted_in_stages(
     tensors, done = dict[str, Tensor](), list[Edit]()
     for stage in _stages(edits):
         if any(isinstance(edit, Narrow) and edit.tensors for edit in stage):
-            tensors = fitted_and_tuned([*done, *stage], tensors, batches, judge, since=len(done))
+            tensors = fitted_and_tuned([*done, *stage], tensors, samples, judge, since=len(done))
         else:
             tensors |= others(done, stage, tensors)
         done += stage

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from prunerecover.calibration.learning import dense_outputs, tuned_on_output
-from prunerecover.model.batches import ModelInputs, of_few_samples
+from prunerecover.calibration.learning import tuned_on_output
+from prunerecover.calibration.samples import CalibrationSet
+from prunerecover.calibration.steps import steps_of
 from prunerecover.model.checks import is_differentiable
 from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.plan.edits import Edit, Narrow
@@ -20,15 +21,14 @@ from prunerecover.session.pruned_output import PrunedOutput
 from prunerecover.width.compensation import fitted_tensors
 from prunerecover.width.taken_over import first_narrowed, numbers_in_memory, taken_over
 
-EPOCHS, SAMPLES = 3, 32  # the latter per step at most
-FEWEST = 32  # samples; with 8, outputs on new samples may diverge more than by least squares alone
+SAMPLES = 32  # in a step, at most
 MOST_NUMBERS = 1 << 30  # in single precision, 4 GiB
 
 
 def fitted_and_tuned(
     edits: Sequence[Edit],
     tensors: Mapping[str, Tensor],
-    batches: Sequence[ModelInputs],
+    samples: CalibrationSet,
     judge: PrunedOutput,
     since: int = 0,
 ) -> dict[str, Tensor]:
@@ -37,22 +37,22 @@ def fitted_and_tuned(
     Args:
         edits: Edits in order; tensors are named as after the earlier edits.
         tensors: Tensors of the edits before the first fitted edit.
-        batches: Samples for fitting.
+        samples: Samples; all of them are fitted on.
         judge: Comparison of outputs with the dense model's, which chooses the best epoch. Its samples may be among
-            `batches`; the divergence measured afterwards is too small then.
+            `samples`; the divergence measured afterwards is too small then.
         since: Number of the first edit with fitted tensors; earlier tensors stay unchanged.
     """
     first = first_narrowed(edits, since)
     narrowing = [edit for edit in edits[first:] if isinstance(edit, Narrow)]
-    found = {**tensors, **fitted_tensors(judge.pruned(edits[:first], tensors), narrowing, batches)}
-    return tuned_tensors(edits, found, batches, judge, first)
+    found = {**tensors, **fitted_tensors(judge.pruned(edits[:first], tensors), narrowing, samples.whole)}
+    return tuned_tensors(edits, found, samples, judge, first)
 
 
 @ordinary_arithmetic()
 def tuned_tensors(
     edits: Sequence[Edit],
     tensors: Mapping[str, Tensor],
-    batches: Sequence[ModelInputs],
+    samples: CalibrationSet,
     judge: PrunedOutput,
     since: int = 0,
 ) -> dict[str, Tensor]:
@@ -64,13 +64,15 @@ def tuned_tensors(
     Args:
         edits: Edits, as in `fitted_and_tuned`.
         tensors: Tensors of all edits.
-        batches: Samples for learning.
+        samples: Samples for learning.
         judge: Comparison of outputs, which chooses the best epoch.
         since: Number of the first edit with fitted tensors, as in `fitted_and_tuned`.
     """
     model, given = judge.model, dict(tensors)
-    enough = sum(batch.n_samples for batch in batches) >= FEWEST
-    if not (enough and judge.comparable and is_differentiable(model)):
+    if not (judge.comparable and is_differentiable(model)):
+        return given
+    steps = steps_of(model, samples.whole, samples.further, SAMPLES)
+    if not steps.enough:
         return given
     network = judge.pruned(edits, given)
     if not 0 < numbers_in_memory(network, edits[since:], given) <= MOST_NUMBERS:
@@ -78,11 +80,9 @@ def tuned_tensors(
     learnt = taken_over(model, network, edits, given, since)
     for one in learnt:
         one.weight.requires_grad_()
-    steps = of_few_samples(batches, SAMPLES)
 
     def divergence() -> float:
         return judge.divergence(edits, {**given, **{one.key: one.prediction() for one in learnt}})
 
-    dense, what = dense_outputs(model, steps), "what weights take over"
-    _, found = tuned_on_output(network, learnt, steps, dense, divergence, epochs=EPOCHS, what=what)
+    _, found = tuned_on_output(network, learnt, steps, divergence, what="what weights take over")
     return given | {one.key: one.prediction(value) for one, value in zip(learnt, found, strict=False)}

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from prunerecover.calibration.learning import Held, best_epoch, gradients_of_output
+from prunerecover.calibration import learning
+from prunerecover.calibration.learning import (
+    BIAS,
+    SMALLEST,
+    Held,
+    best_epoch,
+    gradients_of_output,
+    tuned_parameters,
+)
+from prunerecover.calibration.steps import steps_of
+from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import as_inputs
 
 
@@ -16,25 +27,47 @@ from prunerecover.model.batches import as_inputs
 def held() -> Held:
     module = nn.Linear(1, 1, bias=False)
     module.weight.data.fill_(2.0)
-    return Held.of(module, "weight", module.weight.detach(), 100)
+    return Held.of(module.weight, module.weight.detach(), 4e-3)
 
 
-def epochs(
-    held: Held, divergences: list[float], worse: float = 1.0, first: float = math.inf
-) -> tuple[float, list[Tensor]]:
+def epochs(held: Held, divergences: list[float], first: float = math.inf) -> tuple[float, list[Tensor]]:
     left = iter(divergences)
 
     def gradients(number: int) -> list[Tensor]:
         return [2 * held.source.detach()]  # of its square
 
-    return best_epoch([held], len(divergences) - 1, 1, gradients, lambda: next(left), worse=worse, first=first)
+    return best_epoch([held], len(divergences) - 1, 1, gradients, lambda: next(left), first=first)
 
 
-@pytest.mark.parametrize(("worse", "kept"), [(1.0, 0), (1.1, 1)])
-def test_an_epoch_that_is_little_worse_than_the_start_is_kept_where_it_may_be(
-    held: Held, worse: float, kept: int
-) -> None:
-    assert len(epochs(held, [1.0, 1.05, 2.0], worse)[1]) == kept
+def test_the_start_is_kept_where_no_epoch_is_better(held: Held) -> None:
+    assert epochs(held, [1.0, 1.05, 2.0]) == (1.0, [])
+
+
+@pytest.mark.parametrize(
+    ("is_bias", "size", "rate"), [(False, 2.0, 0.2), (True, 2.0, 2 * BIAS), (True, 0.0, SMALLEST * BIAS)]
+)
+def test_steps_are_relative_to_the_size_of_a_parameter(is_bias: bool, size: float, rate: float) -> None:
+    value = torch.tensor([size, -size])
+    assert Held.of(nn.Parameter(value), value, 0.1, is_bias=is_bias).rate == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("rates", [(1e6,), (1e6, 3e-3), (3e-3,)])
+def test_the_first_rate_that_helps_goes_on(rates: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    dense, x = nn.Linear(4, 3), as_inputs(torch.randn(32, 4))
+    network = copy.deepcopy(dense)
+    network.weight.data += 0.1 * torch.randn(3, 4)
+    values = {"weight": network.weight.detach().clone()}
+
+    def divergence(present: dict[str, Tensor]) -> float:
+        output = nn.functional.linear(x.args[0], present["weight"], dense.bias)
+        return float(output_divergence(dense(*x.args), output))
+
+    monkeypatch.setattr(learning, "RATES", rates)
+    parameters = {"weight": network.weight}
+    found = tuned_parameters(network, parameters, values, steps_of(dense, [x]), divergence, lambda _: False)
+    assert found.keys() == (set() if rates == (1e6,) else {"weight"})
+    assert not found or divergence(found) < 0.9 * divergence(values)
 
 
 @pytest.mark.parametrize(("first", "kept"), [(1.0, 0), (1.1, 1)])

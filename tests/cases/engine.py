@@ -13,7 +13,8 @@ from cases.models.tiny import BUILD, tiny_images, tiny_inputs, tiny_timm
 from cases.sampling import first
 from torch import Tensor, nn
 
-from prunerecover.model.batches import CalibrationSet, as_inputs, call, predictions_of, split_batches
+from prunerecover.calibration.samples import CalibrationSet, split_batches
+from prunerecover.model.batches import as_inputs, call, predictions_of
 from prunerecover.plan.plan import Plan
 from prunerecover.planning.plan_depth import plan_depth
 

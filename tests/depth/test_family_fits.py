@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from prunerecover import Budget, Plan, apply_plan, find_units, plan_depth
 from prunerecover.calibration.places import family_places
+from prunerecover.calibration.samples import split_batches
 from prunerecover.calibration.stand_in_fits import fits_alone, refit_in_order
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.divergence.registry import output_divergence
 from prunerecover.families.describe import describe
-from prunerecover.model.batches import as_inputs, split_batches
+from prunerecover.model.batches import as_inputs
 from prunerecover.model.hooks import recording
 from prunerecover.plan.edits import Edit, Remove, Replace
 from prunerecover.session.session import Session

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import prunerecover
 from prunerecover import find_groups, find_units, plan_depth, plan_width
+from prunerecover.calibration.samples import CalibrationSet
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.scoring import GraphContext
 from prunerecover.depth.layers.variants import Variants
@@ -19,7 +20,7 @@ from prunerecover.depth.search.objectives import OutputDivergence
 from prunerecover.graph.trace import trace
 from prunerecover.importance.context import DepthContext, WidthContext
 from prunerecover.importance.registry import IMPORTANCES, compute_importances
-from prunerecover.model.batches import CalibrationSet, as_inputs
+from prunerecover.model.batches import as_inputs
 from prunerecover.plan.budget import Budget
 
 PARTS = ("block", "attention", "mlp", "activation")

@@ -27,7 +27,7 @@ from prunerecover import (
     save_pruned,
 )
 from prunerecover.apply import refit_plan
-from prunerecover.model.batches import split_batches
+from prunerecover.calibration.samples import split_batches
 from prunerecover.plan.evidence import SplitEvidence
 from prunerecover.planning.arguments import PruningConfig
 from prunerecover.planning.planner import Planner

@@ -13,7 +13,8 @@ from cases.models.habits import tiny_vit
 from torch import nn
 
 from prunerecover import apply_plan, plan_depth, recalibrate_batchnorm
-from prunerecover.model.batches import ModelInputs, split_batches
+from prunerecover.calibration.samples import split_batches
+from prunerecover.model.batches import ModelInputs
 from prunerecover.recovery.judged import Way, keep_nearest, nearest, recalibrate_if_nearer
 from prunerecover.recovery.reconstruction import fit_layers, made_for
 

@@ -9,11 +9,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from prunerecover.calibration.samples import CalibrationSet
 from prunerecover.divergence.kept_outputs import KeptOutputs
 from prunerecover.divergence.measure import mean_divergence
 from prunerecover.divergence.outputs import Outputs, compared
 from prunerecover.importance.measuring.losses import Loss, check_loss
-from prunerecover.model.batches import CalibrationSet, as_inputs, call, on_device
+from prunerecover.model.batches import as_inputs, call, on_device
 
 PART = 4  # a rough score reads a batch in four
 

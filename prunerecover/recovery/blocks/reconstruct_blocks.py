@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.calibration.learning import Held, best_epoch
+from prunerecover.calibration.samples import split_batches
 from prunerecover.display.progress import progress
 from prunerecover.model.batches import (
     Batches,
@@ -30,7 +31,6 @@ from prunerecover.model.batches import (
     is_padding,
     listed,
     of_few_samples,
-    split_batches,
     with_samples,
     without_labels,
 )

@@ -9,8 +9,8 @@ from cases.models.tiny import plain_vit
 from torch import Tensor, nn
 
 from prunerecover import Budget, Plan
+from prunerecover.calibration.samples import CalibrationSet, split_batches
 from prunerecover.cost.macs import count_macs
-from prunerecover.model.batches import CalibrationSet, split_batches
 from prunerecover.plan.edits import Edit
 from prunerecover.recipes.networks.cifar_resnet import CifarResNet
 from prunerecover.session.session import Session

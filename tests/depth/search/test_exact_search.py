@@ -15,9 +15,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from prunerecover import plan_depth
+from prunerecover.calibration.samples import split_batches
 from prunerecover.divergence.measure import mean_divergence
 from prunerecover.families.describe import describe
-from prunerecover.model.batches import split_batches
 from prunerecover.model.copies import share_copy
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import block_removals

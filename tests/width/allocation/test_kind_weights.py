@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover import Budget, apply_plan, plan_width
+from prunerecover.calibration.learning import EPOCHS
+from prunerecover.calibration.samples import split_batches
 from prunerecover.callbacks import WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.divergence.registry import output_divergence
-from prunerecover.model.batches import ModelInputs, split_batches
+from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import deep_copy
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier
@@ -34,7 +36,6 @@ from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
-from prunerecover.width.tuning import EPOCHS
 
 
 def inputs() -> list[ModelInputs]:

@@ -12,7 +12,8 @@ from cases.width.plan_width import cnn, vit
 from torch import Tensor, nn
 
 from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, plan_width, save_pruned
-from prunerecover.model.batches import ModelInputs, split_batches
+from prunerecover.calibration.samples import split_batches
+from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.edits import Narrow
 from prunerecover.session.pruned_output import judge_of
 from prunerecover.session.session import Session
@@ -156,7 +157,7 @@ def test_refitted_plan_is_the_plan_of_the_other_weights(plan: Plan) -> None:
     narrowing = [edit for edit in plan.edits if isinstance(edit, Narrow)]
     samples = split_batches([IMAGES], IMAGES.device)
     fitted = fitted_tensors(by_hand, narrowing, samples.whole)
-    tensors = tuned_tensors(plan.edits, fitted, samples.whole, judge_of(by_hand, samples))
+    tensors = tuned_tensors(plan.edits, fitted, samples, judge_of(by_hand, samples))
     source = plan.source.model_copy(update={"weights": None})
     apply_plan(by_hand, plan.model_copy(update={"source": source}).with_tensors(tensors))
     torch.testing.assert_close(other(IMAGES), by_hand(IMAGES), rtol=1e-4, atol=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,13 +12,13 @@ from torch import Tensor, nn
 
 from prunerecover import Budget, apply_plan, plan_width
 from prunerecover.apply import refit_plan
+from prunerecover.calibration.learning import EPOCHS
 from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.copies import deep_copy
 from prunerecover.plan.edits import Edit
 from prunerecover.session.pruned_output import judge_of
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
-from prunerecover.width import tuning
 from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.taken_over import TakenOver, taken_over
 from prunerecover.width.tuning import tuned_tensors
@@ -76,7 +77,7 @@ def test_the_output_is_closer_on_samples_that_nothing_was_fitted_to(make: Any) -
     model, edits, tensors, samples = narrowed(make)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     judge = judge_of(model, samples)
-    found = tuned_tensors(edits, tensors, samples.fit, judge)
+    found = tuned_tensors(edits, tensors, replace(samples, whole=samples.fit), judge)
     assert judge.divergence(edits, found) < judge.divergence(edits, tensors)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(parameter.grad is not None for parameter in model.parameters())
@@ -92,8 +93,8 @@ def test_the_epoch_is_kept_that_is_best(monkeypatch: pytest.MonkeyPatch) -> None
         return seen[-1]
 
     monkeypatch.setattr(judge, "divergence", watched)
-    found = tuned_tensors(edits, tensors, samples.fit, judge)
-    assert len(seen) == 1 + tuning.EPOCHS
+    found = tuned_tensors(edits, tensors, replace(samples, whole=samples.fit), judge)
+    assert len(seen) == 1 + EPOCHS
     assert divergence(edits, found) == min(seen)
 
 

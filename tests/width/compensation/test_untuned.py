@@ -10,7 +10,8 @@ from cases.width.plan_width import CPU, IMAGES, Joined, narrowed, vit
 from torch import Tensor, nn
 
 from prunerecover import Budget, apply_plan, plan_width
-from prunerecover.model.batches import split_batches
+from prunerecover.calibration.samples import split_batches
+from prunerecover.calibration.steps import FEWEST
 from prunerecover.session.pruned_output import PrunedOutput, judge_of
 from prunerecover.width import tuning
 from prunerecover.width.taken_over import numbers_in_memory
@@ -20,13 +21,13 @@ from prunerecover.width.tuning import tuned_tensors
 def test_least_squares_stay_where_every_epoch_is_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prunerecover.width.taken_over.RATE", 100.0)
     model, edits, tensors, samples = narrowed(vit)
-    assert untouched(tensors, tuned_tensors(edits, tensors, samples.fit, judge_of(model, samples)))
+    assert untouched(tensors, tuned_tensors(edits, tensors, samples, judge_of(model, samples)))
 
 
 def test_nothing_is_learnt_of_few_samples() -> None:
     model, edits, tensors, _ = narrowed(vit)
-    few = split_batches([IMAGES[: tuning.FEWEST - 1]], CPU)
-    assert untouched(tensors, tuned_tensors(edits, tensors, few.all_samples, judge_of(model, few)))
+    few = split_batches([IMAGES[: FEWEST[0] - 1]], CPU)
+    assert untouched(tensors, tuned_tensors(edits, tensors, few, judge_of(model, few)))
 
 
 def test_nothing_is_learnt_of_more_numbers_than_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +37,7 @@ def test_nothing_is_learnt_of_more_numbers_than_memory_has_room_for(monkeypatch:
     needed = numbers_in_memory(network, edits, tensors)
     assert needed > weights + 4 * sum(value[:, :-1].numel() for value in tensors.values())
     monkeypatch.setattr(tuning, "MOST_NUMBERS", needed - 1)
-    assert untouched(tensors, tuned_tensors(edits, tensors, samples.fit, judge_of(model, samples)))
+    assert untouched(tensors, tuned_tensors(edits, tensors, samples, judge_of(model, samples)))
 
 
 def untouched(tensors: dict[str, Tensor], found: dict[str, Tensor]) -> bool:
@@ -101,7 +102,7 @@ def test_nothing_is_learnt_where_the_output_does_not_say_how(kind: type[Joined])
     model, edits, tensors, samples = narrowed(Joined)
     other = kind().eval()
     other.load_state_dict(model.state_dict())
-    assert untouched(tensors, tuned_tensors(edits, tensors, samples.fit, judge_of(other, samples)))
+    assert untouched(tensors, tuned_tensors(edits, tensors, samples, judge_of(other, samples)))
 
 
 def test_nothing_is_learnt_of_outputs_that_cannot_be_compared() -> None:
@@ -115,7 +116,7 @@ def test_nothing_is_learnt_of_outputs_that_cannot_be_compared() -> None:
     other.load_state_dict(model.state_dict())
     judge = PrunedOutput(other, samples.held_out)
     assert not judge.comparable
-    assert untouched(tensors, tuned_tensors(edits, tensors, samples.fit, judge))
+    assert untouched(tensors, tuned_tensors(edits, tensors, samples, judge))
 
 
 @pytest.mark.parametrize("output", ["heads", "classes", "tuple of classes"])

@@ -1,0 +1,88 @@
+"""Samples of each step of learning, with the outputs of the dense network to learn towards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from torch import nn
+
+from prunerecover.divergence.kept_outputs import KeptOutputs
+from prunerecover.divergence.outputs import Outputs, compared, tensors_of, unpadded
+from prunerecover.model.batches import ModelInputs, call, of_few_samples
+from prunerecover.model.evaluation import evaluating, uncompiled
+
+LEAST, MOST = 4, 16  # samples in a step: as many as leave so many steps, within these bounds
+STEPS = 8
+WANTED = 1280  # outputs, such as of an image each: with fewer, further samples are taken
+FEWEST = 32, 1024  # samples, or their outputs; with fewer, new outputs may diverge more than by least squares alone
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Samples of each step of an epoch.
+
+    Attributes:
+        batches: Samples of each step.
+        dense: Compared outputs of the dense network, by step.
+        first: Number of the first steps, on the samples that values were fitted on.
+        each: Outputs of a sample.
+    """
+
+    batches: Sequence[ModelInputs]
+    dense: KeptOutputs
+    first: int
+    each: float
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough samples, or outputs, to learn from."""
+        samples = sum(batch.n_samples for batch in self.batches)
+        return samples >= FEWEST[0] or samples * self.each >= FEWEST[1]
+
+
+def steps_of(
+    model: nn.Module,
+    batches: Sequence[ModelInputs],
+    further: Callable[[int], Sequence[ModelInputs]] = lambda _: (),
+    most: int = MOST,
+) -> Steps:
+    """Return the steps of an epoch: first the samples that values were fitted on, then further samples.
+
+    Further samples are taken where a sample has few outputs, as a classifier's logits; the tokens of texts, or the
+    positions of a map, are outputs enough.
+
+    Args:
+        model: Dense network, with outputs that can be compared.
+        batches: Samples that values were fitted on.
+        further: Function from a number of samples to about so many further samples.
+        most: Samples in a step at most.
+    """
+    samples = sum(batch.n_samples for batch in batches)
+    few = min(max(LEAST, samples // STEPS), most)
+    first = of_few_samples(batches, few)
+    each = _outputs(dense_outputs(model, first[:1])) / first[0].n_samples
+    more = further(ceil(WANTED / each - samples)) if 0 < samples * each < WANTED else ()
+    steps = [*first, *of_few_samples(more, few)]
+    return Steps(steps, dense_outputs(model, steps), len(first), each)
+
+
+def dense_outputs(model: nn.Module, steps: Sequence[ModelInputs]) -> KeptOutputs:
+    """Return the compared outputs of the dense network on the samples of each step."""
+
+    def output(number: int) -> Outputs:
+        with evaluating(model), uncompiled(recurrent=True):
+            return judged_output(model, steps[number])
+
+    return KeptOutputs(output)
+
+
+def judged_output(network: nn.Module, batch: ModelInputs) -> Outputs:
+    """Return the compared part of a network's output, without padding."""
+    return unpadded(compared(call(network, batch)), batch)
+
+
+def _outputs(dense: KeptOutputs) -> int:
+    """Return the number of vectors in the first of the dense network's outputs, such as the logits of each token."""
+    return sum(output[..., 0].numel() for output in tensors_of(dense.of(0)).values())
