@@ -34,7 +34,7 @@ def apply_plan(model: nn.Module, plan: Plan | str | Path, refit: Batches | None 
 
     Two linears with a removed activation between them stay two for training, which works better, and save nothing until
     `merge(model)` joins them. The merged model meets the plan's share of the MACs or parameters:
-    `plan.evidence["removed_share"]` holds the removed share before and after merging.
+    `plan.evidence["removed_share"]` holds the removed share of each cost, before and after merging.
 
     Args:
         model: The model the plan was made for, at any dtype and on any device, wrapped or not.

@@ -33,7 +33,7 @@ from prunerecover.families.describe import is_supported
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Bypass, Edit
-from prunerecover.plan.evidence import DepthEvidence
+from prunerecover.plan.evidence import BudgetEvidence, DepthEvidence
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.units import Unit
@@ -84,8 +84,8 @@ class DepthSearch:
         passes = expected_passes(self.units, budget, self.search)
         with progress("planning depth", expected=passes * self.session.pass_seconds):
             plan = self._planned(budget)
-        if removed := DepthEvidence.of(plan.evidence).removed_share:
-            warn_of_excess(removed)
+        for cost, removed in BudgetEvidence.of(plan.evidence).removed_share.items():
+            warn_of_excess(cost, removed)
         return plan
 
     def rank(self) -> dict[str, float]:

@@ -13,6 +13,7 @@ from prunerecover.plan.edits import Config, Edit
 from prunerecover.plan.evidence import DepthEvidence, RemovalStep, RemovedShare
 from prunerecover.plan.removed_units import edits_without_others, leave_nothing
 from prunerecover.plan.units import Unit
+from prunerecover.session.removed_share import share_evidence
 from prunerecover.session.session import Session
 from prunerecover.surgery.merging import removals_of
 from prunerecover.surgery.provenance import result_of
@@ -45,7 +46,7 @@ def removed_by(
     units: Sequence[Unit],
     saved: Callable[[Sequence[Unit], str], float],
 ) -> dict[str, Any]:
-    """Return the evidence of the removed share of a counted cost, before and after `merge`; empty otherwise.
+    """Return the evidence of the removed share of a cost; empty for a budget in units.
 
     Args:
         session: Network and samples.
@@ -54,21 +55,24 @@ def removed_by(
         units: Removable units.
         saved: Function from units and the name of a cost to the share saved by the units.
     """
-    if budget.share is None or budget.share[0] == "latency" or not edits:
+    if budget.share is None or not edits:
         return {}
     cost, asked = budget.share
-    dense = session.cost(cost)
-    smallest = smallest_share(units, lambda own: saved(own, cost), cost)
-    said = {"cost": cost, "live": dense.live_share(edits), "merged": dense.removed_share(edits), "asked": asked}
-    removed = RemovedShare.model_validate({**said, "smallest_unit": smallest})
-    return DepthEvidence(removed_share=removed).to_dict()
+    smallest = None if cost == "latency" else smallest_share(units, lambda own: saved(own, cost), cost)
+    merged = session.cost(cost).removed_share(edits)
+    return share_evidence(session, edits, {cost: asked}, {cost: merged}, smallest)
 
 
-def warn_of_excess(removed: RemovedShare) -> None:
-    """Warn of an excess over the budget beyond both the smallest unit and two points."""
-    if removed.merged - removed.asked > max(removed.smallest_unit, FAR):
+def warn_of_excess(cost: str, removed: RemovedShare) -> None:
+    """Warn of an excess over the budget beyond both the smallest unit and two points.
+
+    Args:
+        cost: Name of the cost.
+        removed: What goes of it.
+    """
+    if removed.smallest_unit is not None and removed.merged - removed.asked > max(removed.smallest_unit, FAR):
         warnings.warn(
-            f"The plan removes {removed.merged:.1%} of the {removed.cost} for a budget of {removed.asked:.1%}, "
+            f"The plan removes {removed.merged:.1%} of the {cost} for a budget of {removed.asked:.1%}, "
             f"although the smallest unit holds {removed.smallest_unit:.1%}: what comes nearer was not found, or "
             "changes the output more. Ignore fewer units, or give the budget in units (remove=...).",
             stacklevel=5,

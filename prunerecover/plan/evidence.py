@@ -19,8 +19,6 @@ from prunerecover.cost.units.cost_names import CostName
 from prunerecover.plan.kinds import Kind, WidthKind
 from prunerecover.plan.records import Items, Result
 
-Saved = float | dict[str, float]  # removed share of the cost of a budget, or of each of several costs by name
-
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -38,7 +36,7 @@ class _Evidence(_Record):
         """Read the entries from the evidence of a plan.
 
         >>> DepthEvidence.of({"importance": {"blocks.0": 0.5}, "samples": "many", "note": "by hand"})
-        DepthEvidence(units={}, importance={'blocks.0': 0.5}, samples=None, divergence={}, removed_share=None, order=())
+        DepthEvidence(units={}, importance={'blocks.0': 0.5}, samples=None, divergence={}, order=())
         """
         entries = {name: evidence[name] for name in cls.model_fields if name in evidence}
         try:
@@ -49,21 +47,31 @@ class _Evidence(_Record):
 
 
 class RemovedShare(_Record):
-    """Removed share of the cost of a model, for a plan in depth.
+    """Removed share of a cost of a model.
 
     Attributes:
-        cost: Cost, "macs" or "params".
-        live: Share after the plan is applied: linears without an activation in between still compute as two.
-        merged: Share after the model is merged, too, as in `pruned/` and after `merge`. Budgets count this share.
         asked: Share in the budget.
-        smallest_unit: Share of the smallest unit alone; a larger excess over the budget gives a warning.
+        merged: Share after the model is merged, as in `pruned/` and after `merge`; of a latency, as measured. Budgets
+            count this share.
+        live: Share of MACs or parameters after the plan is applied alone: linears without an activation in between
+            still compute as two. None: another cost.
+        smallest_unit: Share of the smallest unit alone; a larger excess over the budget gives a warning. None: unknown.
     """
 
-    cost: Literal["macs", "params"]
-    live: float
-    merged: float
     asked: float
-    smallest_unit: float
+    merged: float
+    live: float | None = None
+    smallest_unit: float | None = None
+
+
+class BudgetEvidence(_Evidence):
+    """Evidence of every plan of a budget in costs, in depth, in width, or both.
+
+    Attributes:
+        removed_share: Removed share of each cost in the budget, by name.
+    """
+
+    removed_share: dict[CostName, RemovedShare] = {}
 
 
 class RemovalStep(_Record):
@@ -88,7 +96,6 @@ class DepthEvidence(_Evidence):
         importance: Importance of every ranked unit, by name.
         samples: Number of calibration samples.
         divergence: Divergence of the output after the removal of this and earlier units, by name.
-        removed_share: Removed share of the MACs or parameters, for a budget in either cost.
         order: Order of removal, if each unit can be removed without the later units; else empty. See `Plan.first`.
     """
 
@@ -96,15 +103,14 @@ class DepthEvidence(_Evidence):
     importance: dict[str, float] = {}
     samples: int | None = None
     divergence: dict[str, float] = {}
-    removed_share: RemovedShare | None = None
     order: Items[RemovalStep] = ()
 
 
 def joined(first: Mapping[str, Any], second: Mapping[str, Any], dense_name: Callable[[str], str]) -> dict[str, Any]:
     """Return the evidence of two plans in sequence, with units and importance of both in names of the dense model.
 
-    The second plan wins where entries meet. Entries about a single plan are dropped: `saved`, the frontier, and, if the
-    second plan lists units of depth, the removed share and the divergences.
+    The second plan wins where entries meet. Entries about a single plan are dropped: the removed share, the frontier,
+    and, if the second plan lists units of depth, the divergences.
 
     >>> one, two = ({"importance": own} for own in ({"a.0": 1.0, "a.1": 2.0}, {"a.0": 3.0}))
     >>> joined(one, two, lambda name: name.replace("0", "1"))
@@ -117,8 +123,8 @@ def joined(first: Mapping[str, Any], second: Mapping[str, Any], dense_name: Call
     """
     before, after = DepthEvidence.of(first), DepthEvidence.of(second)
     found = {**first, **second}
-    alone = ("saved", *FrontierEvidence.model_fields)  # entries about a single plan
-    for entry in (*alone, "removed_share", "divergence") if after.units else alone:
+    alone = (*BudgetEvidence.model_fields, *FrontierEvidence.model_fields)  # entries about a single plan
+    for entry in (*alone, "divergence") if after.units else alone:
         found.pop(entry, None)
     for entry in ("units", "importance"):
         own = getattr(before, entry) | {dense_name(name): value for name, value in getattr(after, entry).items()}
@@ -134,14 +140,12 @@ class WidthEvidence(_Evidence):
         kinds: Kinds of the units, by the name of the group.
         rates: Factor on the importance of each kind; empty: not tried.
         damping: Best damping tried with the rates.
-        saved: Removed share of the cost, as counted; None: not counted.
     """
 
     kept: dict[str, tuple[int, int]] = {}
     kinds: dict[str, WidthKind] = {}
     rates: dict[str, float] = {}
     damping: float = 0.0
-    saved: float | None = None
 
 
 class UniformComparison(_Record):
@@ -211,14 +215,14 @@ class TriedSplit(_Record):
         depth: Share of the budget for depth.
         divergence: Divergence of the output on held-out samples; None: not comparable, or not needed.
         accuracy: Accuracy after a short recovery, in percent; None: no recovery.
-        saved: Removed share of the cost, or of each of several by name, once merged; None: no plan.
+        saved: Removed share of each cost, once merged; empty: no plan.
         refused: Reason why there is no plan; empty if there is a plan.
     """
 
     depth: float
     divergence: float | None = None
     accuracy: float | None = None
-    saved: Saved | None = None
+    saved: dict[str, float] = {}
     refused: str = ""
 
 
@@ -228,12 +232,10 @@ class SplitEvidence(_Evidence):
     Attributes:
         splits: Tried splits, in order.
         depth_share: Share for depth in the chosen split.
-        saved: Removed share of the cost, once merged, or of each of several costs; for latency, as measured.
     """
 
     splits: Items[TriedSplit] = ()
     depth_share: float | None = None
-    saved: Saved | None = None
 
 
 @dataclass(frozen=True)

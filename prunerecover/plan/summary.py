@@ -6,17 +6,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from prunerecover.cost.units.cost_names import COSTS, titled
+from prunerecover.cost.units.cost_names import titled
 from prunerecover.display.summary import Summary, listed
 from prunerecover.plan.edits import Edit, Refit
 from prunerecover.plan.evidence import (
     BoundaryEvidence,
+    BudgetEvidence,
     DepthEvidence,
     FrontierEvidence,
-    Saved,
     SplitEvidence,
     ToleranceEvidence,
-    WidthEvidence,
 )
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS
@@ -99,24 +98,8 @@ def _shares(plan: Planned) -> Iterator[Row]:
 
 def saved_shares(plan: Planned) -> dict[str, float]:
     """Return the removed share of each cost in the budget of a plan, once merged; empty if unknown."""
-    budget, got = plan.made_by.arguments.get("budget"), _got(plan)
-    if not isinstance(budget, dict) or "first" in plan.made_by.arguments or got is None:
-        return {}
-    costs = [cost for cost, asked in budget.items() if cost in COSTS and isinstance(asked, float | int | str)]
-    return {
-        cost: got[cost] if isinstance(got, dict) else got for cost in costs if not isinstance(got, dict) or cost in got
-    }
-
-
-def _got(plan: Planned) -> Saved | None:
-    """Return the removed share once merged, by cost if several; None without evidence about the whole plan."""
-    method, depth = plan.made_by.method, DepthEvidence.of(plan.evidence)
-    if method == "joint":
-        return SplitEvidence.of(plan.evidence).saved
-    if method.startswith("width/") and not depth.units:
-        return WidthEvidence.of(plan.evidence).saved
-    is_whole = depth.removed_share is not None and not WidthEvidence.of(plan.evidence).kept
-    return depth.removed_share.merged if depth.removed_share is not None and is_whole else None
+    budget, shares = plan.made_by.arguments.get("budget"), BudgetEvidence.of(plan.evidence).removed_share
+    return {cost: share.merged for cost, share in shares.items() if isinstance(budget, dict) and cost in budget}
 
 
 def _scores(plan: Planned) -> Iterator[Row]:

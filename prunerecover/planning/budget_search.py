@@ -13,12 +13,13 @@ from prunerecover.cost.met_share import Wanted, met_share
 from prunerecover.cost.units.cost_names import ALONE
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.evidence import DepthEvidence, Saved, SplitEvidence, TriedSplit
+from prunerecover.plan.evidence import SplitEvidence, TriedSplit
 from prunerecover.plan.plan import Plan
 from prunerecover.planning.kept import kept_plan
 from prunerecover.planning.plan_of_choice import depth_share
 from prunerecover.planning.planner import Planner
 from prunerecover.refusal import Refusal
+from prunerecover.session.removed_share import share_evidence
 from prunerecover.solvers.program import OVER
 from prunerecover.solvers.refine import MISSED
 from prunerecover.solvers.state import State
@@ -114,7 +115,7 @@ class BudgetSearch:
         found = replace(found, warnings=tuple(warning.message for warning in caught))
         share = depth_share(self.planner.session, self.planner.budgeted[0], found.plan) if share is None else share
         divergence = None if self.evaluate is not None else found.divergence
-        self.tried.append(TriedSplit(depth=share, divergence=divergence, saved=_told(found.saved)))
+        self.tried.append(TriedSplit(depth=share, divergence=divergence, saved=dict(found.saved)))
         self.candidates[len(self.tried) - 1] = found
 
     def together(self) -> Candidate:
@@ -193,22 +194,10 @@ class BudgetSearch:
             return plan
         arguments = {"budget": self.budget.to_dict(), "depth_share": share, **self.planner.config.said()}
         made_by = plan.made_by.model_copy(update={"method": "joint", "arguments": arguments})
-        tried = SplitEvidence(splits=tuple(self.tried), depth_share=share, saved=_told(found.saved))
-        evidence = {**plan.evidence, **tried.to_dict()}
-        part = DepthEvidence.of(evidence).removed_share
-        if part is not None and [*self.wanted] != [part.cost]:  # for another or fewer costs
-            del evidence["removed_share"]
-        elif part is not None:
-            live = self.planner.session.cost(part.cost).live_share(plan.edits)
-            merged, asked = found.saved[part.cost], self.wanted[part.cost]
-            whole = part.model_copy(update={"live": live, "merged": merged, "asked": asked})
-            evidence |= DepthEvidence(removed_share=whole).to_dict()
+        tried = SplitEvidence(splits=tuple(self.tried), depth_share=share)
+        removed = share_evidence(self.planner.session, plan.edits, self.wanted, found.saved)
+        evidence = {**plan.evidence, **tried.to_dict(), **removed}
         return plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(plan.tensors)
-
-
-def _told(saved: Mapping[str, float]) -> Saved:
-    """Return the removed share of a single cost as a number, of several costs by name."""
-    return dict(saved) if len(saved) > 1 else next(iter(saved.values()))
 
 
 def _behind(split: TriedSplit) -> float:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace as with_arguments
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from torch import nn
 
@@ -24,7 +24,7 @@ from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.arguments import check_patterns, matches
 from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.evidence import DepthEvidence, RemovedShare
+from prunerecover.plan.evidence import DepthEvidence
 from prunerecover.plan.plan import Plan
 from prunerecover.planning.arguments import PruningConfig
 from prunerecover.planning.budget_search import BudgetSearch, Candidate
@@ -32,6 +32,7 @@ from prunerecover.planning.kept import kept_plan
 from prunerecover.planning.planner import Planner
 from prunerecover.refusal import Refusal
 from prunerecover.session.asked import planned_as_asked
+from prunerecover.session.removed_share import share_evidence
 from prunerecover.session.session import Session
 from prunerecover.sites.find import find_units
 from prunerecover.store.search_store import results_in
@@ -225,18 +226,11 @@ def _of_units(planner: Planner, budget: Budget) -> Candidate:
 
 
 def _removed_share(planner: Planner, budget: Budget, found: Candidate) -> dict[str, Any]:
-    """Return the evidence of the share of a counted cost removed by a plan, before and after `merge`."""
-    cost, asked = budget.share or ("", 0.0)
-    if cost not in get_args(RemovedShare.model_fields["cost"].annotation):
+    """Return the evidence of the removed share of each cost."""
+    if budget.in_units:
         return {}
-    removals = [max(own.values()) for own in planner.costs.shares(cost).values()]  # one per unit
-    removed = RemovedShare.model_validate(
-        {
-            "cost": cost,
-            "live": planner.session.cost(cost).live_share(found.plan.edits),
-            "merged": found.saved[cost],
-            "asked": asked,
-            "smallest_unit": min(share for share in removals if share > 0),
-        }
-    )
-    return DepthEvidence(removed_share=removed).to_dict()
+    smallest = None
+    if budget.share is not None and budget.latency is None:
+        removals = [max(own.values()) for own in planner.costs.shares(budget.share[0]).values()]  # one per unit
+        smallest = min(share for share in removals if share > 0)
+    return share_evidence(planner.session, found.plan.edits, budget.shares, found.saved, smallest)

@@ -18,13 +18,13 @@ from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches
 from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.evidence import WidthEvidence
 from prunerecover.plan.plan import Plan
 from prunerecover.planning.arguments import PruningConfig
 from prunerecover.planning.budget_search import BudgetSearch
 from prunerecover.planning.planner import Planner
 from prunerecover.refusal import Refusal
 from prunerecover.session.asked import planned_as_asked
+from prunerecover.session.removed_share import share_evidence
 from prunerecover.session.session import Session
 from prunerecover.width.allocation.registry import AllocationRule
 from prunerecover.width.allocator import WidthAllocator
@@ -201,5 +201,6 @@ def _out_of_library(planner: Planner, budget: Budget) -> Plan:
         "kinds": list(config.kinds),
     }
     made_by = found.plan.made_by.model_copy(update={"method": "width/program", "arguments": arguments})
-    evidence = {**found.plan.evidence, **WidthEvidence(saved=next(iter(found.saved.values()))).to_dict()}
+    removed = share_evidence(planner.session, found.plan.edits, budget.shares, found.saved)
+    evidence = {**found.plan.evidence, **removed}
     return found.plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(found.plan.tensors)

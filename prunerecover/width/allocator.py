@@ -27,6 +27,7 @@ from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
 from prunerecover.session.asked import planned_as_asked
+from prunerecover.session.removed_share import share_evidence
 from prunerecover.session.session import Session
 from prunerecover.store.search_store import SearchStore
 from prunerecover.surgery.provenance import plan_for
@@ -161,10 +162,11 @@ class WidthAllocator:
         rule.check_budget(budget, sorted(self.units))
         weighing = self._weighing(budget, rule)
         if budget is not None and budget.latency is not None:
-            rule, budget_of_macs = self._in_macs(
-                budget.shares["latency"], rule, weighing, clock or self.session.cost("latency")
-            )
+            clock, asked = clock or self.session.cost("latency"), budget.shares
+            rule, budget_of_macs = self._in_macs(asked["latency"], rule, weighing, clock)
             removed, evidence = self._removed(budget_of_macs, rule, weighing)
+            narrowed = self.network.edits(removed)
+            evidence |= share_evidence(self.session, narrowed, asked, {"latency": clock.removed_share(narrowed)})
         else:
             removed, evidence = self._measured(budget, rule, weighing)
         if rule.gates or self.config.scores is None:
@@ -215,7 +217,8 @@ class WidthAllocator:
         (removed, evidence), saved = meet_measured(cost, wanted, removed_at, shares_of)
         if cost == "macs":
             warn_if_inputs_decide(self.network.macs_saved(removed, rule.replace))
-        return removed, {**evidence, **WidthEvidence(saved=saved).to_dict()}
+        share = share_evidence(self.session, self.network.edits(removed), {cost: wanted}, {cost: saved})
+        return removed, {**evidence, **share}
 
     def _removed(self, budget: Budget | None, rule: WidthRule, weighing: KindWeights) -> tuple[Removed, dict[str, Any]]:
         groups = rounded(self.groups, rule.round_to)

@@ -204,7 +204,7 @@ def test_outputs_of_other_shapes_leave_identities() -> None:
 def test_a_share_counts_what_maps_cost() -> None:
     dense = network(Bent)
     plan = plan_depth(dense, Budget(macs=0.3), batches=samples())
-    used = plan.evidence["removed_share"]
+    used = plan.evidence["removed_share"]["macs"]
     maps = sum(isinstance(edit, Bypass) and edit.leaves == "affine" for edit in plan.edits)
     block, stem = 49 * (2 * 6 * 12), 49 * 27 * 6
     assert maps

@@ -15,7 +15,7 @@ from prunerecover.apply import apply_plan
 from prunerecover.cost.macs import count_macs
 from prunerecover.families.describe import describe
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.evidence import DepthEvidence
+from prunerecover.plan.evidence import BudgetEvidence
 from prunerecover.plan.plan import Plan
 from prunerecover.planning.plan_depth import plan_depth
 from prunerecover.surgery.merging import merge
@@ -58,10 +58,10 @@ def test_the_merged_network_meets_the_budget_and_the_evidence(name: str) -> None
     dense, pruned = count_macs(model, batches[0]), build(name)
     apply_plan(pruned, plan)
     merge(pruned)
-    removed = DepthEvidence.of(plan.evidence).removed_share
-    assert removed is not None
+    removed = BudgetEvidence.of(plan.evidence).removed_share["macs"]
     assert removed.merged == pytest.approx(1 - count_macs(pruned, batches[0]) / dense)
     assert removed.merged >= 0.3 - 1e-3
+    assert removed.smallest_unit is not None
     assert 0 < removed.smallest_unit <= removed.merged
 
 

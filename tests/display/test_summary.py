@@ -127,7 +127,7 @@ def test_a_plan_of_several_claims_no_share_of_one_of_them() -> None:
     assert "asked for" in str(first)
     assert "asked for" in str(second)
     assert "asked for" not in str(both)
-    assert not {"saved", "removed_share", "divergence"} & both.evidence.keys()
+    assert not {"removed_share", "divergence"} & both.evidence.keys()
 
 
 GIVEN = {

@@ -23,6 +23,7 @@ from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass
 from prunerecover.plan.evidence import (
     BoundaryEvidence,
+    BudgetEvidence,
     DepthEvidence,
     PlanningCost,
     SearchEvidence,
@@ -33,7 +34,7 @@ from prunerecover.plan.kinds import KINDS, TRAITS
 from prunerecover.report.data import SearchCost
 from prunerecover.surgery.provenance import plan_for
 
-RECORDS = (DepthEvidence, WidthEvidence, ToleranceEvidence, BoundaryEvidence, SearchEvidence)
+RECORDS = (BudgetEvidence, DepthEvidence, WidthEvidence, ToleranceEvidence, BoundaryEvidence, SearchEvidence)
 OLD = ROOT / "tests" / "checkpoint" / "old_files"
 
 

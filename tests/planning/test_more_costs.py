@@ -18,7 +18,7 @@ from prunerecover.cost.checkpoint_size import checkpoint_bytes
 from prunerecover.cost.served_memory import served_memory
 from prunerecover.cost.units.serving import Serving
 from prunerecover.model.batches import as_inputs
-from prunerecover.plan.evidence import SplitEvidence
+from prunerecover.plan.summary import saved_shares
 from prunerecover.surgery.merging import merge
 
 LOAD = Serving(batch=8, tokens=512)
@@ -44,7 +44,7 @@ def test_memory_is_met_with_the_cache_at_its_batch_and_length() -> None:
     budget = Budget(memory=0.3, **SERVED)
     plan = plan_pruning(model, budget, batches=text(6), kinds=("attention", "head", "neuron"))
     assert 0.299 <= removed(model, plan, memory) <= 0.45
-    assert SplitEvidence.of(plan.evidence).saved == pytest.approx(removed(model, plan, memory))
+    assert saved_shares(plan) == {"memory": pytest.approx(removed(model, plan, memory))}
     assert plan.made_by.arguments["budget"] == {"memory": 0.3, "batch": 8, "tokens": 512}
     assert "memory" in plan.summary().text()
 

@@ -29,6 +29,7 @@ from prunerecover import (
 from prunerecover.apply import refit_plan
 from prunerecover.calibration.samples import split_batches
 from prunerecover.plan.evidence import SplitEvidence
+from prunerecover.plan.summary import saved_shares
 from prunerecover.planning.arguments import PruningConfig
 from prunerecover.planning.planner import Planner
 from prunerecover.recovery.judged import recalibration
@@ -91,7 +92,7 @@ def test_what_depth_takes_and_what_is_saved_are_told(planned: Planned) -> None:
     assert found.divergence is not None
     pruned = copy.deepcopy(planned.model)
     apply_plan(pruned, planned.plan)
-    assert evidence.saved == pytest.approx(1 - left(planned.model, pruned), abs=1e-6)
+    assert saved_shares(planned.plan) == {"macs": pytest.approx(1 - left(planned.model, pruned), abs=1e-6)}
 
 
 def test_model_is_bit_identical_afterwards(planned: Planned) -> None:
@@ -268,9 +269,8 @@ def test_depth_that_leaves_settings_shares_a_budget(network: str) -> None:
         plan = plan_pruning(nn.Sequential(*body, nn.Linear(8, 4)).eval(), Budget(macs=0.4), batches=images())
     else:
         plan = plan_pruning(tiny_llama(), Budget(params=0.4), batches=text(2), kinds=("block", "neuron"))
-    assert all(one.saved is not None for one in SplitEvidence.of(plan.evidence).splits if not one.refused)
-    saved = SplitEvidence.of(plan.evidence).saved
-    assert saved is not None
+    assert all(one.saved for one in SplitEvidence.of(plan.evidence).splits if not one.refused)
+    (saved,) = saved_shares(plan).values()
     assert saved >= 0.39
 
 

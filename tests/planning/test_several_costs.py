@@ -15,7 +15,7 @@ from prunerecover import Budget, Plan, apply_plan, frontier, plan_pruning
 from prunerecover.cost.macs import count_macs
 from prunerecover.cost.met_share import BudgetMissed
 from prunerecover.cost.statistics import Interval
-from prunerecover.plan.evidence import DepthEvidence, SplitEvidence
+from prunerecover.plan.summary import saved_shares
 from prunerecover.report.data import PlanSummary
 from prunerecover.surgery import saved_cost
 
@@ -45,7 +45,7 @@ def test_all_are_met_and_one_hardly_exceeded(kinds: tuple[str, ...]) -> None:
     found = saved(model, plan)
     assert all(found[cost] >= share - 0.001 for cost, share in SOME.shares.items())
     assert min(found[cost] - share for cost, share in SOME.shares.items()) < 0.011
-    assert SplitEvidence.of(plan.evidence).saved == pytest.approx(found)
+    assert saved_shares(plan) == pytest.approx(found)
 
 
 def test_neither_alone_would_do() -> None:
@@ -65,7 +65,7 @@ def test_what_goes_of_each_is_told_in_summary_and_report() -> None:
     for cost, asked in (("MACs", "30.0%"), ("parameters", "40.0%")):
         (row,) = [line for line in said.splitlines() if line.startswith(cost)]
         assert row.endswith(f"asked for: {asked}")
-    assert PlanSummary.of(plan).saved == SplitEvidence.of(plan.evidence).saved
+    assert PlanSummary.of(plan).saved == saved_shares(plan)
     assert plan.made_by.arguments["budget"] == {"macs": 0.3, "params": 0.4}
 
 
@@ -80,7 +80,7 @@ def test_time_is_measured_beside_what_is_counted(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(saved_cost, "latency_ratio", ratio)
     model = vit()
     plan = plan_pruning(model, Budget(latency=0.3, params=0.2), batches=MANY, kinds=("attention", "neuron"))
-    found, told = saved(model, plan), SplitEvidence.of(plan.evidence).saved
+    found, told = saved(model, plan), saved_shares(plan)
     assert told == pytest.approx({"latency": 0.8 * found["macs"], "params": found["params"]})
     assert 0.29 <= 0.8 * found["macs"] <= 0.33
     assert found["params"] >= 0.199
@@ -107,7 +107,7 @@ def test_outputs_that_cannot_be_compared_take_the_plan_for_one_of_the_costs() ->
     found = saved(model, plan)
     assert found["macs"] >= 0.19
     assert found["params"] >= 0.24
-    assert DepthEvidence.of(plan.evidence).removed_share is None
+    assert saved_shares(plan) == pytest.approx(found)
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def test_a_share_counts_what_layers_leave() -> None:
     plan = plan_depth(dense, Budget(macs=0.25), batches=batches, kinds=["layer"])
     maps = sum(edit.leaves == "affine" for edit in plan.edits if isinstance(edit, Bypass))
     assert maps
-    assert plan.evidence["removed_share"]["live"] == pytest.approx(maps * 8 * 36 / (18 + 3 * 9 * 36 + 30))
+    assert plan.evidence["removed_share"]["macs"]["live"] == pytest.approx(maps * 8 * 36 / (18 + 3 * 9 * 36 + 30))
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (4, 3, 5, 5)])

@@ -110,7 +110,7 @@ def last_divergence(plan: Plan) -> float:
 
 def test_a_share_of_a_cost_takes_as_few_blocks_as_it_needs() -> None:
     plan = planned(network(0), padded(left=False), budget=Budget(params=0.3), importance="angular_distance")
-    removed = plan.evidence["removed_share"]
+    removed = plan.evidence["removed_share"]["params"]
     assert removed["merged"] - removed["smallest_unit"] < 0.3 <= removed["merged"]
     assert gone(plan) == list(range(gone(plan)[0], gone(plan)[-1] + 1))
 
