@@ -26,7 +26,7 @@ from prunerecover.model.evaluation import evaluating, uncompiled
 EPOCHS = 4
 RATES = (2e-2, 3e-3, 4e-4)  # first change of a weight in a step, relative to its size: the largest that helps is taken
 BIAS = 4e-4  # likewise, of a bias
-SMALLEST = 1e-3  # size of a bias, for its steps, at least
+SMALLEST = 1e-3  # size of a parameter, for its steps, at least
 Key = TypeVar("Key")
 
 
@@ -77,8 +77,8 @@ class Held:
             is_bias: Whether it is a bias, with a rate of its own.
         """
         parameter.requires_grad_()
-        size = float(value.float().square().mean().sqrt())
-        step = BIAS * max(size, SMALLEST) if is_bias else rate * size
+        size = max(float(value.float().square().mean().sqrt()), SMALLEST)
+        step = (BIAS if is_bias else rate) * size
         return cls(value.detach().to(parameter.device, torch.float32, copy=True), step, parameter)
 
     @property
@@ -187,9 +187,6 @@ def tuned_parameters(
 ) -> dict[Key, Tensor]:
     """Return the values of parameters tuned on the output, or none if no epoch is better than the start.
 
-    Networks bear steps of very different size: of each rate, from large to small, the first steps are tried, and the
-    first rate that helps goes on.
-
     Args:
         network: Pruned, with fitted values in place.
         parameters: Parameters of the network, by key; they change.
@@ -198,18 +195,43 @@ def tuned_parameters(
         divergence: Divergence of the output with given values, on held-out samples.
         is_bias: Whether the parameter of a key is a bias.
     """
-    for rate in RATES:
+
+    def learn(held: Mapping[Key, Held]) -> tuple[float, list[Tensor]]:
+        def present() -> float:
+            return divergence({key: one.value for key, one in held.items()})
+
+        return tuned_on_output(network, list(held.values()), steps, present, first=1.0)
+
+    return at_the_rate_that_helps(parameters, values, RATES, learn, is_bias)[1]
+
+
+def at_the_rate_that_helps(
+    parameters: Mapping[Key, nn.Parameter],
+    values: Mapping[Key, Tensor],
+    rates: Sequence[float],
+    learn: Callable[[Mapping[Key, Held]], tuple[float, list[Tensor]]],
+    is_bias: Callable[[Key], bool] = lambda _: False,
+) -> tuple[float, dict[Key, Tensor]]:
+    """Return what learning comes to at the first rate that helps, and the learnt values, or none if no rate does.
+
+    Networks bear steps of very different size.
+
+    Args:
+        parameters: Parameters, by key; they change.
+        values: Values at the start, by key.
+        rates: Rates to try, from large to small; see `Held.of`.
+        learn: See `best_epoch`, as for the result.
+        is_bias: Whether the parameter of a key is a bias.
+    """
+    reached = math.inf
+    for rate in rates:
         held = {key: Held.of(parameters[key], value, rate, is_bias=is_bias(key)) for key, value in values.items()}
         for one in held.values():
             one.put_in_place()
-
-        def present(held: Mapping[Key, Held] = held) -> float:
-            return divergence({key: one.value for key, one in held.items()})
-
-        _, best = tuned_on_output(network, list(held.values()), steps, present, first=1.0)
+        reached, best = learn(held)
         if best:
-            return dict(zip(held, best, strict=True))
-    return {}
+            return reached, dict(zip(held, best, strict=True))
+    return reached, {}
 
 
 def gradients_of_output(

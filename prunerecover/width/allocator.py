@@ -100,10 +100,12 @@ class WidthAllocator:
         """
         wanted = {_key(one): one for one in importances}
         missing = {key: one for key, one in wanted.items() if key not in self._scores}
-        if missing and isinstance(self.config.scores, SavedScores):
-            self._scores |= {key: (one, self._saved(name_of(one))) for key, one in missing.items()}
+        session, saved = self.session, self.config.scores
+        if missing and isinstance(saved, SavedScores):
+            groups = [group.name for group in self.groups]
+            read = {key: saved.of_units(session.model, name_of(one), groups) for key, one in missing.items()}
+            self._scores |= {key: (one, read[key]) for key, one in missing.items()}
         elif missing:
-            session = self.session
             context = WidthContext(
                 model=session.model,
                 groups=self.network.groups_as_they_are,
@@ -113,7 +115,7 @@ class WidthAllocator:
                 seed=session.seed,
             )
             names = [name_of(one) for one in missing.values()]
-            with with_free_heads(self.session.model, self.network.attentions):
+            with with_free_heads(session.model, self.network.attentions):
                 (found,) = self.store.results(
                     "importance", [names], lambda _: list(compute_importances(context, list(missing.values())))
                 )
@@ -129,10 +131,6 @@ class WidthAllocator:
         rule = rule or self.config
         *_, scores = self.scores(*rule.importances)
         return dealt_anew(scores, self.network.channel_orders) if rule.by_default else scores
-
-    def _saved(self, importance: str) -> Scores:
-        assert isinstance(self.config.scores, SavedScores)
-        return self.config.scores.of_units(self.session.model, importance, [group.name for group in self.groups])
 
     def plan(self, budget: Budget | None = None, rule: WidthRule | None = None) -> Plan:
         """Return the plan of one budget; see `plan_width`.

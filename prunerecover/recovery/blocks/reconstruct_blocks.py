@@ -16,13 +16,14 @@ with other blocks, statistics of BatchNorm (see `reconstruct`), and lists whose 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from prunerecover.calibration.learning import Held, best_epoch
+from prunerecover.calibration.learning import Held, at_the_rate_that_helps, best_epoch
 from prunerecover.calibration.samples import split_batches
 from prunerecover.display.progress import progress
 from prunerecover.model.batches import (
@@ -43,10 +44,8 @@ from prunerecover.recovery.blocks.spans import Span, spans_of
 EPOCHS = 4
 SAMPLES = 4  # in a step
 RATES = (2e-2, 5e-3, 1e-3)  # first change of a parameter in a step, relative to its size: the largest that helps
-SMALLEST = 1e-3  # size of a parameter, for its steps, at least
 TINY = 1e-12  # squared norm of a hidden state
 NO_ERROR = 1e-8  # relative squared error, of rounding alone
-Parameters = Sequence[nn.Parameter]
 
 
 @dataclass
@@ -140,30 +139,29 @@ class _Learner:
             stream.dense = self.dense.advance(stream.inputs, span.dense[0], stream.dense, span.dense[1])
         block = get_module(self.pruned.model, span.path)
         parameters = _own_parameters(self.pruned.model, span.path)
-        for parameter in parameters:
-            parameter.requires_grad_()
-        start, best = [parameter.detach().clone() for parameter in parameters], list[Tensor]()
+        start = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         before = after = self._error(span)
+        best: dict[str, Tensor] = {}
         try:
-            for rate in RATES if before > NO_ERROR else ():
-                _put_in_place(parameters, start)
-                after, best = self._learnt(span, parameters, rate, epochs)
-                if best:
-                    break
+            if parameters and before > NO_ERROR:
+                learn = partial(self._learnt, span, epochs)
+                after, best = at_the_rate_that_helps(parameters, start, RATES, learn)
         finally:
-            _put_in_place(parameters, best or start)
+            for name, parameter in parameters.items():
+                parameter.copy_((best or start)[name])
             block.requires_grad_(False)
         for stream in (*self.fit, *self.held_out):
             stream.pruned = self._run(span, stream)
         return before, after
 
-    def _learnt(self, span: Span, parameters: Parameters, rate: float, epochs: int) -> tuple[float, list[Tensor]]:
-        """Return the least held-out error of a block at a rate, and the values then; none if no better."""
+    def _learnt(self, span: Span, epochs: int, held: Mapping[str, Held]) -> tuple[float, list[Tensor]]:
+        """Return the least held-out error of a block, and the values then; none if no better."""
+        sources = [one.source for one in held.values()]
         return best_epoch(
-            [_held(parameter, rate) for parameter in parameters],
+            list(held.values()),
             epochs,
             len(self.fit),
-            lambda number: self._gradients(span, self.fit[number], parameters),
+            lambda number: self._gradients(span, self.fit[number], sources),
             lambda: self._error(span),
             first=1.0,
             what=f"'{span.path}'",
@@ -177,7 +175,7 @@ class _Learner:
         errors = torch.cat([stream_errors(s.inputs, self._run(span, s), s.dense) for s in self.held_out])
         return float(errors.mean())
 
-    def _gradients(self, span: Span, stream: _Stream, parameters: Parameters) -> Sequence[Tensor]:
+    def _gradients(self, span: Span, stream: _Stream, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the gradients of the error of a batch; none if any is not finite."""
         with torch.enable_grad():
             error = stream_errors(stream.inputs, self._run(span, stream), stream.dense).mean()
@@ -204,19 +202,8 @@ def stream_errors(inputs: ModelInputs, pruned: Tensor, dense: Tensor) -> Tensor:
     return errors[~is_padding(inputs, errors)]
 
 
-def _own_parameters(network: nn.Module, path: str) -> list[nn.Parameter]:
-    """Return the parameters of a block that no other module holds."""
+def _own_parameters(network: nn.Module, path: str) -> dict[str, nn.Parameter]:
+    """Return the parameters of a block that no other module holds, by name in the block."""
     others = {id(p) for name, p in network.named_parameters(remove_duplicate=False) if not is_within(name, path)}
-    own = get_module(network, path).parameters()
-    return [parameter for parameter in own if id(parameter) not in others and parameter.is_floating_point()]
-
-
-def _put_in_place(parameters: Parameters, values: Sequence[Tensor]) -> None:
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.copy_(value)
-
-
-def _held(parameter: nn.Parameter, rate: float) -> Held:
-    """Return the learnt copy of a parameter in single precision, with steps relative to its size."""
-    value = parameter.detach().to(torch.float32, copy=True)
-    return Held(value, rate * max(float(value.square().mean().sqrt()), SMALLEST), parameter)
+    own = get_module(network, path).named_parameters()
+    return {name: one for name, one in own if id(one) not in others and one.is_floating_point()}
