@@ -103,8 +103,8 @@ class WidthAllocator:
         session, saved = self.session, self.config.scores
         if missing and isinstance(saved, SavedScores):
             groups = [group.name for group in self.groups]
-            read = {key: saved.of_units(session.model, name_of(one), groups) for key, one in missing.items()}
-            self._scores |= {key: (one, read[key]) for key, one in missing.items()}
+            for key, one in missing.items():
+                self._scores[key] = one, saved.of_units(session.model, name_of(one), groups)
         elif missing:
             context = WidthContext(
                 model=session.model,
@@ -114,10 +114,11 @@ class WidthAllocator:
                 labels=self.config.labels,
                 seed=session.seed,
             )
-            names = [name_of(one) for one in missing.values()]
             with with_free_heads(session.model, self.network.attentions):
                 (found,) = self.store.results(
-                    "importance", [names], lambda _: list(compute_importances(context, list(missing.values())))
+                    "importance",
+                    [[*map(name_of, missing.values())]],
+                    lambda _: list(compute_importances(context, list(missing.values()))),
                 )
             self._scores |= dict(zip(missing, zip(missing.values(), found, strict=True), strict=True))
         return tuple(self._scores[key][1] for key in map(_key, importances))
@@ -161,8 +162,8 @@ class WidthAllocator:
         weighing = self._weighing(budget, rule)
         if budget is not None and budget.latency is not None:
             clock, asked = clock or self.session.cost("latency"), budget.shares
-            rule, budget_of_macs = self._in_macs(asked["latency"], rule, weighing, clock)
-            removed, evidence = self._removed(budget_of_macs, rule, weighing)
+            rule, in_macs = self._in_macs(asked["latency"], rule, weighing, clock)
+            removed, evidence = self._removed(in_macs, rule, weighing)
             narrowed = self.network.edits(removed)
             evidence |= share_evidence(self.session, narrowed, asked, {"latency": clock.removed_share(narrowed)})
         else:
