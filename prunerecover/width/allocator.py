@@ -114,13 +114,11 @@ class WidthAllocator:
                 labels=self.config.labels,
                 seed=session.seed,
             )
+            asked = list(missing.values())
             with with_free_heads(session.model, self.network.attentions):
-                (found,) = self.store.results(
-                    "importance",
-                    [[*map(name_of, missing.values())]],
-                    lambda _: list(compute_importances(context, list(missing.values()))),
-                )
-            self._scores |= dict(zip(missing, zip(missing.values(), found, strict=True), strict=True))
+                names = [[name_of(one) for one in asked]]
+                (found,) = self.store.results("importance", names, lambda _: list(compute_importances(context, asked)))
+            self._scores |= dict(zip(missing, zip(asked, found, strict=True), strict=True))
         return tuple(self._scores[key][1] for key in map(_key, importances))
 
     def ranking(self, rule: WidthRule | None = None) -> Scores:
