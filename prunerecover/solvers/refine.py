@@ -25,9 +25,8 @@ VIEWS = ((0.7, 1.0), (0.4, 1.0), (0.1, 1.0), (0.4, 0.5))  # of options, more and
 # increase, which is less where another site is given back.
 EASY, STEP = 0.25, 0.125  # shares: up to the first, scores alone are a good start; more goes step by step
 MOVES = 2  # rounds more, of a choice that saves too little by the clock
-BETTER = 1e-4  # of the divergence
+BETTER, GAIN = 1e-4, 0.01  # of the divergence: what is taken, and what another round is worth
 TRIES = 6  # at a choice that really saves enough, of options that are all measured
-WALKS = 2  # of the nearby choices of a view, the best first, fitted in order until a choice is better
 LOOKS = 24  # at nearby choices: each measures the guessed options of the one before
 MISSED, OVER = 0.001, 0.01  # of a cost: how much a choice may save less, and more
 Measure = Callable[[Mapping[str, str], bool], Mapping[str, float]]
@@ -94,19 +93,18 @@ class Refiner:
 
     def _refined(self, best: State, rounds: int, advance: Callable[[], None]) -> State:
         """Return a choice refined for the present need, while the divergence falls; the clock is read in between."""
-        enough: State | None = None
+        enough, settled = None, False
         for number in range(rounds + MOVES + 1):
             short = self._correct(best.names, clock=True) < -CLOCKS
             enough = enough if short else best
-            if number == rounds + MOVES or (number >= rounds and not short):
+            if number == rounds + MOVES or ((settled or number >= rounds) and not short):
                 break
-            best, short = self._moved(best) if short else best, False
+            best = self._moved(best) if short else best
             found = self.better(best)
             advance()
-            if found is None:
-                break
-            best = found
-        return best if enough is None or not short else enough
+            settled = found is None or found.divergence > best.divergence * (1 - GAIN)
+            best = best if found is None else found
+        return best if enough is None else enough
 
     def better(self, best: State) -> State | None:
         """Return a nearby choice of less divergence; None if none is found."""
@@ -122,10 +120,9 @@ class Refiner:
                 if names is not None and names not in tried:
                     choices.append(names)
                     tried.append(names)
-            for names in nearby.sorted(choices)[:WALKS]:
-                found = State(self.library, names)
-                if found.divergence < best.divergence * (1 - BETTER):
-                    return found
+            found = State(self.library, nearby.best(choices)) if choices else best
+            if found.divergence < best.divergence * (1 - BETTER):
+                return found
         return None
 
     def _moved(self, start: State) -> State:

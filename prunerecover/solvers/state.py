@@ -87,8 +87,8 @@ class Nearby:
             chosen = library.changed(chosen, site, name, self.base.moments)
         return library.scorer.divergence(chosen)
 
-    def sorted(self, choices: Sequence[Chosen]) -> list[Chosen]:
-        """Return choices, the best first."""
+    def best(self, choices: Sequence[Chosen]) -> Chosen:
+        """Return the choice of least divergence without new fits."""
         changes = [{site: name for site, name in one.items() if name != self.base.names[site]} for one in choices]
-        found = self.divergences(changes) if len(choices) > 1 else [0.0] * len(choices)
-        return [choices[number] for number in sorted(range(len(choices)), key=found.__getitem__)]
+        found = self.divergences(changes) if len(choices) > 1 else [0.0]
+        return choices[min(range(len(choices)), key=found.__getitem__)]
