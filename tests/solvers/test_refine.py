@@ -136,6 +136,21 @@ def test_more_than_a_quarter_is_chosen_step_by_step(share: float, parts: list[fl
     assert list(dict.fromkeys(asked)) == pytest.approx(parts)
 
 
+@pytest.mark.parametrize(("together", "rounds"), [(5.0, 2), (0.11, 1)])
+def test_a_round_that_gains_little_is_the_last(together: float, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sites a and c are better than a and b by much, or by less than a hundredth."""
+    library: Any = Interacting(together)
+    better, asked = Refiner.better, list[set[str]]()
+
+    def watched(refiner: Refiner, best: State) -> State | None:
+        asked.append(gone(best.names))
+        return better(refiner, best)
+
+    monkeypatch.setattr(Refiner, "better", watched)
+    assert gone(Refiner(library, program(0.1), {"macs": 0.2}).run().names) == {"a", "c"}
+    assert len(asked) == rounds
+
+
 def test_a_choice_for_more_begins_where_the_last_one_ended() -> None:
     library: Any = Interacting(5.0)
     first = Refiner(library, program(), {"macs": 0.2}).run()
