@@ -33,7 +33,7 @@ from prunerecover.solvers.state import State
 from prunerecover.surgery.apply_edits import apply_edits
 
 BUDGETS = (0.33, 0.5)
-FURTHER = (0, 256, steps.WANTED - SAMPLES * 3 // 4)  # images; the last is the default of the callbacks
+FURTHER = (0, 256, steps.WANTED_OUTPUTS - SAMPLES * 3 // 4)  # images; the last is the default of the callbacks
 BATCH, BLOCKS, SEED = 16, 12, 0
 UNTUNED, ALONE = "least squares alone", "192 images"
 
@@ -47,9 +47,15 @@ METHODS = {UNTUNED: None, **{name_of(further): further for further in FURTHER}}
 
 
 @cache
+def training_images() -> tuple[Tensor, Tensor]:
+    """Return the images to choose by, followed by all further ones, and labels."""
+    return tiny_imagenet.training_images(SAMPLES + max(FURTHER))
+
+
+@cache
 def planned(budget: float) -> tuple[Planner, State, list[Tensor]]:
     """Return the planner of a budget of the MACs, its choice, and the list of batches to tune on besides."""
-    images, labels = tiny_imagenet.training_images(SAMPLES)
+    images, labels = (drawn[:SAMPLES] for drawn in training_images())
     batches = list(zip(torch.split(images, BATCH), torch.split(labels, BATCH), strict=True))
     further = list[Tensor]()
     how: dict[str, Any] = {"seed": SEED, "further": lambda _: further}
@@ -76,8 +82,8 @@ def measure(budget: float, method: str) -> Iterator[dict[str, Any]]:
     planner, state, batches = planned(budget)
     chosen, more = state.chosen, METHODS[method]
     if more is not None:
-        images, _ = tiny_imagenet.training_images(SAMPLES + more)
-        batches[:] = torch.split(images[SAMPLES:], BATCH) if more else ()
+        images, _ = training_images()
+        batches[:] = torch.split(images[SAMPLES : SAMPLES + more], BATCH) if more else ()
     with passes() as counted:
         chosen = chosen if more is None else planner.finished(state)[0]
         notes = {"passes": counted()}

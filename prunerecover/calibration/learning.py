@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -59,12 +59,12 @@ class Held:
     Attributes:
         value: The optimised tensor, in single precision.
         rate: Adam's.
-        parameter: The parameter; None: the network reads the value itself.
+        parameter: The parameter.
     """
 
     value: Tensor
     rate: float
-    parameter: nn.Parameter | None = None
+    parameter: nn.Parameter
 
     @classmethod
     def of(cls, parameter: nn.Parameter, value: Tensor, rate: float, *, is_bias: bool = False) -> Held:
@@ -83,8 +83,8 @@ class Held:
 
     @property
     def source(self) -> Tensor:
-        """The parameter, or the value itself."""
-        return self.value if self.parameter is None else self.parameter
+        """The parameter."""
+        return self.parameter
 
     def take_gradient(self, gradient: Tensor) -> None:
         """Set the gradient of the value."""
@@ -93,8 +93,7 @@ class Held:
     @torch.no_grad()
     def put_in_place(self) -> None:
         """Have the parameter hold the value."""
-        if self.parameter is not None:
-            self.parameter.copy_(self.value)
+        self.parameter.copy_(self.value)
 
 
 def best_epoch(
@@ -173,8 +172,8 @@ def tuned_on_output(
         with evaluating(network), uncompiled(recurrent=True):
             return gradients_of_output(network, steps.batches[number], steps.dense.of(number), sources)
 
-    allowed: dict[str, Any] = {"first": first, "check": steps.first, "what": what}
-    return best_epoch(learnt, EPOCHS, len(steps.batches), gradients, divergence, **allowed)
+    check = steps.first if math.isfinite(first) else None
+    return best_epoch(learnt, EPOCHS, len(steps.batches), gradients, divergence, first=first, check=check, what=what)
 
 
 def tuned_parameters(
@@ -185,7 +184,7 @@ def tuned_parameters(
     divergence: Callable[[dict[Key, Tensor]], float],
     is_bias: Callable[[Key], bool],
 ) -> dict[Key, Tensor]:
-    """Return the values of parameters tuned on the output, or none if no epoch is better than the start.
+    """Return the values of parameters tuned on the output, or none without gradients or without a better epoch.
 
     Args:
         network: Pruned, with fitted values in place.
@@ -195,6 +194,10 @@ def tuned_parameters(
         divergence: Divergence of the output with given values, on held-out samples.
         is_bias: Whether the parameter of a key is a bias.
     """
+    with evaluating(network), uncompiled(recurrent=True):
+        sources = [parameter.requires_grad_() for parameter in parameters.values()]
+        if not gradients_of_output(network, steps.batches[0], steps.dense.of(0), sources):
+            return {}
 
     def learn(held: Mapping[Key, Held]) -> tuple[float, list[Tensor]]:
         def present() -> float:

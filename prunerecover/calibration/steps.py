@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 
 from torch import nn
 
@@ -13,10 +13,10 @@ from prunerecover.divergence.outputs import Outputs, compared, tensors_of, unpad
 from prunerecover.model.batches import ModelInputs, call, of_few_samples
 from prunerecover.model.evaluation import evaluating, uncompiled
 
-LEAST, MOST = 4, 16  # samples in a step: as many as leave so many steps, within these bounds
-STEPS = 8
-WANTED = 1280  # outputs, such as of an image each: with fewer, further samples are taken
-FEWEST = 32, 1024  # samples, or their outputs; with fewer, new outputs may diverge more than by least squares alone
+STEPS = 8  # in an epoch, at least
+STEP_SAMPLES = 4, 16  # in a step: as many as leave so many steps, within these bounds
+WANTED_OUTPUTS = 1280  # such as the logits of an image each: with fewer, further samples are taken
+FEWEST_SAMPLES, FEWEST_OUTPUTS = 32, 1024  # with fewer of both, new outputs may diverge more than by least squares
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,26 +27,26 @@ class Steps:
         batches: Samples of each step.
         dense: Compared outputs of the dense network, by step.
         first: Number of the first steps, on the samples that values were fitted on.
-        each: Outputs of a sample.
+        outputs: Number of outputs of a sample.
     """
 
     batches: Sequence[ModelInputs]
     dense: KeptOutputs
     first: int
-    each: float
+    outputs: float
 
     @property
     def enough(self) -> bool:
         """Whether there are enough samples, or outputs, to learn from."""
         samples = sum(batch.n_samples for batch in self.batches)
-        return samples >= FEWEST[0] or samples * self.each >= FEWEST[1]
+        return samples >= FEWEST_SAMPLES or samples * self.outputs >= FEWEST_OUTPUTS
 
 
 def steps_of(
     model: nn.Module,
     batches: Sequence[ModelInputs],
     further: Callable[[int], Sequence[ModelInputs]] = lambda _: (),
-    most: int = MOST,
+    most: int = STEP_SAMPLES[1],
 ) -> Steps:
     """Return the steps of an epoch: first the samples that values were fitted on, then further samples.
 
@@ -60,12 +60,12 @@ def steps_of(
         most: Samples in a step at most.
     """
     samples = sum(batch.n_samples for batch in batches)
-    few = min(max(LEAST, samples // STEPS), most)
+    few = min(max(STEP_SAMPLES[0], samples // STEPS), most)
     first = of_few_samples(batches, few)
-    each = _outputs(dense_outputs(model, first[:1])) / first[0].n_samples
-    more = further(ceil(WANTED / each - samples)) if 0 < samples * each < WANTED else ()
+    outputs = _number(dense_outputs(model, first[:1]).of(0)) / first[0].n_samples
+    more = further(ceil(WANTED_OUTPUTS / outputs - samples)) if 0 < samples * outputs < WANTED_OUTPUTS else ()
     steps = [*first, *of_few_samples(more, few)]
-    return Steps(steps, dense_outputs(model, steps), len(first), each)
+    return Steps(steps, dense_outputs(model, steps), len(first), outputs)
 
 
 def dense_outputs(model: nn.Module, steps: Sequence[ModelInputs]) -> KeptOutputs:
@@ -83,6 +83,6 @@ def judged_output(network: nn.Module, batch: ModelInputs) -> Outputs:
     return unpadded(compared(call(network, batch)), batch)
 
 
-def _outputs(dense: KeptOutputs) -> int:
-    """Return the number of vectors in the first of the dense network's outputs, such as the logits of each token."""
-    return sum(output[..., 0].numel() for output in tensors_of(dense.of(0)).values())
+def _number(outputs: Outputs) -> int:
+    """Return the number of rows of the outputs, such as the logits of each token, or of single numbers."""
+    return sum(prod(one.shape[: max(1, one.ndim - 1)]) for one in tensors_of(outputs).values())

@@ -149,7 +149,7 @@ class DepthSearch:
                 samples=self.session.samples.n_samples,
                 divergence=self._divergence(order, edits, tensors),
             )
-            removed = removed_by(self.session, edits, budget, self.units, self.costs.saved)
+            removed = removed_by(self.session, edits, budget, self.units, self.costs.saved, self.store)
             steps = steps_of(self.session, edits, order)
         return plan_for(
             self.model,

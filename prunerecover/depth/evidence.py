@@ -13,8 +13,9 @@ from prunerecover.plan.edits import Config, Edit
 from prunerecover.plan.evidence import DepthEvidence, RemovalStep, RemovedShare
 from prunerecover.plan.removed_units import edits_without_others, leave_nothing
 from prunerecover.plan.units import Unit
-from prunerecover.session.removed_share import share_evidence
+from prunerecover.session.removed_share import measured_share, share_evidence
 from prunerecover.session.session import Session
+from prunerecover.store.search_store import SearchStore
 from prunerecover.surgery.merging import removals_of
 from prunerecover.surgery.provenance import result_of
 
@@ -45,6 +46,7 @@ def removed_by(
     budget: Budget,
     units: Sequence[Unit],
     saved: Callable[[Sequence[Unit], str], float],
+    store: SearchStore,
 ) -> dict[str, Any]:
     """Return the evidence of the removed share of a cost; empty for a budget in units.
 
@@ -54,12 +56,13 @@ def removed_by(
         budget: Budget.
         units: Removable units.
         saved: Function from units and the name of a cost to the share saved by the units.
+        store: Store of the search.
     """
     if budget.share is None or not edits:
         return {}
     cost, asked = budget.share
     smallest = None if cost == "latency" else smallest_share(units, lambda own: saved(own, cost), cost)
-    merged = session.cost(cost).removed_share(edits)
+    merged = measured_share(session, store, cost, edits)
     return share_evidence(session, edits, {cost: asked}, {cost: merged}, smallest)
 
 

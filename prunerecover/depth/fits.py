@@ -149,6 +149,9 @@ def _tuned(
     values = {(unit, name): value for unit in left for name, value in fits[unit].values.items()}
     if not is_differentiable(network) or not isfinite(variants.held_out(units)):
         return dict(fits)
+    steps = steps_of(removals.model, samples.fit, samples.further)
+    if not steps.enough:
+        return dict(fits)
     modules = {unit: get_module(network, fits[unit].place.path) for unit in left}
     parameters = {(unit, name): modules[unit].get_parameter(name) for unit, name in values}
 
@@ -162,6 +165,5 @@ def _tuned(
         removals.fits = with_values(present)
         return variants.held_out(units)
 
-    steps = steps_of(removals.model, samples.fit, samples.further)
     best = tuned_parameters(network, parameters, values, steps, divergence, lambda key: key[1] == "bias")
     return with_values(best) if best else dict(fits)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from prunerecover.cost.units.cost_names import CostName
 from prunerecover.plan.kinds import Kind, WidthKind
@@ -72,6 +72,12 @@ class BudgetEvidence(_Evidence):
     """
 
     removed_share: dict[CostName, RemovedShare] = {}
+
+    @field_validator("removed_share", mode="before")
+    @classmethod
+    def _of_one_cost(cls, given: Any) -> Any:
+        """Read the form for a single cost, as of earlier plans."""
+        return {given["cost"]: given} if isinstance(given, Mapping) and "cost" in given else given
 
 
 class RemovalStep(_Record):
@@ -215,14 +221,14 @@ class TriedSplit(_Record):
         depth: Share of the budget for depth.
         divergence: Divergence of the output on held-out samples; None: not comparable, or not needed.
         accuracy: Accuracy after a short recovery, in percent; None: no recovery.
-        saved: Removed share of each cost, once merged; empty: no plan.
+        saved: Removed share of each cost, once merged; empty: no plan. In earlier plans a number for a single cost.
         refused: Reason why there is no plan; empty if there is a plan.
     """
 
     depth: float
     divergence: float | None = None
     accuracy: float | None = None
-    saved: dict[str, float] = {}
+    saved: dict[str, float] | float = {}
     refused: str = ""
 
 

@@ -16,9 +16,9 @@ from prunerecover.plan.evidence import FrontierPoint
 from prunerecover.plan.plan import Plan
 from prunerecover.planning.arguments import PruningConfig, budget_of
 from prunerecover.planning.budget_search import BudgetSearch
-from prunerecover.planning.kept import kept_share
 from prunerecover.planning.planner import Planner
 from prunerecover.refusal import Refusal
+from prunerecover.session.removed_share import kept_share
 from prunerecover.session.session import Session
 from prunerecover.width.groups.rounding import RoundTo
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from prunerecover.cost.met_share import BudgetMissed
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.edits import Edit
 from prunerecover.plan.plan import Plan
 from prunerecover.store.search_store import SearchStore
 
@@ -49,17 +48,6 @@ def kept_budget(store: SearchStore, asked: Budget, shares: Budget) -> Budget:
     (found,) = store.results("budget", [[str(asked.to_dict())]], lambda _: dict(shares.shares))
     given: dict[str, Any] = {**found}
     return replace(shares, **given)
-
-
-def kept_share(store: SearchStore, edits: Sequence[Edit], measure: Callable[[], float]) -> float:
-    """Return the share of the latency that edits save, measured only where the store has none.
-
-    Args:
-        store: Store of the search.
-        edits: Edits.
-        measure: Clock.
-    """
-    return store.results("latency", [[str(edit) for edit in edits]], lambda _: measure())[0]
 
 
 def kept_divergence(store: SearchStore, plan: Plan, measure: Callable[[], float | None]) -> float | None:

@@ -114,8 +114,7 @@ def plan_depth(
             pruned) -> scalar`; None: by the structure of the outputs.
 
     Returns:
-        The plan, with the importance of every unit as evidence, and, for a share of the MACs or parameters, the removed
-        share before and after `merge`.
+        The plan, with the importance of every unit as evidence, and, for a share of a cost, the removed share.
 
     Raises:
         ValueError: If the budget cannot be met, an argument is unknown, there are no batches, or importances are NaN.

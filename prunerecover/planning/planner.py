@@ -26,10 +26,11 @@ from prunerecover.plan.plan import Plan
 from prunerecover.plan.units import Unit
 from prunerecover.planning.arguments import PruningConfig, budget_alone
 from prunerecover.planning.ignored import groups_that_stay, patterns_of_depth, possible
-from prunerecover.planning.kept import kept_divergence, kept_share
+from prunerecover.planning.kept import kept_divergence
 from prunerecover.planning.plan_of_choice import plan_of
 from prunerecover.recovery.reconstruction import fit_layers, made_for, reconstructible
 from prunerecover.refusal import Refusal
+from prunerecover.session.removed_share import measured_share
 from prunerecover.session.session import Session
 from prunerecover.solvers.library_program import library_program
 from prunerecover.solvers.program import Program
@@ -206,11 +207,8 @@ class Planner:
 
     def removed_shares(self, edits: Sequence[Edit]) -> dict[str, float]:
         """Return the share of each cost that goes with edits, once merged; latency is measured."""
-        return {cost: self._removed_share(cost, edits) if edits else 0.0 for cost in self.budgeted}
-
-    def _removed_share(self, cost: str, edits: Sequence[Edit]) -> float:
-        measure = partial(self.session.cost(cost).removed_share, edits)
-        return kept_share(self.store, edits, measure) if cost == "latency" else measure()
+        session, store = self.session, self.store
+        return {cost: measured_share(session, store, cost, edits) if edits else 0.0 for cost in self.budgeted}
 
     @ordinary_arithmetic()
     def alone(self, depth: bool, cost: str, share: float) -> Plan:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.evidence import BudgetEvidence, RemovedShare
 from prunerecover.session.session import Session
+from prunerecover.store.search_store import SearchStore
 
 COUNTED = ("macs", "params")  # before `merge`, too
 
@@ -34,3 +36,27 @@ def share_evidence(
         units = {} if smallest is None else {"smallest_unit": smallest}
         found[cost] = RemovedShare.model_validate({"asked": asked[cost], "merged": merged[cost], **live, **units})
     return BudgetEvidence(removed_share=found).to_dict() if found else {}
+
+
+def kept_share(store: SearchStore, edits: Sequence[Edit], measure: Callable[[], float]) -> float:
+    """Return the share of the latency that edits save, measured only where the store has none.
+
+    Args:
+        store: Store of the search.
+        edits: Edits.
+        measure: Clock.
+    """
+    return store.results("latency", [[str(edit) for edit in edits]], lambda _: measure())[0]
+
+
+def measured_share(session: Session, store: SearchStore, cost: str, edits: Sequence[Edit]) -> float:
+    """Return the share of a cost that edits save, once merged; a latency is measured once.
+
+    Args:
+        session: Network and samples.
+        store: Store of the search.
+        cost: Name of the cost.
+        edits: Edits.
+    """
+    measure = partial(session.cost(cost).removed_share, edits)
+    return kept_share(store, edits, measure) if cost == "latency" else measure()

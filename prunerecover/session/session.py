@@ -92,6 +92,7 @@ class Session:
         self._serving = Serving()
         self._further = further
         self._rest: Sequence[Any] = ()
+        self._drawn: tuple[int, Sequence[Any]] = 0, ()  # the most that were asked for so far
 
     @classmethod
     def with_dense_reference(
@@ -247,8 +248,10 @@ class Session:
         Args:
             samples: Number of samples.
         """
-        batches, found = self._rest if self._further is None else self._further(samples), list[ModelInputs]()
-        for batch in batches:
+        if self._further is not None and self._drawn[0] < samples:
+            self._drawn = samples, self._further(samples)
+        found = list[ModelInputs]()
+        for batch in self._rest if self._further is None else self._drawn[1]:
             if (left := samples - sum(one.n_samples for one in found)) <= 0:
                 break
             own = as_inputs(without_labels(batch, self.model)).to(self.device)

@@ -27,11 +27,10 @@ from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
 from prunerecover.session.asked import planned_as_asked
-from prunerecover.session.removed_share import share_evidence
+from prunerecover.session.removed_share import measured_share, share_evidence
 from prunerecover.session.session import Session
 from prunerecover.store.search_store import SearchStore
 from prunerecover.surgery.provenance import plan_for
-from prunerecover.surgery.saved_cost import DenseCost
 from prunerecover.width.allocation.by_importance import lowest, per_cost
 from prunerecover.width.allocation.cost_model import CostModel
 from prunerecover.width.allocation.diagnostics import tolerance_evidence
@@ -145,25 +144,23 @@ class WidthAllocator:
             return self.network.finished(plan, (rule or self.config).replace) if plan.edits else plan
 
     @ordinary_arithmetic()
-    def decided(
-        self, budget: Budget | None = None, rule: WidthRule | None = None, *, clock: DenseCost | None = None
-    ) -> Plan:
+    def decided(self, budget: Budget | None = None, rule: WidthRule | None = None) -> Plan:
         """Return a plan with weights refitted by least squares on the calibration samples, held-out samples excluded.
 
         Args:
             budget: Budget, as in `plan`.
             rule: Rule, as in `plan`.
-            clock: Clock for the latency; None: the clock of the session, on its whole first batch.
         """
         rule = self.config if rule is None else rule
         rule.check_budget(budget, sorted(self.units))
         weighing = self._weighing(budget, rule)
         if budget is not None and budget.latency is not None:
-            clock, asked = clock or self.session.cost("latency"), budget.shares
-            rule, in_macs = self._in_macs(asked["latency"], rule, weighing, clock)
+            asked = budget.shares
+            rule, in_macs = self._in_macs(asked["latency"], rule, weighing)
             removed, evidence = self._removed(in_macs, rule, weighing)
             narrowed = self.network.edits(removed)
-            evidence |= share_evidence(self.session, narrowed, asked, {"latency": clock.removed_share(narrowed)})
+            saved = measured_share(self.session, self.store, "latency", narrowed)
+            evidence |= share_evidence(self.session, narrowed, asked, {"latency": saved})
         else:
             removed, evidence = self._measured(budget, rule, weighing)
         if rule.gates or self.config.scores is None:
@@ -276,9 +273,7 @@ class WidthAllocator:
         self._weighed.append((rule, cost, share, found))
         return found
 
-    def _in_macs(
-        self, latency: float, rule: WidthRule, weighing: KindWeights, clock: DenseCost
-    ) -> tuple[WidthRule, Budget]:
+    def _in_macs(self, latency: float, rule: WidthRule, weighing: KindWeights) -> tuple[WidthRule, Budget]:
         """Return the budget of MACs for a share of the latency, and the rule with or without rounding of widths."""
         scores = self.ranking(rule)  # before errors mean that structure forbids a budget
         scores = weighted(self.groups, scores, weighing.rates)
@@ -288,7 +283,7 @@ class WidthAllocator:
             lost=lambda removed: sum(float(scores[name][units].sum()) for name, units in removed.items()),
         )
         ways = [way for way in rule.ways if way is rule or rounded(self.groups, way.round_to) != self.groups]
-        met = met_latency(clock, latency, ways, choices)
+        met = met_latency(self.session.cost("latency"), latency, ways, choices)
         return met.way, met.budget
 
     def _edits_at(self, budget: Budget, rule: WidthRule, weighing: KindWeights) -> tuple[Edit, ...]:

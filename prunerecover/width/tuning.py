@@ -71,11 +71,11 @@ def tuned_tensors(
     model, given = judge.model, dict(tensors)
     if not (judge.comparable and is_differentiable(model)):
         return given
-    steps = steps_of(model, samples.whole, samples.further, SAMPLES)
-    if not steps.enough:
-        return given
     network = judge.pruned(edits, given)
     if not 0 < numbers_in_memory(network, edits[since:], given) <= MOST_NUMBERS:
+        return given
+    steps = steps_of(model, samples.whole, samples.further, SAMPLES)
+    if not steps.enough:
         return given
     learnt = taken_over(model, network, edits, given, since)
     for one in learnt:

@@ -42,15 +42,15 @@ def test_the_tokens_of_a_few_texts_are_enough_to_tune_on() -> None:
     texts = [torch.randint(0, 30, (12, 64), generator=generator) for _ in range(2)]
     planner = Planner(Session.with_dense_reference(model, texts), "params", PruningConfig(kinds=("attention", "mlp")))
     state = chosen(planner, {"model.layers.0.mlp": "affine", "model.layers.1.self_attn": "affine"})
-    assert sum(batch.n_samples for batch in planner.session.samples.fit) < steps.FEWEST[0]
+    assert sum(batch.n_samples for batch in planner.session.samples.fit) < steps.FEWEST_SAMPLES
     tuned_choice, _ = planner.finished(state)
     assert planner.library.scorer.divergence(tuned_choice) < 0.99 * state.divergence
 
 
 def test_further_samples_are_taken_until_there_are_outputs_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a classifier one output a sample, of a language model one a token."""
-    monkeypatch.setattr(steps, "WANTED", 100)
-    monkeypatch.setattr(steps, "FEWEST", (1, 1))
+    monkeypatch.setattr(steps, "WANTED_OUTPUTS", 100)
+    monkeypatch.setattr(steps, "FEWEST_SAMPLES", 1)
     seen: dict[str, int] = {}
     texts = [torch.randint(0, 30, (16, 16), generator=torch.Generator().manual_seed(n)) for n in range(2)]
     for name, model, batches in (("vit", vit(depth=2), images(20)), ("llama", tiny_llama(), texts)):

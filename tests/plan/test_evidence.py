@@ -27,6 +27,7 @@ from prunerecover.plan.evidence import (
     DepthEvidence,
     PlanningCost,
     SearchEvidence,
+    SplitEvidence,
     ToleranceEvidence,
     WidthEvidence,
 )
@@ -51,6 +52,13 @@ def test_records_hold_all_entries_of_a_file(name: str) -> None:
 def test_a_plan_without_evidence_says_nothing(record: Any) -> None:
     assert record.of({}) == record()
     assert record.of({}).to_dict() == {}
+
+
+def test_what_went_of_a_single_cost_is_read_from_earlier_plans() -> None:
+    earlier = {"cost": "macs", "live": 0.2, "merged": 0.3, "asked": 0.3, "smallest_unit": 0.1}
+    assert BudgetEvidence.of({"removed_share": earlier}).removed_share["macs"].merged == 0.3
+    (split,) = SplitEvidence.of({"splits": [{"depth": 0.5, "divergence": 0.1, "saved": 0.4}]}).splits
+    assert split.saved == 0.4
 
 
 @pytest.mark.parametrize("kept", [None, [1], {"fc1": 3}, {"fc1": [1, 2, 3]}])

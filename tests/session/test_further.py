@@ -28,6 +28,20 @@ def test_without_more_than_the_first_there_are_no_further_samples(most: int) -> 
     assert session.further(5) == []
 
 
+def test_samples_are_drawn_again_for_more_alone() -> None:
+    asked: list[int] = []
+
+    def draw(samples: int) -> list[torch.Tensor]:
+        asked.append(samples)
+        return [torch.randn(samples, *images(1)[0][0].shape[1:])]
+
+    session = Session(vit(), images(1), further=draw)
+    first, fewer, more = (session.further(n)[0].args[0] for n in (6, 4, 9))
+    assert asked == [6, 9]
+    assert torch.equal(first[:4], fewer)
+    assert len(more) == 9
+
+
 def test_further_samples_are_those_of_a_function() -> None:
     asked: list[int] = []
     session = Session(vit(), images(1), further=lambda n: asked.append(n) or images(3))

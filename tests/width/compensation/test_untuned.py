@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from prunerecover import Budget, apply_plan, plan_width
 from prunerecover.calibration.samples import split_batches
-from prunerecover.calibration.steps import FEWEST
+from prunerecover.calibration.steps import FEWEST_SAMPLES
 from prunerecover.session.pruned_output import PrunedOutput, judge_of
 from prunerecover.width import tuning
 from prunerecover.width.taken_over import numbers_in_memory
@@ -26,7 +26,7 @@ def test_least_squares_stay_where_every_epoch_is_worse(monkeypatch: pytest.Monke
 
 def test_nothing_is_learnt_of_few_samples() -> None:
     model, edits, tensors, _ = narrowed(vit)
-    few = split_batches([IMAGES[: FEWEST[0] - 1]], CPU)
+    few = split_batches([IMAGES[: FEWEST_SAMPLES - 1]], CPU)
     assert untouched(tensors, tuned_tensors(edits, tensors, few, judge_of(model, few)))
 
 
