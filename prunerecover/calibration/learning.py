@@ -24,7 +24,8 @@ from prunerecover.model.batches import ModelInputs
 from prunerecover.model.evaluation import evaluating, uncompiled
 
 EPOCHS = 4
-RATES = (2e-2, 3e-3, 4e-4)  # first change of a weight in a step, relative to its size: the largest that helps is taken
+RATES = (2e-2, 3e-3, 1e-3, 4e-4)  # first change of a weight in a step, relative to its size: the largest that helps
+FIRST = 1.1  # divergence allowed after the first steps, relative to the start: later steps are smaller
 BIAS = 4e-4  # likewise, of a bias
 SMALLEST = 1e-3  # size of a parameter, for its steps, at least
 Key = TypeVar("Key")
@@ -203,7 +204,7 @@ def tuned_parameters(
         def present() -> float:
             return divergence({key: one.value for key, one in held.items()})
 
-        return tuned_on_output(network, list(held.values()), steps, present, first=1.0)
+        return tuned_on_output(network, list(held.values()), steps, present, first=FIRST)
 
     return at_the_rate_that_helps(parameters, values, RATES, learn, is_bias)[1]
 
