@@ -83,7 +83,8 @@ def test_share_of_latency_is_found_by_bisection(monkeypatch: pytest.MonkeyPatch)
 def test_kinds_are_timed_on_few_samples_and_what_is_planned_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = counts_parameters(monkeypatch)
     how = {"kinds": ("attention", "mlp"), "replace": "zero", "search": "joint"}
-    model, batches = build("timm"), [torch.cat([as_inputs(b).args[0] for b in batches_of("timm")])]
+    images = torch.cat([as_inputs(batch).args[0] for batch in batches_of("timm")])
+    model, batches = build("timm"), [images.repeat(-(-2 * saved_cost.TIMED // len(images)), 1, 1, 1)]
     plan = plan_depth(model, Budget(latency=0.5), batches=batches, **how)
     few = [left for samples, left in timed if samples == saved_cost.TIMED]
     assert len(few) == len(how["kinds"]), "each kind once"

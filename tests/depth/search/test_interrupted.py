@@ -70,14 +70,14 @@ def test_interrupted_at_any_pass_it_goes_on_behind_the_last_result(
     interrupts.begin()
     counted(network, store=tmp_path / "whole")
     results = interrupts.computed
-    for until in (passes // 2, passes * 2 // 3):
+    for until in (passes * 2 // 3, passes * 5 // 6):
         store = tmp_path / f"interrupted_{until}"
         with pytest.raises(KeyboardInterrupt):
             counted(network, until, store=store)
         found = results_in(store)
         assert 0 < found < results
         assert caplog.messages[-1] == (
-            f"prunerecover: interrupted, with {found} results in {store}. Run this again to go on."
+            f"prunerecover: interrupted, with {found} result{'s' * (found > 1)} in {store}. Run this again to go on."
         )
         assert all(torch.equal(value, weights[name]) for name, value in network.state_dict().items())
         interrupts.begin()
