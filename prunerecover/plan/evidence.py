@@ -65,11 +65,7 @@ class RemovedShare(_Record):
 
 
 class BudgetEvidence(_Evidence):
-    """Evidence of every plan of a budget in costs, in depth, in width, or both.
-
-    Attributes:
-        removed_share: Removed share of each cost in the budget, by name.
-    """
+    """Evidence of every plan of a budget in costs, whatever its kind: the removed share of each cost, by name."""
 
     removed_share: dict[CostName, RemovedShare] = {}
 
@@ -221,7 +217,7 @@ class TriedSplit(_Record):
         depth: Share of the budget for depth.
         divergence: Divergence of the output on held-out samples; None: not comparable, or not needed.
         accuracy: Accuracy after a short recovery, in percent; None: no recovery.
-        saved: Removed share of each cost, once merged; empty: no plan. In earlier plans a number for a single cost.
+        saved: Removed share of each cost, once merged; empty: no plan. In earlier plans a number.
         refused: Reason why there is no plan; empty if there is a plan.
     """
 
