@@ -182,7 +182,7 @@ def tuned_parameters(
     parameters: Mapping[Key, nn.Parameter],
     values: Mapping[Key, Tensor],
     steps: Steps,
-    divergence: Callable[[dict[Key, Tensor]], float],
+    divergence: Callable[[], float],
     is_bias: Callable[[Key], bool],
 ) -> dict[Key, Tensor]:
     """Return the values of parameters tuned on the output, or none without gradients or without a better epoch.
@@ -192,7 +192,7 @@ def tuned_parameters(
         parameters: Parameters of the network, by key; they change.
         values: Fitted values, by key.
         steps: Samples of each step.
-        divergence: Divergence of the output with given values, on held-out samples.
+        divergence: Divergence of the network's output on held-out samples.
         is_bias: Whether the parameter of a key is a bias.
     """
     with evaluating(network), uncompiled(recurrent=True):
@@ -201,10 +201,7 @@ def tuned_parameters(
             return {}
 
     def learn(held: Mapping[Key, Held]) -> tuple[float, list[Tensor]]:
-        def present() -> float:
-            return divergence({key: one.value for key, one in held.items()})
-
-        return tuned_on_output(network, list(held.values()), steps, present, first=FIRST)
+        return tuned_on_output(network, list(held.values()), steps, divergence, first=FIRST)
 
     return at_the_rate_that_helps(parameters, values, RATES, learn, is_bias)[1]
 

@@ -25,6 +25,7 @@ from prunerecover.model.hooks import Reached, first_tensor, removed_after, until
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edit_parts import FITTED_STAND_INS
 from prunerecover.plan.edits import PARAMETERS, Bypass, Edit, Replace
+from prunerecover.recovery.batchnorm import batch_statistics
 from prunerecover.surgery.apply_edits import apply_edits
 
 MOST_NUMBERS = 1 << 27  # entries of second moments: 1 GiB each for inputs, and for products of inputs and outputs
@@ -177,6 +178,9 @@ def refit_in_order(
     batches: Sequence[ModelInputs],
     ridges: Mapping[str, float] | None = None,
     weights: PlaceWeights | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
+    kept: Mapping[str, Tensor] | None = None,
+    by_batch: bool = False,
 ) -> dict[str, Fit]:
     """Refit replacements in order of execution: from the input behind earlier replacements, to the dense output.
 
@@ -186,24 +190,33 @@ def refit_in_order(
         batches: Calibration samples on the model's device.
         ridges: Strength of the ridge, by unit; None: the least.
         weights: Weights of rows; None: equal weights.
+        tensors: Tensors of the edits, where other edits than replacements have any.
+        kept: Numbers of the remaining channels, by unit with narrowed channels.
+        by_batch: Whether BatchNorm normalises by the batch in both networks, in place of statistics made wrong by
+            narrowed layers.
 
     Returns:
         The fits, by unit name.
     """
     pruned = share_copy(model)
-    apply_edits(pruned, edits)
+    apply_edits(pruned, edits, tensors)
     passes, dense = FrontToBack(pruned, batches), FrontToBack(model, batches)
     replacing = (edit for edit in edits if isinstance(edit, Bypass | Replace))
     fitted = {edit.unit: edit for edit in replacing if edit.leaves in FITTED_STAND_INS}
     places = {place.path: place for place in (_place_in(model, edit, dense) for edit in fitted.values())}
     found: dict[str, Fit] = {}
     for place in (places[path] for path in dense.calls if path in places):
-        path, sums = place.path, _Sums(place)
+        path, sums, own = place.path, _Sums(place), (kept or {}).get(place.unit)
         for number, batch in enumerate(batches):
             weight = weights.of(place, number) if weights else None
-            behind = _behind(place, passes, dense, batch)
-            for (x, _), (_, y) in zip(passes.seen_at(path, batch), dense.seen_at(place.gives, batch), strict=False):
-                sums.add(x, y + behind if behind is not None and behind.shape == y.shape else y, weight)
+            with ExitStack() as stack:
+                for network in (pruned, model) if by_batch else ():
+                    stack.enter_context(batch_statistics(network))
+                behind = _behind(place, passes, dense, batch)
+                seen = zip(passes.seen_at(path, batch), dense.seen_at(place.gives, batch), strict=False)
+            for (x, _), (_, y) in seen:
+                y = y + behind if behind is not None and behind.shape == y.shape else y
+                sums.add(x, y if own is None else y.index_select(place.dim, own.to(y.device)), weight)
         leaves = fitted[place.unit].leaves
         ridge = dict(reversed(place.possible))[leaves] if ridges is None else ridges[place.unit]
         fit = found[place.unit] = sums.solve(leaves, ridge)

@@ -161,9 +161,8 @@ def _tuned(
             own[unit][name] = value.detach().clone()
         return dict(fits) | {unit: replace(fits[unit], values=values) for unit, values in own.items()}
 
-    def divergence(present: Mapping[tuple[str, str], Tensor]) -> float:
-        removals.fits = with_values(present)
-        return variants.held_out(units)
+    def divergence() -> float:
+        return variants.held_out_of(network)
 
     best = tuned_parameters(network, parameters, values, steps, divergence, lambda key: key[1] == "bias")
     return with_values(best) if best else dict(fits)

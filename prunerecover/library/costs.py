@@ -8,7 +8,7 @@ import torch
 
 from prunerecover.cost.alike_sites import TimedVariant, latency_shares
 from prunerecover.display.progress import progress
-from prunerecover.library.edits import EditMaker, Fit
+from prunerecover.library.edits import EditMaker
 from prunerecover.library.variants import DENSE, LibrarySite, Variant
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Edit
@@ -72,8 +72,17 @@ class VariantCosts:
             sizes = network.costs.sizes
             left = network.costs.total({name: sizes[name] - len(gone) for name, gone in variant.removed.items()})
             return 1 - float(getattr(left, cost)) / float(getattr(network.costs.full, cost))
-        edits, _ = self.maker.edits({site.name: (variant, Fit())})
-        return self.session.cost(cost).removed_share(edits)
+        edits, _ = self.maker.edits({site.name: (variant, self.maker.alone(site.name, variant))})
+        return self._measured(cost, edits) or 0.0  # with a failing network, the divergence is infinite
+
+    def _measured(self, cost: str, edits: Sequence[Edit]) -> float | None:
+        """Return the share of a cost saved by edits; None where the network fails."""
+        try:
+            return self.session.cost(cost).removed_share(edits)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # the network's own code may raise anything
+            return None
 
     def rough_share(self, edits: Sequence[Edit]) -> float:
         """Return the approximate share of the latency saved by edits, from a short measurement."""
@@ -91,15 +100,14 @@ class VariantCosts:
         Returns:
             Shares by cost; none where the network fails without the variants together: the divergence is infinite then.
         """
-        chosen = {site: (self.maker.sites[site].variant(name), Fit()) for site, name in names.items() if name != DENSE}
+        variants = {site: self.maker.sites[site].variant(name) for site, name in names.items() if name != DENSE}
+        chosen = {site: (variant, self.maker.alone(site, variant)) for site, variant in variants.items()}
         edits, _ = self.maker.edits(chosen, in_place=False)
         if not edits:
             return dict.fromkeys(costs, 0.0)
-        try:
-            saved = {cost: self.session.cost(cost).removed_share(edits) for cost in costs if cost != "latency"}
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # the network's own code may raise anything
+        found = {cost: self._measured(cost, edits) for cost in costs if cost != "latency"}
+        saved = {cost: share for cost, share in found.items() if share is not None}
+        if len(saved) < len(found):
             return {}
         return saved | ({"latency": self.rough_share(edits)} if clock and "latency" in costs else {})
 
@@ -111,7 +119,7 @@ class VariantCosts:
                 alike=(class_of(self.session, site), _way(site, variant)),
                 name=variant.name,
                 kind=site.kind,
-                edits=self.maker.edits({name: (variant, Fit())})[0],
+                edits=self.maker.edits({name: (variant, self.maker.alone(name, variant))})[0],
                 macs=max(0.0, macs[name][variant.name]),
             )
             for name, site in self.maker.sites.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -53,6 +53,7 @@ class EditMaker:
         removals: Units of depth of the network; None if no unit may go.
         moments: Moments of the inputs of reading weights not refitted by any variant.
         head_sizes: Groups of head dimensions.
+        stand_ins: Replacements of units known from the graph alone, by unit and name, each fitted as the only change.
     """
 
     sites: Mapping[str, LibrarySite]
@@ -60,6 +61,11 @@ class EditMaker:
     removals: Removals | None
     moments: Mapping[Reader, Moments] = field(default_factory=dict)
     head_sizes: Sequence[Group] = ()
+    stand_ins: Mapping[str, Mapping[str, StandInFit]] = field(default_factory=dict)
+
+    def alone(self, site: str, variant: Variant) -> Fit:
+        """Return a variant's fit without what is fitted at stations, which changes no cost."""
+        return Fit(stand_in=self.stand_ins.get(site, {}).get(variant.leaves))
 
     def edits(self, chosen: Chosen, *, in_place: bool = True) -> tuple[tuple[Edit, ...], dict[str, Tensor]]:
         """Return the edits of a choice, and their tensors.
@@ -68,12 +74,12 @@ class EditMaker:
             chosen: Variants with their fits, by site.
             in_place: Whether paths stay unchanged, with an identity in the place of a block.
         """
+        chosen, _ = self.sized(chosen)
         found, tensors = self._narrowing(chosen)
         refits, values = _refits(chosen, len(found))
         found, tensors = [*found, *refits], {**tensors, **values}
         units = [(self.sites[site].unit, v, fit) for site, (v, fit) in chosen.items() if v.leaves]
-        gone = {name: numbers for variant, _ in chosen.values() for name, numbers in variant.removed.items()}
-        for edit, fitted in self._gone([(u, v, f) for u, v, f in units if u is not None], gone, in_place=in_place):
+        for edit, fitted in self._gone([(u, v, f) for u, v, f in units if u is not None], in_place=in_place):
             named = {f"e{len(found)}.{name}": value for name, value in fitted.items()}
             found.append(edit.model_copy(update={"tensors": tuple(named)}) if named else edit)
             tensors |= named
@@ -108,7 +114,7 @@ class EditMaker:
         return with_compensation(edits, predictions(narrows, known))
 
     def _gone(
-        self, units: Sequence[tuple[Unit, Variant, Fit]], gone: Mapping[str, Sequence[int]], *, in_place: bool
+        self, units: Sequence[tuple[Unit, Variant, Fit]], *, in_place: bool
     ) -> list[tuple[Edit, Mapping[str, Tensor]]]:
         """Return the edits that remove units, with the parameters of the replacements."""
         if not units:
@@ -122,7 +128,7 @@ class EditMaker:
                 found.append((replacing, fit.replacement))
             else:
                 others.append(unit)
-        removals.fits = {u.name: self._sized(u, fit.stand_in, gone) for u, _, fit in units if fit.stand_in is not None}
+        removals.fits = {u.name: fit.stand_in for u, _, fit in units if fit.stand_in is not None}
         edits = removals.edits(others, in_place=in_place) if others else ()
         if not in_place:
             edits = with_blocks_taken_out(removals.model, removals.example, edits)
@@ -133,21 +139,30 @@ class EditMaker:
             found.append((edit, own))
         return found
 
-    def _sized(self, unit: Unit, stand_in: StandInFit, gone: Mapping[str, Sequence[int]]) -> StandInFit:
-        """Return a replacement sliced to the remaining channels of the stream around a unit."""
-        place = stand_in.place
+    def sized(self, chosen: Chosen) -> tuple[dict[str, tuple[Variant, Fit]], dict[str, Tensor]]:
+        """Return a choice with replacements of units narrowed to the remaining channels, and these channels by site."""
+        gone = {name: set(units) for variant, _ in chosen.values() for name, units in variant.removed.items()}
+        found, kept = dict(chosen), dict[str, Tensor]()
+        for site, (variant, fit) in chosen.items():
+            unit, stand_in = self.sites[site].unit, fit.stand_in
+            group = None if unit is None or stand_in is None else self._stream(unit, stand_in.place.channels, gone)
+            if group is None or stand_in is None:
+                continue
+            own = kept[site] = torch.tensor([n for n in range(group.size) if n not in gone[group.name]])
+            values = {
+                name: value[own][:, own] if value.ndim == 2 else value[own] for name, value in stand_in.values.items()
+            }
+            narrow = replace(stand_in, place=replace(stand_in.place, channels=len(own)), values=values)
+            found[site] = variant, replace(fit, stand_in=narrow)
+        return found, kept
+
+    def _stream(self, unit: Unit, channels: int, gone: Collection[str]) -> Group | None:
+        """Return the narrowed group of the stream around a unit, which has so many channels; None without one."""
         for group in self.network.groups if self.network is not None else ():
             inside = [any(is_within(part.tensor, path) for path in unit.targets) for part in group.slices]
-            stream = any(inside) and not all(inside)
-            if group.name not in gone or group.size != place.channels or not stream:
-                continue
-            kept = torch.tensor([number for number in range(group.size) if number not in set(gone[group.name])])
-            values = {
-                name: value[kept][:, kept] if value.ndim == 2 else value[kept]
-                for name, value in stand_in.values.items()
-            }
-            return replace(stand_in, place=replace(place, channels=len(kept)), values=values)
-        return stand_in
+            if group.name in gone and group.size == channels and any(inside) and not all(inside):
+                return group
+        return None
 
 
 def _refits(chosen: Chosen, first: int = 0) -> tuple[tuple[Edit, ...], dict[str, Tensor]]:

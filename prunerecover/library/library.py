@@ -37,6 +37,8 @@ from prunerecover.store.search_store import SearchStore
 from prunerecover.width.compensation import moments_of, readers_of
 from prunerecover.width.narrowable import NarrowableNetwork
 
+TINY = 1e-7  # divergence at which replacements are as good as each other, and the cheapest is the best
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -87,17 +89,17 @@ class Library:
         traced = session.traced
         kinds = tuple(dict.fromkeys(unit.kind for unit in units))
         removals = Removals(session.model, traced, kinds) if units else None
-        self.stand_ins = _stand_ins(removals, session)
+        stand_ins = _stand_ins(removals, session)
         self.lists = () if removals is None else _lists(removals, [unit.name for unit in units])
         self.graph = traced.graph
         several = graph_of_few(session.model, session.first)
         bare = sites_of(units, groups, scores, {unit.name: ("zero",) for unit in units})
         self.stations = stations_of(session.model, several, bare)
         at = {station.site for station in self.stations}
-        leaves = {name: (*self.stand_ins.get(name, ()), *own) for name, own in _leaves(units, session, at).items()}
+        leaves = {name: (*stand_ins.get(name, ()), *own) for name, own in _leaves(units, session, at).items()}
         sites = sites_of(units, groups, scores, leaves)
         self.sites: Mapping[str, LibrarySite] = {site.name: site for site in sites}
-        self.maker = EditMaker(self.sites, network, removals, head_sizes=head_sizes)
+        self.maker = EditMaker(self.sites, network, removals, head_sizes=head_sizes, stand_ins=stand_ins)
         self.blocks = blocks_of(several, sites, self.stations)
         refitted = {station.reader for station in self.stations}
         if network is not None:
@@ -121,7 +123,9 @@ class Library:
 
     @property
     def fits_depth(self) -> bool:
-        """Whether a fit takes over for units of depth: for branches in their place, for blocks in the layer before."""
+        """Whether a fit takes over for units of depth: in their place, or for blocks in the layer before."""
+        if not is_supported(self.session.model):
+            return True
         at, kinds = {station.site for station in self.stations}, {site.kind for site in self.sites.values()}
         branches = (site.name for site in self.sites.values() if site.kind in BRANCHES)
         return at.issuperset(branches) and ("block" not in kinds or bool(self.blocks.around))
@@ -167,8 +171,9 @@ class Library:
 
     def fit_of(self, site: str, station: Station | None, variant: Variant, moments: StationMoments | None) -> Fit:
         """Fit a variant; an empty fit for a site without a station, and for a removal without a replacement."""
-        if variant.leaves in self.stand_ins.get(site, {}):
-            return Fit(stand_in=self.stand_ins[site][variant.leaves])
+        fit = self.maker.alone(site, variant)
+        if fit.stand_in is not None:
+            return fit
         if station is None or moments is None or variant.leaves == "zero" or variant.name == DENSE:
             return Fit()
         if variant.leaves:
@@ -227,12 +232,15 @@ class Library:
             self.scored[site][name] = replace(self.scored[site][name], divergence=score)
         return [self.scored[site][name].divergence for site, name in asked]
 
-    def known_scores(self) -> dict[str, dict[str, float]]:
-        """Return the measured scores, by site and variant."""
-        return {
-            site: {name: max(0.0, one.divergence) for name, one in own.items() if not math.isnan(one.divergence)}
-            for site, own in self.scored.items()
-        }
+    def price(self, site: str, name: str) -> float:
+        """Return the divergence per saved MAC of a variant, less the MACs of a replacement known from the graph alone.
+
+        In supported families, replacements cost little, and are not counted.
+        """
+        unit, one = self.sites[site].unit, self.scored[site][name]
+        fit = self.maker.alone(site, one.variant).stand_in
+        saved = 1.0 if unit is None or fit is None or not unit.macs else 1 - fit.macs / unit.macs
+        return (max(0.0, one.divergence) + TINY) / saved if one.variant.leaves else one.divergence
 
     def chosen(self, names: Mapping[str, str]) -> Chosen:
         """Return a choice by the names of variants, with each fit as the only change."""
@@ -268,7 +276,8 @@ def _stand_ins(removals: Removals | None, session: Session) -> dict[str, dict[st
         return {}
     places = fit_places(removals)
     found = fits_alone(removals.model, places, session.samples.fit) if places else {}
-    return {unit: {_named(fit): fit for fit in fits} for unit, fits in found.items()}
+    macs = {unit.name: unit.macs or math.inf for unit in removals.units}
+    return {unit: {_named(fit): fit for fit in fits if fit.macs < macs[unit]} for unit, fits in found.items()}
 
 
 def _named(fit: StandInFit) -> str:

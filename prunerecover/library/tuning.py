@@ -7,45 +7,45 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from prunerecover.calibration.learning import tuned_parameters
-from prunerecover.calibration.samples import CalibrationSet
 from prunerecover.calibration.steps import steps_of
-from prunerecover.library.edits import Chosen, EditMaker
-from prunerecover.library.scoring import Scorer
+from prunerecover.library.edits import Chosen, EditMaker, Fit
+from prunerecover.library.stand_ins import fitted_in_order
 from prunerecover.model.checks import is_differentiable
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.model.paths import get_module
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 
 Key = tuple[str, str, str]  # site, path of the module ("" for the replacement), name of the parameter
 
 
 @ordinary_arithmetic()
-def tuned(model: nn.Module, maker: EditMaker, chosen: Chosen, samples: CalibrationSet, scorer: Scorer) -> Chosen:
+def tuned(session: Session, maker: EditMaker, chosen: Chosen) -> Chosen:
     """Return a choice with its fitted values tuned on the output.
 
-    The choice stays unchanged if there are too few samples, the output cannot be compared, the network takes no
+    The values stay unchanged if there are too few samples, the output cannot be compared, the network takes no
     gradients, or no epoch is better than the start.
 
     Args:
-        model: Dense network.
+        session: Dense network, and samples for learning.
         maker: Maker of the edits of variants.
         chosen: Choice, fitted.
-        samples: Samples for learning.
-        scorer: Scorer that judges the epochs.
     """
+    model, samples = session.model, session.samples
+    chosen = fitted_in_order(model, maker, chosen, samples.fit, narrowed=True)
     values = _values(chosen)
-    if not (values and is_differentiable(model)):
+    if not (values and session.output.comparable and is_differentiable(model)):
         return chosen
     steps = steps_of(model, samples.fit, samples.further)
     if not steps.enough:
         return chosen
     network = share_copy(model).eval()
     apply_edits(network, *maker.edits(chosen))
-    parameters = {key: _parameter(network, maker, key) for key in values}
+    parameters = {key: _parameter(network, maker, chosen, key) for key in values}
 
-    def divergence(present: dict[Key, Tensor]) -> float:
-        return scorer.divergence(_with(chosen, present))
+    def divergence() -> float:
+        return session.output.divergence_of(network)
 
     best = tuned_parameters(network, parameters, values, steps, divergence, lambda key: key[2] == "bias")
     return _with(chosen, best) if best else chosen
@@ -57,16 +57,18 @@ def _values(chosen: Chosen) -> dict[Key, Tensor]:
     for site, (_, fit) in chosen.items():
         for path, values in fit.modules.items():
             found |= {(site, path, name): value for name, value in values.items()}
-        found |= {(site, "", name): value for name, value in fit.replacement.items()}
+        replacement = fit.replacement if fit.stand_in is None else fit.stand_in.values
+        found |= {(site, "", name): value for name, value in replacement.items()}
     return found
 
 
-def _parameter(network: nn.Module, maker: EditMaker, key: Key) -> nn.Parameter:
+def _parameter(network: nn.Module, maker: EditMaker, chosen: Chosen, key: Key) -> nn.Parameter:
     """Return the parameter of a key in the pruned network."""
     site, path, name = key
-    unit = maker.sites[site].unit
+    unit, stand_in = maker.sites[site].unit, chosen[site][1].stand_in
     assert path or unit is not None, "units alone have replacements"
-    return get_module(network, path or unit.name).get_parameter(name)  # type: ignore[union-attr]
+    at = path or (unit.name if stand_in is None else stand_in.place.path)  # type: ignore[union-attr]
+    return get_module(network, at).get_parameter(name)
 
 
 def _with(chosen: Chosen, values: dict[Key, Tensor]) -> Chosen:
@@ -77,5 +79,9 @@ def _with(chosen: Chosen, values: dict[Key, Tensor]) -> Chosen:
             path: {name: values[site, path, name].detach().clone() for name in own} for path, own in fit.modules.items()
         }
         replacement = {name: values[site, "", name].detach().clone() for name in fit.replacement}
-        found[site] = variant, replace(fit, modules=modules, replacement=replacement)
+        stand_in = fit.stand_in
+        if stand_in is not None:
+            own = {name: values[site, "", name].detach().clone() for name in stand_in.values}
+            stand_in = replace(stand_in, values=own)
+        found[site] = variant, Fit(modules, replacement, stand_in)
     return found

@@ -13,6 +13,7 @@ from prunerecover.display.progress import progress
 from prunerecover.library.blocks import Blocks
 from prunerecover.library.edits import Chosen, EditMaker, Fit
 from prunerecover.library.moments import ROWS, StationMoments
+from prunerecover.library.stand_ins import fitted_in_order
 from prunerecover.library.stations import Station, seen_at
 from prunerecover.library.streams import DenseStreams
 from prunerecover.library.variants import Variant
@@ -50,22 +51,31 @@ class Walks:
         weights: Sequence[TokenWeights] = (),
         start: nn.Module | None = None,
     ) -> None:
-        self.start = model if start is None else start
+        self.model, self.start = model, model if start is None else start
         self.maker, self.stations, self.blocks = maker, stations, blocks
         self.batches, self.fitted_at, self.weights = batches, fitted_at, weights
         self.streams = DenseStreams(model, stations, batches)
 
     @torch.no_grad()
     def walk(self, chosen: Chosen) -> tuple[dict[str, tuple[Variant, Fit]], dict[tuple[int, int], StationMoments]]:
-        """Fit a choice again, in order.
+        """Fit a choice again, in order; a network that fails stays as it is, without moments.
 
         Args:
-            chosen: Variants by site. Fits at sites without a station stay unchanged.
+            chosen: Variants by site. Fits at sites without a station stay unchanged, but for replacements of units
+                known from the graph alone, which are fitted behind all others.
 
         Returns:
             The choice with new fits, and the moments of every station with its own site unchanged, behind the earlier
             choices, towards each stream that the station may have to lead to.
         """
+        try:
+            return self._walked(chosen)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # the network's own code may raise anything without units
+            return dict(chosen), {}
+
+    def _walked(self, chosen: Chosen) -> tuple[dict[str, tuple[Variant, Fit]], dict[tuple[int, int], StationMoments]]:
         network, at = share_copy(self.start).eval(), {station.site for station in self.stations}
         gone = self.maker.gone_blocks(chosen)
         found = {site: own for site, own in chosen.items() if site not in at}
@@ -84,7 +94,8 @@ class Walks:
                     passes.renew()
                 self.streams.leave(number)
                 advance()
-        return {site: found[site] for site in chosen}, moments
+        found = {site: found[site] for site in chosen}
+        return dict(fitted_in_order(self.model, self.maker, found, self.batches, narrowed=False)), moments
 
     def _moments(self, number: int, gone: Sequence[str], passes: FrontToBack) -> dict[tuple[int, int], StationMoments]:
         """Return the moments of a station by the stream that it may lead to, where some batch reaches both."""

@@ -80,7 +80,7 @@ class BudgetSearch:
         planner.score_width()
         if planner.has_library:
             self._try(self.together, refusals=(Refusal, NotRemovable))
-        if not self.candidates or (not self.is_lonely and (self.evaluate is not None or planner.is_reconstructed)):
+        if not self.candidates or (not self.is_lonely and self.evaluate is not None):
             others = bool(self.tried) and not set(self.wanted) <= set(ALONE)  # their refusal has the reason
             for share, reason in ((WIDTH, planner.why_no_width), (DEPTH, planner.why_no_depth)):
                 if not reason and not others:

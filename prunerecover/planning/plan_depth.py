@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace as with_arguments
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from prunerecover.depth.arguments import DepthConfig, budget_of
 from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.depth.evidence import steps_of
 from prunerecover.depth.layers.pruned_graph import NotRemovable
+from prunerecover.depth.removable import units_that_may_go
 from prunerecover.display.interrupted import resumable
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import Divergence, comparing_by
@@ -21,10 +23,11 @@ from prunerecover.families.describe import is_supported
 from prunerecover.importance.context import Importance
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.importance.saved_scores import SavedScores
-from prunerecover.model.arguments import check_patterns, matches
+from prunerecover.model.arguments import matches
 from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import DepthEvidence
+from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.plan import Plan
 from prunerecover.planning.arguments import PruningConfig
 from prunerecover.planning.budget_search import BudgetSearch, Candidate
@@ -34,10 +37,9 @@ from prunerecover.refusal import Refusal
 from prunerecover.session.asked import planned_as_asked
 from prunerecover.session.removed_share import share_evidence
 from prunerecover.session.session import Session
-from prunerecover.sites.find import find_units
 from prunerecover.store.search_store import results_in
 
-LIBRARY_KINDS = ("block", "attention", "mlp")  # of the units in a library for depth alone
+LIBRARY_KINDS = ("block", "attention", "mlp")  # of a supported family's units in a library for depth alone
 
 
 def plan_depth(
@@ -175,20 +177,26 @@ def _is_usual(session: Session, budget: Budget, config: DepthConfig) -> bool:
     search = None if config.search == "program" else config.search
     usual = with_arguments(config, search=search, kinds=None, ignore=(), seed=0, store=None) == DepthConfig()
     some = budget.share[1] > 0 if budget.share is not None else any((budget.remove or budget.ratio or {}).values())
-    kinds = budget.kinds(config.kinds or LIBRARY_KINDS)
-    known = set(kinds) <= set(LIBRARY_KINDS) and is_supported(session.model)
+    known = set(_library_kinds(session.model, budget, config)) <= set(LIBRARY_KINDS) or not is_supported(session.model)
     return usual and some and known and session.samples.enough
+
+
+def _library_kinds(model: nn.Module, budget: Budget, config: DepthConfig) -> tuple[str, ...]:
+    """Return the kinds of units in a library for depth alone."""
+    usual = LIBRARY_KINDS if is_supported(model) else DEPTH_KINDS
+    return tuple(budget.kinds(config.kinds or usual))
 
 
 def _library_planner(session: Session, budget: Budget, config: DepthConfig) -> Planner:
     """Return the planner of a budget out of a library of depth alone.
 
     Raises:
-        ValueError: If a pattern in `ignore` matches nothing, or everything.
+        ValueError: If a pattern in `ignore` matches nothing, or everything, or no unit may go.
     """
-    kinds = budget.kinds(config.kinds or LIBRARY_KINDS)
-    check_patterns(config.ignore, [unit.name for unit in find_units(session.model)], "units")
-    names = [unit.name for unit in find_units(session.model, kinds=kinds)]
+    kinds = _library_kinds(session.model, budget, config)
+    with session.evaluating():
+        removals, _ = units_that_may_go(session.model, session.traced, kinds, config)
+    names = [unit.name for unit in removals.units]
     ignore = [pattern for pattern in config.ignore if any(matches(name, (pattern,)) for name in names)]
     shared = PruningConfig(kinds=kinds, ignore=ignore, seed=config.seed, store=config.store)
     return Planner(session, tuple(budget.costs) or "macs", shared)
@@ -210,7 +218,9 @@ def _out_of_library(planner: Planner, budget: Budget, config: DepthConfig) -> Pl
     removed = {name for names in found.plan.removed.values() for name in names}
     units = (site.unit for name, site in planner.library.sites.items() if site.unit and name in removed)
     with planner.session.evaluating():
-        steps = steps_of(planner.session, found.plan.edits, sorted(units, key=lambda unit: importance[unit.name]))
+        steps = steps_of(
+            planner.session, found.plan.edits, sorted(units, key=lambda unit: importance.get(unit.name, inf))
+        )
     evidence = {**found.plan.evidence, **_removed_share(planner, budget, found), **steps}
     return found.plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(found.plan.tensors)
 

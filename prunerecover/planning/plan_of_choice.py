@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 from prunerecover.library.edits import Chosen
 from prunerecover.library.library import Library
@@ -34,10 +35,11 @@ def plan_of(library: Library, chosen: Chosen, divergence: float, groups: Sequenc
         kinds={g.name: g.kind for g in groups},
     )
     units = {site.name: site.unit.kind for site in library.sites.values() if site.unit}
+    importance = {name: _of_unit(library, name) for name in units}
     removed = [name for name, (variant, _) in chosen.items() if variant.leaves]
     depth = DepthEvidence(
         units=units,
-        importance={name: _of_unit(library, name) for name in units},
+        importance={name: value for name, value in importance.items() if isfinite(value)},
         samples=session.samples.n_samples,
         divergence={removed[-1]: divergence} if removed else {},
     )

@@ -127,9 +127,11 @@ class Planner:
         return self.session.output.comparable and ((width and depth) or (either and (width or depth)))
 
     def _chosen_among(self) -> tuple[Unit, ...]:
-        """Return the units of depth to choose among together with groups: no layers, whose widths follow."""
-        units = self._units or ()
-        return holders(units) if self.config.kinds is None else tuple(unit for unit in units if unit.kind != "layer")
+        """Return the units of depth to choose among: no layers, whose widths follow, together with groups."""
+        units, alone = self._units or (), self._width is None
+        if self.config.kinds is None:
+            return holders(units)
+        return units if alone else tuple(unit for unit in units if unit.kind != "layer")
 
     @property
     def is_reconstructed(self) -> bool:
@@ -232,10 +234,8 @@ class Planner:
     @ordinary_arithmetic()
     def finished(self, state: State) -> tuple[Chosen, float]:
         """Return a choice tuned on the output, and its divergence on held-out samples before."""
-        session, library = self.session, self.library
-        with session.evaluating():
-            chosen = tuned(session.model, library.maker, state.chosen, session.samples, library.scorer)
-        return chosen, state.divergence
+        with self.session.evaluating():
+            return tuned(self.session, self.library.maker, state.chosen), state.divergence
 
     def edits(self, chosen: Chosen, *, in_place: bool = False) -> tuple[Edit, ...]:
         """Return the edits of a choice."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from prunerecover.model.batches import as_inputs, call, listed
+from prunerecover.model.batches import ModelInputs, as_inputs, call, listed
 from prunerecover.model.evaluation import evaluating, inputs_of, uncompiled
 from prunerecover.model.paths import unwrap
 
@@ -92,6 +92,11 @@ def batch_statistics(network: nn.Module) -> Iterator[None]:
     finally:
         for norm, tracked in zip(norms, tracking, strict=True):
             norm.training, norm.track_running_stats = False, tracked
+
+
+def normalised_by_batch(model: nn.Module, batches: Sequence[ModelInputs]) -> bool:
+    """Whether copies of a network are compared with `batch_statistics`: there is BatchNorm, and no single samples."""
+    return bool(batchnorms(model)) and all(batch.n_samples > 1 for batch in batches)
 
 
 def several_samples(batches: Sequence[Any]) -> list[Any]:

@@ -21,14 +21,14 @@ def library_program(
         variant_costs: Costs of the library's variants.
         costs: Names of the costs of a budget; options are sorted by the first.
         equal_layers: Whether alike layers keep one size.
-        exact: Whether exactly the budget is to go.
+        exact: Whether exactly the budget is to go, in units: cheap replacements are better then.
     """
     shares = {cost: variant_costs.shares(cost) for cost in costs}
     options = {
         site: [
             Option(
                 name,
-                one.divergence,
+                library.price(site, name) if exact else one.divergence,
                 {cost: shares[cost][site][name] for cost in costs},
                 bool(one.variant.leaves),
             )

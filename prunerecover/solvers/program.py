@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -54,6 +55,13 @@ class Program:
     alike: Sequence[Sequence[str]] = field(default=())
     lists: Sequence[Sequence[str]] = field(default=())
     exact: bool = False
+
+    def known(self) -> dict[str, dict[str, float]]:
+        """Return the known scores, by site and option: NaN is not known."""
+        return {
+            site: {one.name: max(0.0, one.score) for one in own if not isnan(one.score)}
+            for site, own in self.options.items()
+        }
 
     def most(self, cost: str) -> float:
         """Return the largest possible saving of a cost, as a share."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from math import ceil, isfinite
 
 from prunerecover.display.progress import progress
-from prunerecover.library.library import Library
+from prunerecover.library.library import TINY, Library
 from prunerecover.refusal import Refusal
 from prunerecover.solvers.on_top import guesses_on_top, increases_on_top, scores_on_top
 from prunerecover.solvers.program import Chosen, Program
@@ -49,7 +49,7 @@ class Refiner:
         self, library: Library, program: Program, need: Mapping[str, float], measure: Measure | None = None
     ) -> None:
         self.library, self.need, self.measure = library, dict(need), measure
-        self.alone = Scores(program, library.known_scores(), library.measured)
+        self.alone = Scores(program, program.known(), library.measured)
         self._more = dict.fromkeys(need, 0.0)  # to ask of the program for each cost
         self._before: tuple[State, Scores] | None = None  # latest choice, and scores on top
         self._measured: dict[tuple[tuple[tuple[str, str], ...], bool], Mapping[str, float]] = {}
@@ -107,7 +107,9 @@ class Refiner:
         return best if enough is None else enough
 
     def better(self, best: State) -> State | None:
-        """Return a nearby choice of less divergence; None if none is found."""
+        """Return a nearby choice of less divergence; None if none is found, or the network fails with this choice."""
+        if not isfinite(best.divergence):
+            return None
         program, nearby, tried = self.alone.program, Nearby(best), [dict(best.names)]
         scores = scores_on_top(program, nearby)
         expected = increases_on_top(program, best, self._before)
@@ -121,7 +123,7 @@ class Refiner:
                     choices.append(names)
                     tried.append(names)
             found = State(self.library, nearby.best(choices)) if choices else best
-            if found.divergence < best.divergence * (1 - BETTER):
+            if found.divergence < best.divergence * (1 - BETTER) - TINY:
                 return found
         return None
 

@@ -34,9 +34,6 @@ class Interacting:
         self.walks = SimpleNamespace(walk=lambda chosen: (dict(chosen), {}))
         self.scorer = SimpleNamespace(divergence=self.divergence, rebase=self.divergence)
 
-    def known_scores(self) -> dict[str, dict[str, float]]:
-        return {site: {DENSE: 0.0, "gone": ALONE[site]} for site in SITES}
-
     def measured(self, site: str, name: str) -> float:
         raise AssertionError("all are known")
 
@@ -95,7 +92,6 @@ def test_alternatives_that_cannot_be_better_are_not_scored_again() -> None:
     library.store.results = lambda what, names, measure, *_, **__: [
         (asked.append(names[n][-2]) if what == "alternative" else None, measure(n))[1] for n in range(len(names))
     ]
-    library.known_scores = lambda: {site: {o.name: o.score for o in own} for site, own in far.items()}
     assert gone(Refiner(library, Program(far), {"macs": 0.4}).run().names) == {"a", "b"}
     assert "c" not in asked
 
