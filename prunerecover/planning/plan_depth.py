@@ -83,13 +83,14 @@ def plan_depth(
             and tunes all on the output, without labels. Whole blocks leave a refit or map in the layer before, without
             new parameters; units known from the graph alone leave a linear map of the channels, a slope and bias, or a
             constant, where the output changes less for the cost. "zero" and "identity" are available by name.
-        search: Search by name; None (the default): the best available. In a supported family, by output divergence with
-            calibrated replacements, the best is "program", the integer program over the library of variants, as in
-            `plan_pruning`: blocks, attentions and MLPs are fitted and scored alone, solved for, and the choice is
-            refined. Activations and layers by `kinds`, mixtures of experts, norms behind branches, and blocks without a
-            preceding layer on the stream (most parallel branches) are not in the library; there "greedy" is the
-            default, and "joint" outside the families. "joint" removes single units by divergence per saved cost, ranks
-            the rest again on the pruned network, and then exchanges chosen units for better units: units interact.
+        search: Search by name; None (the default): the best available. By output divergence with calibrated
+            replacements, the best is "program", the integer program over the library of variants, as in
+            `plan_pruning`: units are fitted and scored alone, solved for, and the choice is refined, each time with
+            replacements fitted in order. In a supported family, activations and layers by `kinds`, mixtures of experts,
+            norms behind branches, and blocks without a preceding layer on the stream (most parallel branches) are not
+            in the library; there, and where the network's code raises without the chosen units together, "greedy" is
+            the default, and "joint" outside the families. "joint" removes single units by divergence per saved cost,
+            ranks the rest again on the pruned network, and then exchanges chosen units for better units.
             "greedy" makes no exchanges, and "exact" judges every unit at each step, instead of promising units alone.
             For a share of a cost in a supported family, all three also search without blocks,
             without MLPs and without activations, and keep the best set. All minimise the output divergence, or, with

@@ -33,7 +33,7 @@ def test_tuned_choices_are_no_worse_on_held_out_samples() -> None:
     narrow = next(v.name for v in library.sites["blocks.0.mlp"].variants if len(v.removed) == 1)
     state = chosen(planner, {"blocks.0.mlp": narrow, "blocks.1.attn": "affine"})
     with planner.session.evaluating():
-        found = tuned(planner.session.model, library.maker, state.chosen, planner.session.samples, library.scorer)
+        found = tuned(planner.session, library.maker, state.chosen)
         assert library.scorer.divergence(found) <= state.divergence
 
 
@@ -76,7 +76,7 @@ def test_a_rate_that_is_too_large_gives_way_to_a_smaller_one(monkeypatch: pytest
     with session.evaluating():
         for rates in ((1e6,), (1e6, 3e-3), (3e-3,)):
             monkeypatch.setattr(learning, "RATES", rates)
-            choice = tuned(session.model, library.maker, state.chosen, session.samples, library.scorer)
+            choice = tuned(session, library.maker, state.chosen)
             found[rates] = library.scorer.divergence(choice)
     assert found[1e6,] == pytest.approx(state.divergence)
     assert found[1e6, 3e-3] == found[3e-3,] < 0.95 * state.divergence

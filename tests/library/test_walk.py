@@ -95,7 +95,7 @@ def test_branches_known_from_the_graph_leave_fits_from_the_graph_beside_tuned_li
         names = {"layers.0.blocks.0.attn": "zero", "layers.1.blocks.0.mlp": "constant"}
         narrowed = library.sites["layers.0.blocks.0.mlp"].variants[1].name
         chosen, _ = library.walks.walk(library.chosen({**names, "layers.0.blocks.0.mlp": narrowed}))
-        found = tuned(planner.session.model, library.maker, chosen, planner.session.samples, library.scorer)
+        found = tuned(planner.session, library.maker, chosen)
         before, after = (library.scorer.divergence(one) for one in (chosen, found))
     assert all((fit.stand_in is None) == (name == "zero") for name, fit in leaves.items())
     assert not any(fit.replacement for fit in leaves.values())
