@@ -7,8 +7,8 @@ position: an affine map, shrunk towards the identity, the result without a fit. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,6 @@ from prunerecover.model.hooks import Reached, first_tensor, removed_after, until
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edit_parts import FITTED_STAND_INS
 from prunerecover.plan.edits import PARAMETERS, Bypass, Edit, Replace
-from prunerecover.recovery.batchnorm import batch_statistics
 from prunerecover.surgery.apply_edits import apply_edits
 
 MOST_NUMBERS = 1 << 27  # entries of second moments: 1 GiB each for inputs, and for products of inputs and outputs
@@ -180,7 +179,7 @@ def refit_in_order(
     weights: PlaceWeights | None = None,
     tensors: Mapping[str, Tensor] | None = None,
     kept: Mapping[str, Tensor] | None = None,
-    by_batch: bool = False,
+    around: Callable[[nn.Module], AbstractContextManager[None]] | None = None,
 ) -> dict[str, Fit]:
     """Refit replacements in order of execution: from the input behind earlier replacements, to the dense output.
 
@@ -192,8 +191,8 @@ def refit_in_order(
         weights: Weights of rows; None: equal weights.
         tensors: Tensors of the edits, where other edits than replacements have any.
         kept: Numbers of the remaining channels, by unit with narrowed channels.
-        by_batch: Whether BatchNorm normalises by the batch in both networks, in place of statistics made wrong by
-            narrowed layers.
+        around: Context of passes through a network, such as one in which BatchNorm normalises by the batch, where
+            narrowed layers made its statistics wrong; None: none.
 
     Returns:
         The fits, by unit name.
@@ -210,8 +209,8 @@ def refit_in_order(
         for number, batch in enumerate(batches):
             weight = weights.of(place, number) if weights else None
             with ExitStack() as stack:
-                for network in (pruned, model) if by_batch else ():
-                    stack.enter_context(batch_statistics(network))
+                for network in () if around is None else (pruned, model):
+                    stack.enter_context(around(network))
                 behind = _behind(place, passes, dense, batch)
                 seen = zip(passes.seen_at(path, batch), dense.seen_at(place.gives, batch), strict=False)
             for (x, _), (_, y) in seen:

@@ -76,9 +76,11 @@ class VariantCosts:
         return self._measured(cost, edits) or 0.0  # with a failing network, the divergence is infinite
 
     def _measured(self, cost: str, edits: Sequence[Edit]) -> float | None:
-        """Return the share of a cost saved by edits; None where the network fails."""
+        """Return the share of a counted cost saved by edits; None where the network fails, and the dense does not."""
+        dense = self.session.cost(cost)
+        assert dense.dense >= 0, "counted, or refused, before any network without units"
         try:
-            return self.session.cost(cost).removed_share(edits)
+            return dense.removed_share(edits)
         except torch.OutOfMemoryError:
             raise
         except Exception:  # the network's own code may raise anything

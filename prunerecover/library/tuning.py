@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from prunerecover.calibration.learning import tuned_parameters
 from prunerecover.calibration.steps import steps_of
 from prunerecover.library.edits import Chosen, EditMaker, Fit
-from prunerecover.library.stand_ins import fitted_in_order
+from prunerecover.library.walk import fitted_in_order
 from prunerecover.model.checks import is_differentiable
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import ordinary_arithmetic

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from prunerecover.calibration.front_to_back import FrontToBack
+from prunerecover.calibration.stand_in_fits import refit_in_order
 from prunerecover.calibration.token_weights import TokenWeights
 from prunerecover.display.progress import progress
 from prunerecover.library.blocks import Blocks
 from prunerecover.library.edits import Chosen, EditMaker, Fit
 from prunerecover.library.moments import ROWS, StationMoments
-from prunerecover.library.stand_ins import fitted_in_order
 from prunerecover.library.stations import Station, seen_at
 from prunerecover.library.streams import DenseStreams
 from prunerecover.library.variants import Variant
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import get_module
+from prunerecover.recovery.batchnorm import batch_statistics, normalised_by_batch
 from prunerecover.surgery.apply_edits import apply_edits
 
 Moments = Mapping[tuple[int, int], StationMoments]  # by numbers of a station, and of the station whose stream is wanted
@@ -113,6 +115,33 @@ class Walks:
                 if total is not None and total.shape == now.total.shape:
                     found.setdefault((number, aim), StationMoments(step)).add(now, total, weight)
         return found
+
+
+def fitted_in_order(
+    model: nn.Module, maker: EditMaker, chosen: Chosen, batches: Sequence[ModelInputs], *, narrowed: bool
+) -> Chosen:
+    """Return a choice with replacements from the graph fitted on the pruned stream, towards the dense outputs.
+
+    Args:
+        model: Dense network, in evaluation mode.
+        maker: Maker of the edits of variants.
+        chosen: Choice, with each replacement fitted as the only change.
+        batches: Calibration samples on the model's device.
+        narrowed: Whether replacements on narrowed streams are fitted, too, and keep the present widths.
+    """
+    sized, kept = maker.sized(chosen)
+    alone = {site: fit.stand_in for site, (_, fit) in sized.items() if fit.stand_in is not None}
+    if not alone.keys() - ({} if narrowed else kept).keys():
+        return chosen
+    edits, tensors = maker.edits(sized)
+    ridges = {site: stand_in.ridge for site, stand_in in alone.items()}
+    around = batch_statistics if maker.network is not None and normalised_by_batch(model, batches) else None
+    fits = refit_in_order(model, edits, batches, ridges, tensors=tensors, kept=kept, around=around)
+    found = dict(sized if narrowed else chosen)
+    for site, stand_in in fits.items():
+        if narrowed or site not in kept:
+            found[site] = found[site][0], replace(found[site][1], stand_in=stand_in)
+    return found
 
 
 def _is_there(network: nn.Module, station: Station) -> bool:
