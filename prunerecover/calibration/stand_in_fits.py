@@ -209,8 +209,9 @@ def refit_in_order(
         for number, batch in enumerate(batches):
             weight = weights.of(place, number) if weights else None
             with ExitStack() as stack:
-                for network in () if around is None else (pruned, model):
-                    stack.enter_context(around(network))
+                if around is not None:
+                    stack.enter_context(around(pruned))
+                    stack.enter_context(around(model))
                 behind = _behind(place, passes, dense, batch)
                 seen = zip(passes.seen_at(path, batch), dense.seen_at(place.gives, batch), strict=False)
             for (x, _), (_, y) in seen:
