@@ -132,8 +132,7 @@ class BudgetSearch:
             lambda state: planner.removed_shares(planner.edits(state.chosen)),
         )
         plan = kept_plan(planner.store, ("joint", *state.said), lambda: planner.plan(*planner.finished(state)))
-        divergence = planner.divergence(plan) if planner.is_reconstructed else state.divergence
-        return Candidate(plan, saved, divergence)
+        return Candidate(plan, saved, state.divergence)
 
     def _alone(self, *, depth: bool) -> Candidate:
         """Return the plan of depth or of width alone, made again while it misses the budget as measured.

@@ -122,7 +122,7 @@ class Planner:
         """
         units = {} if self._width is None else self._width.units
         depth, width = bool(self._chosen_among()), bool(units)
-        better = width and "channel" not in units and not self.is_reconstructed
+        better = width and "channel" not in units and not made_for(self.session.model)
         either = better or self.budgeted not in [(cost,) for cost in ALONE]
         return self.session.output.comparable and ((width and depth) or (either and (width or depth)))
 
@@ -132,11 +132,6 @@ class Planner:
         if self.config.kinds is None:
             return holders(units)
         return units if alone else tuple(unit for unit in units if unit.kind != "layer")
-
-    @property
-    def is_reconstructed(self) -> bool:
-        """Whether the network is reconstructed after pruning: plans are compared after reconstruction then."""
-        return made_for(self.session.model)
 
     @cached_property
     def library(self) -> Library:
