@@ -80,6 +80,8 @@ class BudgetSearch:
         planner.score_width()
         if planner.has_library:
             self._try(self.together, refusals=(Refusal, NotRemovable))
+            if planner.is_reconstructed and not self.is_lonely and self.evaluate is None:
+                self._try(partial(self.together, depth_alone=True), DEPTH, (Refusal, NotRemovable))
         if not self.candidates or (not self.is_lonely and self.evaluate is not None):
             others = bool(self.tried) and not set(self.wanted) <= set(ALONE)  # their refusal has the reason
             for share, reason in ((WIDTH, planner.why_no_width), (DEPTH, planner.why_no_depth)):
@@ -118,12 +120,17 @@ class BudgetSearch:
         self.tried.append(TriedSplit(depth=share, divergence=divergence, saved=dict(found.saved)))
         self.candidates[len(self.tried) - 1] = found
 
-    def together(self) -> Candidate:
-        """Return the plan of depth and width together, made again while it misses the budget as measured."""
+    def together(self, *, depth_alone: bool = False) -> Candidate:
+        """Return the plan of depth and width together, made again while it misses the budget as measured.
+
+        Args:
+            depth_alone: Whether nothing is narrowed.
+        """
         planner, states = self.planner, list[State]()
 
         def together(asked: Mapping[str, float]) -> State:
-            states.append(planner.together(asked, AGAIN, states[-1]) if states else planner.together(asked))
+            again = (AGAIN, states[-1]) if states else ()
+            states.append(planner.together(asked, *again, depth_alone=depth_alone))
             return states[-1]
 
         state, saved = met_share(
@@ -132,7 +139,8 @@ class BudgetSearch:
             lambda state: planner.removed_shares(planner.edits(state.chosen)),
         )
         plan = kept_plan(planner.store, ("joint", *state.said), lambda: planner.plan(*planner.finished(state)))
-        return Candidate(plan, saved, state.divergence)
+        divergence = planner.divergence(plan) if planner.is_reconstructed else state.divergence
+        return Candidate(plan, saved, divergence)
 
     def _alone(self, *, depth: bool) -> Candidate:
         """Return the plan of depth or of width alone, made again while it misses the budget as measured.

@@ -122,7 +122,7 @@ class Planner:
         """
         units = {} if self._width is None else self._width.units
         depth, width = bool(self._chosen_among()), bool(units)
-        better = width and "channel" not in units and not made_for(self.session.model)
+        better = width and "channel" not in units and not self.is_reconstructed
         either = better or self.budgeted not in [(cost,) for cost in ALONE]
         return self.session.output.comparable and ((width and depth) or (either and (width or depth)))
 
@@ -132,6 +132,11 @@ class Planner:
         if self.config.kinds is None:
             return holders(units)
         return units if alone else tuple(unit for unit in units if unit.kind != "layer")
+
+    @property
+    def is_reconstructed(self) -> bool:
+        """Whether the network is reconstructed after pruning: plans are compared after reconstruction then."""
+        return made_for(self.session.model)
 
     @cached_property
     def library(self) -> Library:
@@ -161,14 +166,16 @@ class Planner:
         """Costs of the library's variants."""
         return VariantCosts(self.session, self.library.maker, self.store)
 
-    def program(self, costs: tuple[str, ...], *, exact: bool = False) -> Program:
+    def program(self, costs: tuple[str, ...], *, exact: bool = False, depth_alone: bool = False) -> Program:
         """Return the integer program over the library.
 
         Args:
             costs: Names of the costs of the budgets, or kinds of depth.
             exact: Whether exactly the budget is to go.
+            depth_alone: Whether nothing is narrowed.
         """
-        return library_program(self.library, self.costs, costs, self.config.equal_layers, exact=exact)
+        found = library_program(self.library, self.costs, costs, self.config.equal_layers, exact=exact)
+        return found.of_whole_sites() if depth_alone else found
 
     @ordinary_arithmetic()
     def in_units(self, numbers: Mapping[str, int]) -> State:
@@ -185,19 +192,22 @@ class Planner:
             return Refiner(self.library, program, {kind: float(n) for kind, n in numbers.items()}).run()
 
     @ordinary_arithmetic()
-    def together(self, need: Mapping[str, float], rounds: int = ROUNDS, start: State | None = None) -> State:
+    def together(
+        self, need: Mapping[str, float], rounds: int = ROUNDS, start: State | None = None, *, depth_alone: bool = False
+    ) -> State:
         """Return the choice of depth and width that saves shares of costs, fitted in order; see `finished`.
 
         Args:
             need: Shares to remove, by cost, by the library's own figures.
             rounds: Rounds of refinement at most.
             start: Choice for about as much.
+            depth_alone: Whether nothing is narrowed.
 
         Raises:
             ValueError: If so much cannot go.
         """
         with self.session.evaluating():
-            program = self.program(tuple(need))
+            program = self.program(tuple(need), depth_alone=depth_alone)
             found = Refiner(self.library, program, need, partial(self.costs.together, self.budgeted)).run(rounds, start)
             assert found.chosen is not None, "fitted here, where the network is in evaluation mode"
             return found

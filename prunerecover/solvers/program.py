@@ -6,7 +6,7 @@ Scores are added up, as if sites did not interact; `solvers.refine` scores varia
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isnan
 
 import numpy as np
@@ -62,6 +62,11 @@ class Program:
             site: {one.name: max(0.0, one.score) for one in own if not isnan(one.score)}
             for site, own in self.options.items()
         }
+
+    def of_whole_sites(self) -> Program:
+        """Return the program in which sites stay or go, and none gets smaller."""
+        whole = {site: [one for n, one in enumerate(own) if n == 0 or one.gone] for site, own in self.options.items()}
+        return replace(self, options=whole)
 
     def most(self, cost: str) -> float:
         """Return the largest possible saving of a cost, as a share."""

@@ -140,3 +140,14 @@ def test_one_site_of_a_list_is_not_gone() -> None:
     together = Program(options, lists=(("a", "b"),)).solve({"macs": 0.4})
     assert together == {"a": "gone", "b": "dense", "c": "gone"}
     assert Program(options).solve({"macs": 0.4}) == {"a": "gone", "b": "gone", "c": "dense"}
+
+
+def test_of_whole_sites_nothing_gets_smaller() -> None:
+    options = [
+        Option("dense", 0.0, {"macs": 0.0}),
+        Option("half", 1.0, {"macs": 0.2}),
+        Option("zero", 3.0, {"macs": 0.4}, gone=True),
+    ]
+    program = Program({"a": options, "b": options[:2]})
+    assert program.solve({"macs": 0.3}) == {"a": "half", "b": "half"}
+    assert program.of_whole_sites().solve({"macs": 0.3}) == {"a": "zero", "b": "dense"}
