@@ -43,11 +43,11 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", [("layer",), ("layer", "block"), ("block",)])
-def test_kinds_are_timed_and_what_is_planned_and_not_every_set(
+def test_a_search_by_name_times_kinds_and_what_is_planned_and_not_every_set(
     timed: list[tuple[int, float]], kinds: tuple[str, ...]
 ) -> None:
     model, images = network(), torch.randn(SAMPLES, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-    plan = plan_depth(model, Budget(latency=0.4), batches=[images], kinds=kinds)
+    plan = plan_depth(model, Budget(latency=0.4), batches=[images], kinds=kinds, search="joint")
     assert len([left for samples, left in timed if samples == saved_cost.TIMED]) == len(kinds)
     tried = [left for samples, left in timed if samples == SAMPLES]
     assert len(tried) <= TRIES + 1
