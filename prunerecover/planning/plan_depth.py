@@ -165,8 +165,8 @@ def _in_shares(session: Session, budget: Budget, config: DepthConfig) -> Plan:
     if config.search == "program":
         raise ValueError(
             "Expected a budget, network and arguments that the library of depth serves, for search='program', but got "
-            "others: it plans a share of a cost, or numbers of units, that units with fitted replacements can meet (in a "
-            "supported family blocks, attentions and MLPs), by output divergence. Leave the search out for the best "
+            "others: it plans a share of a cost, or numbers of units, that units with fitted replacements can meet, in "
+            "a supported family blocks, attentions and MLPs, by output divergence. Leave the search out for the best "
             "that is possible."
         )
     with resumable(config.store, "result", results_in):
