@@ -8,7 +8,7 @@ position: an affine map, shrunk towards the identity, the result without a fit. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -179,7 +179,7 @@ def refit_in_order(
     weights: PlaceWeights | None = None,
     tensors: Mapping[str, Tensor] | None = None,
     kept: Mapping[str, Tensor] | None = None,
-    around: Callable[[nn.Module], AbstractContextManager[None]] | None = None,
+    around: Callable[[nn.Module], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> dict[str, Fit]:
     """Refit replacements in order of execution: from the input behind earlier replacements, to the dense output.
 
@@ -192,7 +192,7 @@ def refit_in_order(
         tensors: Tensors of the edits, where other edits than replacements have any.
         kept: Numbers of the remaining channels, by unit with narrowed channels.
         around: Context of passes through a network, such as one in which BatchNorm normalises by the batch, where
-            narrowed layers made its statistics wrong; None: none.
+            narrowed layers made its statistics wrong.
 
     Returns:
         The fits, by unit name.
@@ -208,10 +208,7 @@ def refit_in_order(
         path, sums, own = place.path, _Sums(place), (kept or {}).get(place.unit)
         for number, batch in enumerate(batches):
             weight = weights.of(place, number) if weights else None
-            with ExitStack() as stack:
-                if around is not None:
-                    stack.enter_context(around(pruned))
-                    stack.enter_context(around(model))
+            with around(pruned), around(model):
                 behind = _behind(place, passes, dense, batch)
                 seen = zip(passes.seen_at(path, batch), dense.seen_at(place.gives, batch), strict=False)
             for (x, _), (_, y) in seen:

@@ -77,13 +77,13 @@ class VariantCosts:
 
     def _measured(self, cost: str, edits: Sequence[Edit]) -> float | None:
         """Return the share of a counted cost saved by edits; None where the network fails, and the dense does not."""
-        dense = self.session.cost(cost)
-        assert dense.dense >= 0, "counted, or refused, before any network without units"
+        of_dense = self.session.cost(cost)
         try:
-            return dense.removed_share(edits)
+            return of_dense.removed_share(edits)
         except torch.OutOfMemoryError:
             raise
         except Exception:  # the network's own code may raise anything
+            _ = of_dense.dense  # raises, too, if the dense network has no such cost
             return None
 
     def rough_share(self, edits: Sequence[Edit]) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -18,7 +17,7 @@ from prunerecover.library.edits import Chosen, EditMaker
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import is_within, parent_path
-from prunerecover.recovery.batchnorm import batch_statistics, normalised_by_batch
+from prunerecover.recovery.batchnorm import normalisation
 from prunerecover.surgery.apply_edits import edited
 
 
@@ -41,7 +40,7 @@ class Scorer:
         self._numbers = range(len(batches))
         self._dense = KeptOutputs(lambda number: self._run(share_copy(model).eval(), number))
         self._base: Chosen = {}
-        self._by_batch = maker.network is not None and normalised_by_batch(model, batches)
+        self._around = normalisation(model, batches, narrowed=maker.network is not None)
         for number, output in enumerate(self._runner.keep(self._twin)):
             self._dense.keep(number, output)
 
@@ -87,5 +86,5 @@ class Scorer:
         return 0
 
     def _run(self, network: nn.Module, number: int) -> Outputs:
-        with batch_statistics(network) if self._by_batch else nullcontext():
+        with self._around(network):
             return compared(call(network, self.batches[number]))

@@ -21,7 +21,7 @@ from prunerecover.library.variants import Variant
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import get_module
-from prunerecover.recovery.batchnorm import batch_statistics, normalised_by_batch
+from prunerecover.recovery.batchnorm import normalisation
 from prunerecover.surgery.apply_edits import apply_edits
 
 Moments = Mapping[tuple[int, int], StationMoments]  # by numbers of a station, and of the station whose stream is wanted
@@ -135,7 +135,7 @@ def fitted_in_order(
         return chosen
     edits, tensors = maker.edits(sized)
     ridges = {site: stand_in.ridge for site, stand_in in alone.items()}
-    around = batch_statistics if maker.network is not None and normalised_by_batch(model, batches) else None
+    around = normalisation(model, batches, narrowed=maker.network is not None)
     fits = refit_in_order(model, edits, batches, ridges, tensors=tensors, kept=kept, around=around)
     found = dict(sized if narrowed else chosen)
     for site, stand_in in fits.items():

@@ -28,6 +28,7 @@ from prunerecover.width.allocation.latency_budget import STEP
 
 WIDTH, DEPTH = 0.0, 1.0  # depth's share of the budget where one of both is pruned alone
 Errors = tuple[type[ValueError], ...]
+NO_CHOICE: Errors = (Refusal, NotRemovable)  # errors of the library for a budget that it cannot meet
 AGAIN = 2  # rounds of refinement for a plan made again
 HALF = 0.5  # recorded as depth's share where no joint plan exists
 
@@ -79,9 +80,9 @@ class BudgetSearch:
         planner = self.planner
         planner.score_width()
         if planner.has_library:
-            self._try(self.together, refusals=(Refusal, NotRemovable))
+            self._try(self._out_of_library, refusals=NO_CHOICE)
             if planner.is_reconstructed and not self.is_lonely and self.evaluate is None:
-                self._try(partial(self.together, depth_alone=True), DEPTH, (Refusal, NotRemovable))
+                self._try(partial(self._out_of_library, depth_alone=True), DEPTH, NO_CHOICE)
         if not self.candidates or (not self.is_lonely and self.evaluate is not None):
             others = bool(self.tried) and not set(self.wanted) <= set(ALONE)  # their refusal has the reason
             for share, reason in ((WIDTH, planner.why_no_width), (DEPTH, planner.why_no_depth)):
@@ -139,8 +140,13 @@ class BudgetSearch:
             lambda state: planner.removed_shares(planner.edits(state.chosen)),
         )
         plan = kept_plan(planner.store, ("joint", *state.said), lambda: planner.plan(*planner.finished(state)))
-        divergence = planner.divergence(plan) if planner.is_reconstructed else state.divergence
-        return Candidate(plan, saved, divergence)
+        return Candidate(plan, saved, state.divergence)
+
+    def _out_of_library(self, *, depth_alone: bool = False) -> Candidate:
+        """Return the plan of `together`, of a reconstructed network with the divergence after reconstruction."""
+        found, planner = self.together(depth_alone=depth_alone), self.planner
+        after = planner.is_reconstructed and self.evaluate is None
+        return replace(found, divergence=planner.divergence(found.plan)) if after else found
 
     def _alone(self, *, depth: bool) -> Candidate:
         """Return the plan of depth or of width alone, made again while it misses the budget as measured.

@@ -14,7 +14,6 @@ from torch import nn
 from prunerecover.depth.arguments import DepthConfig, budget_of
 from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.depth.evidence import steps_of
-from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.removable import units_that_may_go
 from prunerecover.display.interrupted import resumable
 from prunerecover.display.progress import progress
@@ -30,10 +29,9 @@ from prunerecover.plan.evidence import DepthEvidence
 from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.plan import Plan
 from prunerecover.planning.arguments import PruningConfig
-from prunerecover.planning.budget_search import BudgetSearch, Candidate
+from prunerecover.planning.budget_search import NO_CHOICE, BudgetSearch, Candidate
 from prunerecover.planning.kept import kept_plan
 from prunerecover.planning.planner import Planner
-from prunerecover.refusal import Refusal
 from prunerecover.session.asked import planned_as_asked
 from prunerecover.session.removed_share import share_evidence
 from prunerecover.session.session import Session
@@ -160,7 +158,7 @@ def _in_shares(session: Session, budget: Budget, config: DepthConfig) -> Plan:
                 serves = session.output.comparable and planner.unscored.fits_depth
             if serves:
                 return _out_of_library(planner, budget, config)
-        except (Refusal, NotRemovable):  # no unit may go, or units are too large for so much: told by the search
+        except NO_CHOICE:  # no unit may go, or units are too large for so much: told by the search
             pass
     if config.search == "program":
         raise ValueError(
@@ -192,13 +190,15 @@ def _library_planner(session: Session, budget: Budget, config: DepthConfig) -> P
     """Return the planner of a budget out of a library of depth alone.
 
     Raises:
-        ValueError: If a pattern in `ignore` matches nothing, or everything, or no unit may go.
+        ValueError: If a pattern in `ignore` matches nothing, or everything.
+        Refusal: If no unit may go.
     """
-    kinds = _library_kinds(session.model, budget, config)
-    with session.evaluating():
-        removals, _ = units_that_may_go(session.model, session.traced, kinds, config)
-    names = [unit.name for unit in removals.units]
-    ignore = [pattern for pattern in config.ignore if any(matches(name, (pattern,)) for name in names)]
+    kinds, ignore = _library_kinds(session.model, budget, config), list[str]()
+    if config.ignore:
+        with session.evaluating():
+            removals, _ = units_that_may_go(session.model, session.traced, kinds, config)
+        names = [unit.name for unit in removals.units]
+        ignore = [pattern for pattern in config.ignore if any(matches(name, (pattern,)) for name in names)]
     shared = PruningConfig(kinds=kinds, ignore=ignore, seed=config.seed, store=config.store)
     return Planner(session, tuple(budget.costs) or "macs", shared)
 

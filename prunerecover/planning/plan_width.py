@@ -8,7 +8,6 @@ from pathlib import Path
 
 from torch import nn
 
-from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import Divergence, comparing_by
 from prunerecover.importance.context import ClassLabels, Importance
@@ -20,9 +19,8 @@ from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.planning.arguments import PruningConfig
-from prunerecover.planning.budget_search import BudgetSearch
+from prunerecover.planning.budget_search import NO_CHOICE, BudgetSearch
 from prunerecover.planning.planner import Planner
-from prunerecover.refusal import Refusal
 from prunerecover.session.asked import planned_as_asked
 from prunerecover.session.removed_share import share_evidence
 from prunerecover.session.session import Session
@@ -162,7 +160,7 @@ def _in_shares(width: WidthAllocator, budget: Budget) -> Plan:
         if planner.has_library and width.session.samples.enough:
             try:
                 return _out_of_library(planner, budget)
-            except (Refusal, NotRemovable):  # its sizes are too coarse for so much
+            except NO_CHOICE:  # its sizes are too coarse for so much
                 pass
     return width.plan(budget)
 

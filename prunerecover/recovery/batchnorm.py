@@ -6,8 +6,8 @@ plain averages over the batches, as under `momentum=None` of BatchNorm.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -94,9 +94,18 @@ def batch_statistics(network: nn.Module) -> Iterator[None]:
             norm.training, norm.track_running_stats = False, tracked
 
 
-def normalised_by_batch(model: nn.Module, batches: Sequence[ModelInputs]) -> bool:
-    """Whether copies of a network are compared with `batch_statistics`: there is BatchNorm, and no single samples."""
-    return bool(batchnorms(model)) and all(batch.n_samples > 1 for batch in batches)
+def normalisation(
+    model: nn.Module, batches: Sequence[ModelInputs], *, narrowed: bool
+) -> Callable[[nn.Module], AbstractContextManager[None]]:
+    """Return the context of passes through copies of a network: `batch_statistics`, or none.
+
+    Args:
+        model: Dense network.
+        batches: Batches of the passes; a single sample has no variance.
+        narrowed: Whether layers may be narrowed, which makes the statistics of BatchNorm wrong.
+    """
+    by_batch = narrowed and bool(batchnorms(model)) and all(batch.n_samples > 1 for batch in batches)
+    return batch_statistics if by_batch else lambda _: nullcontext()
 
 
 def several_samples(batches: Sequence[Any]) -> list[Any]:

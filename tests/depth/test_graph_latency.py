@@ -7,7 +7,8 @@ import torch
 from cases.depth.architectures import ARCHITECTURES
 from cases.depth.clock import counts_parameters, parameters_left
 from cases.depth.removal import removals_of
-from torch import Tensor, nn
+from cases.planning.networks import Plain
+from torch import nn
 
 import prunerecover.surgery.saved_cost as saved_cost
 from prunerecover import Budget, plan_depth
@@ -18,21 +19,9 @@ from prunerecover.model.batches import ModelInputs
 SAMPLES = 2 * saved_cost.TIMED
 
 
-class Residual(nn.Module):
-    """Two convolutions beside a shortcut."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add the branch."""
-        return (x + self.second(self.first(x).relu())).relu()
-
-
 def network(blocks: int = 5) -> nn.Module:
     torch.manual_seed(0)
-    body = [nn.Conv2d(3, 8, 3), *(Residual(8) for _ in range(blocks)), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    body = [nn.Conv2d(3, 8, 3), *(Plain(8) for _ in range(blocks)), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return nn.Sequential(*body, nn.Linear(8, 4)).eval()
 
 

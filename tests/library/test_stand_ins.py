@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from cases.planning.networks import Plain
 from cases.planning.plans import chosen
 from torch import Tensor, nn
 
@@ -20,20 +21,9 @@ from prunerecover.session.session import Session
 GONE = {"1.0": "affine 0.01", "1.1": "affine 0.01"}
 
 
-class Block(nn.Module):
-    """Residual block of two convolutions."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.one, self.two = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x + self.two(self.one(x).relu())).relu()
-
-
 def network(norm: bool = False) -> nn.Module:
     torch.manual_seed(0)
-    blocks = nn.Sequential(*(Block(8) for _ in range(3)))
+    blocks = nn.Sequential(*(Plain(8) for _ in range(3)))
     stem = [nn.Conv2d(3, 8, 3), *([nn.BatchNorm2d(8)] if norm else [])]
     return nn.Sequential(nn.Sequential(*stem), blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
 
@@ -111,7 +101,7 @@ def test_a_map_as_dear_as_the_layer_is_no_replacement() -> None:
 def test_a_choice_that_does_not_run_stays_as_it_is() -> None:
     class Needing(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
-            if not any(isinstance(block, Block) for block in self[1]):  # type: ignore[union-attr]
+            if not any(isinstance(block, Plain) for block in self[1]):  # type: ignore[union-attr]
                 raise KeyError("no block is left")
             return super().forward(x)
 

@@ -41,6 +41,17 @@ def left(dense: nn.Module, pruned: nn.Module) -> float:
     return count_macs(pruned, IMAGE) / count_macs(dense, IMAGE)
 
 
+class Plain(nn.Module):
+    """Two convolutions beside a shortcut, without norms."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.second(self.first(x).relu())).relu()
+
+
 class Residual(nn.Module):
     """Two convolutions beside a shortcut."""
 
