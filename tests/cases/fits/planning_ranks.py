@@ -64,7 +64,7 @@ def of_one(compute):
 
 
 def planned(build, *, batches=None, same=True, **how):
-    """Return the plan and the number of judged choices on the rank, and of a single process.
+    """Return the plan, the number of judged choices and the number of walks on the rank, and of a single process.
 
     Args:
         build: Factory of the network.
@@ -72,21 +72,22 @@ def planned(build, *, batches=None, same=True, **how):
         same: Whether a single process plans the same on both ranks, and one is enough.
         **how: Further arguments of `plan_pruning`.
     """
-    judged = []
+    judged, walks, walk = [], [], Walks.walk
     Scorer.divergence = lambda *own: judged.append(1) or DIVERGENCE(*own)
+    Walks.walk = lambda *own: walks.append(1) or walk(*own)
     try:
         batches = batches or images(3)
         plan = plan_pruning(build(), Budget(macs=0.5), batches=batches, **how)
-        shared, whole = len(judged), digest(plan)
+        shared, walked, whole = len(judged), len(walks), digest(plan)
         judged.clear()
 
         def one():
             found = plan_pruning(build(), Budget(macs=0.5), batches=batches, loss=how.get("loss"))
             return {"one": digest(found), "alone": len(judged)}
 
-        return everyone({"plan": whole, "judged": shared, **(of_one(one) if same else by_itself(one))})
+        return everyone({"plan": whole, "judged": shared, "walks": walked, **(of_one(one) if same else by_itself(one))})
     finally:
-        Scorer.divergence = DIVERGENCE
+        Scorer.divergence, Walks.walk = DIVERGENCE, walk
 
 
 def shared(folder):
