@@ -11,6 +11,7 @@ from prunerecover.solvers.scores import Scores
 from prunerecover.solvers.state import Nearby, State
 
 NEAR = 4  # sizes beside the chosen one that may be taken, with replacements
+TIE = 0.01  # of the divergence: scores alone that differ less do not tell replacements from each other
 
 
 def scores_on_top(program: Program, nearby: Nearby) -> Scores:
@@ -40,6 +41,7 @@ def increases_on_top(
 
     An option adds about as much as measured on top of the choice before; else about its score alone, less that of the
     chosen option, times the divergence of the choice over the sum of its scores alone: sites cost more together.
+    Replacements that scores alone do not tell from the chosen one are expected to be better, and so are measured.
 
     Args:
         program: Program with scores of options alone.
@@ -48,9 +50,12 @@ def increases_on_top(
     """
     alone, found = program.score(state.names), dict[str, dict[str, float]]()
     together = state.divergence / alone if alone > 0 and isfinite(state.divergence) else 1.0
+    tie = TIE * state.divergence if isfinite(state.divergence) else 0.0
     for site, own in program.options.items():
         here = [option.name for option in own].index(state.names[site])
-        found[site] = {own[n].name: together * (own[n].score - own[here].score) for n in _near_by(own, here)}
+        more = {n: own[n].score - own[here].score for n in _near_by(own, here)}
+        tied = {n for n in more if own[n].gone and own[here].gone and abs(more[n]) < tie}
+        found[site] = {own[n].name: -tie if n in tied else together * value for n, value in more.items()}
         known = before[1].known[site] if before is not None else {}
         if own[here].name in known:
             measured = known.keys() & found[site].keys()
