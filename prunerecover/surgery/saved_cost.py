@@ -105,10 +105,10 @@ class DenseCost:
 
     def _faster(self, wanted: float | None) -> float:
         """Return the share of the latency saved by the pruned twin, by few pairs where enough."""
-        few = self._ratio(FEW, warmup=1).ratio
-        if few.high - few.low <= CLOCKS or (wanted is not None and 1 - wanted not in few):
+        few = None if wanted is None else self._ratio(FEW, warmup=1).ratio
+        if few is not None and (few.high - few.low <= CLOCKS or 1 - wanted not in few):  # type: ignore[operator]
             return 1 - few.value
-        return 1 - self._ratio(PAIRS).ratio.value
+        return 1 - self._ratio(PAIRS, warmup=1, enough=CLOCKS).ratio.value
 
     def _ratio(self, pairs: int, **how: Any) -> LatencyRatio:
         """Return the latency of the pruned twin over that of the dense network."""

@@ -136,7 +136,7 @@ def pairs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(
     ("wanted", "asked", "saved"),
-    [(None, [FEW, PAIRS], 0.30), (0.30, [FEW, PAIRS], 0.30), (0.27, [FEW, PAIRS], 0.30), (0.20, [FEW], 0.28)],
+    [(None, [PAIRS], 0.30), (0.30, [FEW, PAIRS], 0.30), (0.27, [FEW, PAIRS], 0.30), (0.20, [FEW], 0.28)],
 )
 def test_few_pairs_are_enough_for_what_is_clearly_more_or_less(
     wanted: float | None, asked: list[int], saved: float, pairs: list[int]
