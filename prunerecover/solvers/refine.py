@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import ceil, isfinite
+from statistics import mean
 
 from prunerecover.display.progress import progress
 from prunerecover.library.library import TINY, Library
@@ -24,11 +25,12 @@ VIEWS = ((0.7, 1.0), (0.4, 1.0), (0.1, 1.0), (0.4, 0.5))  # of options, more and
 # The first number is the part of a guessed increase that an option may add in truth, the second the part of a measured
 # increase, which is less where another site is given back.
 EASY, STEP = 0.25, 0.125  # shares: up to the first, scores alone are a good start; more goes step by step
-MOVES = 2  # rounds more, of a choice that saves too little by the clock
+MOVES, AGAIN = 2, 2  # to choices that save more, where the clock says too little; rounds at least of such a choice
 BETTER, GAIN = 1e-4, 0.01  # of the divergence: what is taken, and what another round is worth
 TRIES = 6  # at a choice that really saves enough, of options that are all measured
 LOOKS = 24  # at nearby choices: each measures the guessed options of the one before
 MISSED, OVER = 0.001, 0.01  # of a cost: how much a choice may save less, and more
+READINGS = 4  # of the clock, averaged: a single reading, of a few pairs, differs by percents on a busy machine
 Measure = Callable[[Mapping[str, str], bool], Mapping[str, float]]
 
 
@@ -53,6 +55,7 @@ class Refiner:
         self._more = dict.fromkeys(need, 0.0)  # to ask of the program for each cost
         self._before: tuple[State, Scores] | None = None  # latest choice, and scores on top
         self._measured: dict[tuple[tuple[tuple[str, str], ...], bool], Mapping[str, float]] = {}
+        self._readings: list[float] = []  # latency that choices save by the clock, over the sum of their sites' savings
 
     def run(self, rounds: int = ROUNDS, start: State | None = None) -> State:
         """Return the choice of least divergence found, with enough saving in every cost.
@@ -93,18 +96,19 @@ class Refiner:
 
     def _refined(self, best: State, rounds: int, advance: Callable[[], None]) -> State:
         """Return a choice refined for the present need, while the divergence falls; the clock is read in between."""
-        enough, settled = None, False
-        for number in range(rounds + MOVES + 1):
+        enough, moves = None, MOVES
+        while True:
             short = self._correct(best.names, clock=True) < -CLOCKS
             enough = enough if short else best
-            if number == rounds + MOVES or ((settled or number >= rounds) and not short):
-                break
-            best = self._moved(best) if short else best
+            if not (moves if short else rounds):
+                return best if enough is None else enough
+            if short:
+                best, moves, rounds = self._moved(best), moves - 1, max(rounds, AGAIN)
             found = self.better(best)
             advance()
             settled = found is None or found.divergence > best.divergence * (1 - GAIN)
+            rounds = 0 if settled else rounds - 1
             best = best if found is None else found
-        return best if enough is None else enough
 
     def better(self, best: State) -> State | None:
         """Return a nearby choice of less divergence; None if none is found, or the network fails with this choice."""
@@ -179,11 +183,16 @@ class Refiner:
         return min(counted[cost] - self._more[cost] - share for cost, share in self.need.items())
 
     def _savings(self, names: Mapping[str, str], clock: bool) -> Mapping[str, float]:
-        """Return the measured savings of a choice, each measured once."""
-        said = (tuple(sorted(names.items())), clock)
+        """Return the measured savings of a choice, each measured once; of latency, by the latest readings together."""
+        said, counted = (tuple(sorted(names.items())), clock), self.alone.program.saved(names, "latency")
         if said not in self._measured:
             self._measured[said] = {} if self.measure is None else self.measure(names, clock)
-        return self._measured[said]
+            if "latency" in self._measured[said] and counted > 0:
+                self._readings.append(self._measured[said]["latency"] / counted)
+        found = self._measured[said]
+        if "latency" not in found or not self._readings:
+            return found
+        return {**found, "latency": counted * mean(self._readings[-READINGS:])}
 
 
 def _as_near(over: float, other: float) -> bool:
