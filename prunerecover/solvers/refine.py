@@ -115,7 +115,7 @@ class Refiner:
         if not isfinite(best.divergence):
             return None
         program, nearby, tried = self.alone.program, Nearby(best), [dict(best.names)]
-        scores = scores_on_top(program, nearby)
+        scores, found = scores_on_top(program, nearby), best
         expected = increases_on_top(program, best, self._before)
         self._before = best, scores
         for slack, discount in VIEWS:
@@ -126,10 +126,11 @@ class Refiner:
                 if names is not None and names not in tried:
                     choices.append(names)
                     tried.append(names)
-            found = State(self.library, nearby.best(choices)) if choices else best
-            if found.divergence < best.divergence * (1 - BETTER) - TINY:
-                return found
-        return None
+            state = State(self.library, nearby.best(choices)) if choices else found
+            found = state if state.divergence < found.divergence * (1 - BETTER) - TINY else found
+            if found.divergence <= best.divergence * (1 - GAIN):
+                break
+        return None if found is best else found
 
     def _moved(self, start: State) -> State:
         """Return the choice of least score near an earlier choice, or far away if none nearby saves enough."""
