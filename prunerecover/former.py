@@ -15,6 +15,7 @@ FORMER = {
     "DistillRecover(alpha=)": "DistillRecover(teacher_weight=)",
     "RoutedLoRARecover(distill=)": "RoutedLoRARecover(teacher_weight=)",
     "allocation='tolerance'": "allocation='fair_pruner'",
+    "search='joint'": "search=None, or search='greedy' with a loss",
     "plan_omission_sets(losses=)": "plan_omission_sets(objectives=)",
     "compare(search=)": "compare(planning_cost=)",
     "--method fair": "--method fair_pruner",

@@ -10,6 +10,7 @@ from typing import TypedDict
 from torch import nn
 
 from prunerecover.families.describe import is_supported
+from prunerecover.former import warn_of
 from prunerecover.importance.context import Importance
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.importance.registry import RegisteredImportance, importance_of
@@ -20,8 +21,8 @@ from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS, kinds_among
 from prunerecover.plan.units import Unit
 from prunerecover.store.search_store import store_folder
 
-SEARCHES = ("program", "one_shot", "greedy", "exact", "joint", "run", "two_to_one", "rounds")
-SET_SEARCHES = ("greedy", "exact", "joint")  # searches over sets of units
+SEARCHES = ("program", "one_shot", "greedy", "exact", "run", "two_to_one", "rounds")
+SET_SEARCHES = ("greedy", "exact")  # searches over sets of units
 SET_IMPORTANCES = ("output_divergence", "cross_entropy")  # importances of sets
 RUN_IMPORTANCES = ("output_divergence", "angular_distance", "block_influence")  # importances of runs
 IN_DEPTH = " for a plan in depth"
@@ -52,8 +53,7 @@ class DepthConfig:
         loss: Function `loss(network, batch) -> scalar` for importances that need a loss. In a fit, `batch` is the batch
             of the training step; None: the loss of the training step.
         replace: Replacement of removed units: "calibrated", "zero" or "identity".
-        search: "program", "joint", "greedy", "exact", "run", "one_shot", "two_to_one" or "rounds"; None: the best
-            available.
+        search: "program", "greedy", "exact", "run", "one_shot", "two_to_one" or "rounds"; None: the best available.
         kinds: Kinds of removable units, for a share of a cost; None: all but "layer" in supported families, all
             elsewhere.
         include_strided: Whether layers that change spatial dimensions may go, too.
@@ -81,6 +81,9 @@ class DepthConfig:
     def __post_init__(self) -> None:
         """Check the arguments, and put a single pattern into a list."""
         importance_of(self.importance, "depth")
+        if self.search == "joint":
+            warn_of("search='joint'", level=5)
+            object.__setattr__(self, "search", None if self.importance == "output_divergence" else "greedy")
         if self.loss is not None and not callable(self.loss):
             raise TypeError(
                 f"Expected argument loss to be a callable f(model, batch), but got {type(self.loss).__name__}. "

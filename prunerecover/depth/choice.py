@@ -12,8 +12,8 @@ from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.runs import angles_at_the_end, cosine_distances, runs_for
 from prunerecover.depth.search.goals import Counted, Goal, Share, not_enough
+from prunerecover.depth.search.greedy import GreedySearch
 from prunerecover.depth.search.in_turn import in_turn
-from prunerecover.depth.search.joint import JointSearch
 from prunerecover.depth.search.latency_shares import LatencyShares, searched_for_latency
 from prunerecover.depth.search.selection import check_comparable
 from prunerecover.depth.unit_costs import UnitCosts
@@ -106,7 +106,7 @@ class Choice:
 
     def _by_sets(self, goal: Goal) -> Searched:
         """Return the set that the search finds; for a share in a supported family, the best of several."""
-        found = JointSearch(self.variants, goal, self.search, self.ranking.known)
+        found = self._greedy(goal)
         chosen = found.run()
         if not isinstance(goal, Share) or not is_supported(self.session.model):
             return found.first, chosen
@@ -140,9 +140,12 @@ class Choice:
     def _set_for(self, goal: Share) -> Sequence[Unit]:
         """Return the set found for a goal; empty where the goal cannot be met."""
         try:
-            return JointSearch(self.variants, goal, self.search, self.ranking.known).run()
+            return self._greedy(goal).run()
         except ValueError:
             return ()
+
+    def _greedy(self, goal: Goal) -> GreedySearch:
+        return GreedySearch(self.variants, goal, self.search == "exact", self.ranking.known)
 
     def _for_latency(self, goal: Share) -> Searched:
         """Return the best set by estimated shares of the latency; the saving of the set is measured."""

@@ -107,8 +107,8 @@ class DepthSearch:
     @property
     def search(self) -> str:
         """Name of the search."""
-        usual = "greedy" if is_supported(self.model) else "joint"
-        return self.config.search or (usual if self.config.registered.name == "output_divergence" else "one_shot")
+        by_sets = self.config.registered.name == "output_divergence"
+        return self.config.search or ("greedy" if by_sets else "one_shot")
 
     @property
     def known(self) -> Mapping[str, float]:
@@ -191,7 +191,7 @@ class DepthSearch:
         if self.search == "run" and not is_supported(self.model):
             raise ValueError(
                 f"Expected a model of a supported family for search='run', which compares the ends of runs of its "
-                f"blocks, but got {type(self.model).__name__}. Use search='joint'."
+                f"blocks, but got {type(self.model).__name__}. Leave the search out."
             )
 
     def _judged(self) -> Variants:

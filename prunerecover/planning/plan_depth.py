@@ -86,12 +86,11 @@ def plan_depth(
             `plan_pruning`: units are fitted and scored alone, solved for, and the choice is refined, each time with
             replacements fitted in order. In a supported family, activations and layers by `kinds`, mixtures of experts,
             norms behind branches, and blocks without a preceding layer on the stream (most parallel branches) are not
-            in the library; there, and where the network's code raises without the chosen units together, "greedy" is
-            the default, and "joint" outside the families. "joint" removes single units by divergence per saved cost,
-            ranks the rest again on the pruned network, and then exchanges chosen units for better units.
-            "greedy" makes no exchanges, and "exact" judges every unit at each step, instead of promising units alone.
-            For a share of a cost in a supported family, all three also search without blocks,
-            without MLPs and without activations, and keep the best set. All minimise the output divergence, or, with
+            in the library; there, if outputs cannot be compared, and where the network's code raises without the chosen
+            units together, "greedy" is the default. "greedy" removes single units by divergence per saved cost, and
+            ranks the rest again on the pruned network; "exact" judges every unit at each step, instead of promising
+            units alone. For a share of a cost in a supported family, both also search without blocks, without MLPs and
+            without activations, and keep the best set. Both minimise the output divergence, or, with
             importance="cross_entropy", the `loss`: the likelihood of text (`language.likelihood.next_token_loss`), of
             answers (`answer_loss`), or your own. "run" takes one contiguous run of blocks of a supported family: among
             the runs that turn the residual stream least, the run of least output divergence, or, with

@@ -53,7 +53,7 @@ def plan_omission_sets(
         blocks: Number of blocks to remove in each set.
         objectives: Objectives: "likelihood" of right answers, "contrastive" against wrong answers, or both.
         shared_prefix: Number of first blocks to keep in every set: a router may read the prompt from their output.
-        search: Search, "greedy", "exact" or "joint"; see `plan_depth`.
+        search: Search, "greedy" or "exact"; see `plan_depth`.
         batch_size: Answers per batch.
         seed: Seed of the planning.
         store: Folder for intermediate results, see `plan_depth`, to resume an interrupted search; None: no folder.

@@ -176,7 +176,7 @@ def test_what_is_fitted_is_tuned_on_the_output(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_earlier_budget_changes_no_later_plan() -> None:
-    dense, config = network(Bent), DepthConfig(search="joint")
+    dense, config = network(Bent), DepthConfig(search="greedy")
     planner = DepthSearch(Session(dense, samples()), ("block",), config)
     planner.plan(Budget(remove={"block": 3}))
     later = planner.plan(Budget(remove={"block": 2}))

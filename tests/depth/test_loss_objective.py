@@ -64,10 +64,10 @@ def test_the_exact_search_is_the_naive_loop(llama: nn.Module, seed: int) -> None
 
 
 @pytest.mark.slow
-def test_the_joint_search_loses_no_more_than_the_greedy_one(llama: nn.Module) -> None:
+def test_the_greedy_search_loses_no_more_than_the_naive_loop(llama: nn.Module) -> None:
     batches = texts(7)
     plan = plan_depth(
-        llama, remove={"block": 3}, batches=batches, importance="cross_entropy", loss=next_token_loss, search="joint"
+        llama, remove={"block": 3}, batches=batches, importance="cross_entropy", loss=next_token_loss, search="greedy"
     )
     found = loss_without(llama, numbers(plan), batches)
     assert found <= loss_without(llama, naive_greedy(llama, 3, batches), batches) + 1e-6

@@ -54,7 +54,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "replace": ({"remove": {"attention": 1}, "replace": "magic"}, "replace to be one of calibrated, zero, identity"),
     "search": (
         {"remove": {"attention": 1}, "search": "beam"},
-        "search to be one of program, one_shot, greedy, exact, joint, .* but got 'beam'",
+        "search to be one of program, one_shot, greedy, exact, .* but got 'beam'",
     ),
     "no loss": (
         {"remove": {"attention": 1}, "importance": "taylor"},
@@ -68,9 +68,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"budget": Budget(macs=0.1), "search": "greedy", "importance": "magnitude"},
         "one of output_divergence, cross_entropy for search='greedy', .* but got 'magnitude'. Use",
     ),
-    "joint by magnitude, on the graph": (
-        {"budget": Budget(macs=0.1), "search": "joint", "importance": "magnitude", "kinds": "layer"},
-        "one of output_divergence, cross_entropy for search='joint', .* but got 'magnitude'. Use",
+    "exact by magnitude, on the graph": (
+        {"budget": Budget(macs=0.1), "search": "exact", "importance": "magnitude", "kinds": "layer"},
+        "one of output_divergence, cross_entropy for search='exact', .* but got 'magnitude'. Use",
     ),
 }
 
@@ -108,9 +108,9 @@ def with_infinite_outputs() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("kind", "search"), one_in(4, itertools.product(["attention", "layer"], ["joint", "greedy", "one_shot"]))
+    ("kind", "search"), one_in(4, itertools.product(["attention", "layer"], [None, "greedy", "one_shot"]))
 )
-def test_outputs_that_overflow_are_refused(kind: str, search: str) -> None:
+def test_outputs_that_overflow_are_refused(kind: str, search: str | None) -> None:
     with pytest.raises(ValueError, match=r"finite importances from 'output_divergence', but (\d+) of \1 are not"):
         plan_depth(with_infinite_outputs(), remove={kind: 1}, batches=batches_of("timm"), replace="zero", search=search)
 

@@ -167,7 +167,7 @@ class Particular(nn.Module):
 
 
 HOW: dict[str, dict[str, Any]] = {
-    "joint": {},
+    "the default": {},
     "greedy": {"search": "greedy"},
     "exact": {"search": "exact"},
     "ranked": {"importance": "random"},
@@ -191,7 +191,7 @@ def test_units_that_raise_together_do_not_go_together(how: str) -> None:
     assert set(other) != set(first)
 
 
-@pytest.mark.parametrize("how", ["joint", "ranked"])
+@pytest.mark.parametrize("how", ["the default", "greedy", "ranked"])
 def test_a_share_of_the_cost_leaves_out_what_raises(how: str) -> None:
     plan = plan_depth(Particular({0}, {2}), Budget(macs=0.4), kinds="mlp", batches=[X], **HOW[how])
     assert set(plan.removed["mlp"]) == {"branches.1.0", "branches.3.0"}

@@ -16,6 +16,7 @@ from torch import nn
 import prunerecover
 from prunerecover import DistillRecover, RoutedLoRARecover, compare, find_groups, find_units, plan_omission_sets
 from prunerecover.callbacks.planning.width import WidthPlanning
+from prunerecover.depth.arguments import DepthConfig
 from prunerecover.former import END, FORMER
 from prunerecover.recipes.cli.names import with_method_class
 from prunerecover.recipes.plan_methods.joint import JointPlan
@@ -67,6 +68,7 @@ BOTH: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: WidthConfig(allocation="tolerance"),
         lambda: WidthConfig(allocation="fair_pruner"),
     ),
+    "search='joint'": (lambda: DepthConfig(search="joint"), lambda: DepthConfig()),
     "plan_omission_sets(losses=)": (lambda: refused(losses=("luck",)), lambda: refused(objectives=("luck",))),
     "compare(search=)": (lambda: reported(search=COST), lambda: reported(planning_cost=COST)),
     "--method fair": (
@@ -119,6 +121,11 @@ def test_a_former_name_warns_and_means_the_present_name(name: str) -> None:
     assert str(warned[0].message) == f"Use {FORMER[name]}: {name} ends with version {END}."
     assert warned[0].filename == __file__ or name.startswith(("--", "allocation"))
     assert found == present()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_joint_search_by_a_loss_is_greedy_now() -> None:
+    assert DepthConfig(search="joint", importance="cross_entropy").search == "greedy"
 
 
 def test_former_names_are_listed_with_their_end() -> None:

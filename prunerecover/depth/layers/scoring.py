@@ -94,7 +94,7 @@ class GraphContext(DepthContext):
 
     def divergences(self) -> Scores:
         """Return the output divergence from the dense network without each unit, on all samples."""
-        scores = self.variants.scores(self.gone, [(unit,) for unit in self.units])
+        scores = self.variants.scores(self.gone, self.units)
         found = dict(zip((unit.name for unit in self.units), scores, strict=True))
         self.stuck.update(name for name, score in found.items() if score == math.inf)
         return self._by_name(lambda unit: found[unit.name])

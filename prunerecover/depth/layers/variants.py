@@ -28,7 +28,6 @@ from prunerecover.store.search_store import SearchStore
 from prunerecover.surgery.apply_edits import Applied, edited
 
 Signature = dict[str, Any]
-Move = tuple[Unit, ...]
 
 
 @dataclass(frozen=True)
@@ -91,22 +90,22 @@ class Variants:
         except OtherShape:
             return math.inf
 
-    def rough(self, moves: Sequence[Move]) -> list[float]:
-        """Return the rough divergence without the units of each move, on a few samples; infinite for refused moves."""
+    def rough(self, units: Sequence[Unit]) -> list[float]:
+        """Return the rough divergence without each unit alone, on a few samples; infinite for refused units."""
 
-        def judged(move: Move) -> float:
-            measure = partial(self._measured, move, self.objective.few, ())
-            return self.store.result("rough", sorted(names_of(move)), measure)
+        def judged(unit: Unit) -> float:
+            measure = partial(self._measured, (unit,), self.objective.few, ())
+            return self.store.result("rough", (unit.name,), measure)
 
-        return self._each(moves, judged)
+        return self._each(units, judged)
 
-    def scores(self, gone: Sequence[Unit], moves: Sequence[Move]) -> list[float]:
-        """Return the divergence without removed units and the units of each move; infinite for refused moves.
+    def scores(self, gone: Sequence[Unit], units: Sequence[Unit]) -> list[float]:
+        """Return the divergence without removed units and each unit; infinite for refused units.
 
         Raises:
             ValueError: If a divergence is NaN.
         """
-        return self._each(moves, lambda move: self._divergence((*gone, *move), gone))
+        return self._each(units, lambda unit: self._divergence((*gone, unit), gone))
 
     def _rebase(self, units: Sequence[Unit]) -> None:
         """Make the network without some units the base, so that later variants share its beginning."""
@@ -137,19 +136,19 @@ class Variants:
         with self.removals.trying(units), self._without(units) as signature:
             return self.objective.judge(numbers, self.runner.run(self._twin, self._first_change(signature), numbers))
 
-    def _each(self, moves: Sequence[Move], score: Callable[[Move], float]) -> list[float]:
-        """Score moves; infinite for refused moves, and NaN raises an error."""
+    def _each(self, units: Sequence[Unit], score: Callable[[Unit], float]) -> list[float]:
+        """Score units; infinite for refused units, and NaN raises an error."""
         found = []
-        with progress("ranking units", len(moves)) as advance:
-            for move in moves:
+        with progress("ranking units", len(units)) as advance:
+            for unit in units:
                 try:
-                    found.append(score(move))
+                    found.append(score(unit))
                 except NotRemovable as error:
                     self.refused = f"{error} "
                     found.append(math.inf)
                 advance()
-        named = {", ".join(unit.name for unit in move): one for move, one in zip(moves, found, strict=True)}
-        check_finite({name: one for name, one in named.items() if one != math.inf}, self.objective.name)
+        named = zip(units, found, strict=True)
+        check_finite({unit.name: one for unit, one in named if one != math.inf}, self.objective.name)
         return found
 
     @contextmanager

@@ -12,7 +12,7 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.units import Unit
 
 ALONE = 1 / 6  # of a pass: a unit on held-out samples, from its place on
-STEP = {"greedy": 1.0, "joint": 4.0}  # passes for each removed unit
+STEP = 1.0  # passes for each removed unit of the greedy search
 TUNED = 10.0  # passes to tune the replacements on the output
 
 
@@ -27,7 +27,7 @@ def expected_passes(units: Sequence[Unit], budget: Budget, search: str) -> float
     counts = count_by_kind(units)
     going = {kind: counts.get(kind, 0) for kind in budget.kinds(list(counts))}
     scored = sum(going.values()) * ALONE
-    step = scored if search in ("exact", "rounds") else STEP.get(search, 0.0)
+    step = scored if search in ("exact", "rounds") else STEP if search == "greedy" else 0.0
     return scored + step * _number(going, budget) + TUNED
 
 

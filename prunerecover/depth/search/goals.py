@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,9 +24,6 @@ class Goal(Protocol):
 
     def open(self, chosen: Sequence[Unit]) -> list[Unit]:
         """Return the units that may go next."""
-
-    def fits(self, chosen: Sequence[Unit], move: Sequence[Unit]) -> bool:
-        """Whether the units of a move, removable alone, are not too many together."""
 
     def price(self, units: Sequence[Unit]) -> float:
         """Return the approximate part of the goal reached by units alone; 0 if no saving is known."""
@@ -97,11 +93,6 @@ class Counted:
         most = max((len(TRAITS[unit.kind].holds) for unit in left), default=0)
         return [unit for unit in left if len(TRAITS[unit.kind].holds) == most]
 
-    def fits(self, chosen: Sequence[Unit], move: Sequence[Unit]) -> bool:
-        """Whether no kind in a move has more units than are wanted."""
-        missing = self.missing(chosen)
-        return all(n <= missing.get(kind, 0) for kind, n in Counter(unit.kind for unit in move).items())
-
     def price(self, units: Sequence[Unit]) -> float:
         """All units count the same."""
         return len(units) / max(self.total, 1)
@@ -143,10 +134,6 @@ class Share:
         most = len(self.units) if self.most_blocks is None else self.most_blocks
         full = sum(unit.kind == "block" for unit in chosen) >= most
         return [unit for unit in free(self.units, chosen) if not (full and unit.kind == "block")]
-
-    def fits(self, chosen: Sequence[Unit], move: Sequence[Unit]) -> bool:
-        """No number is too large."""
-        return True
 
     def price(self, units: Sequence[Unit]) -> float:
         """Return the part of the share saved by the units alone."""

@@ -183,11 +183,11 @@ def share_of_all_layers(ignore: tuple[str, ...]) -> float:
 
 
 @pytest.mark.parametrize("ignore", [(), ("deep.0.*", "body.*")])
-@pytest.mark.parametrize("search", ["joint", "one_shot", "rounds"])
+@pytest.mark.parametrize("search", ["greedy", "one_shot", "rounds"])
 def test_budget_beyond_what_layers_hold_that_can_go_says_how_much_is_missing(search: str, ignore: Any) -> None:
     most, (model, batch) = share_of_all_layers(ignore), ARCHITECTURES["detector"]()
     assert 0 < most < 0.8
-    importance = "output_divergence" if search == "joint" else "magnitude"
+    importance = "output_divergence" if search == "greedy" else "magnitude"
     settings = {"batches": [batch], "kinds": "layer", "ignore": ignore, "importance": importance}
     with pytest.raises(ValueError, match=f"removed ones for {0.9 - most:.1%} of the cost more, but none is left that"):
         plan_depth(model, Budget(params=0.9), search=search, **settings)

@@ -25,7 +25,7 @@ JOINT = ["--method=joint", MACS, "--method.kinds=[layer, channel]"]
         (["--method=graph", "--method.remove={channel: 3}"], "Expected kinds among block, .* but got 'channel'"),
         (["--method=graph", "--method.remove={layer: 99}"], "Expected at most [0-9]+ units of kind 'layer' to remove"),
         ([*LAYERS, "--method.search=beam"], "search to be one of program, one_shot, .* but got 'beam'"),
-        ([*LAYERS, "--method.search=joint"], "for search='joint', .* but got 'magnitude'"),
+        ([*LAYERS, "--method.search=greedy"], "for search='greedy', .* but got 'magnitude'"),
         (["--method=joint"], NOTHING),
         ([*JOINT, UNKNOWN], MATCHES_NONE),
         ([*JOINT, "--method.trials.epochs=2"], "Expected no trials, as splits are compared by their outputs"),
