@@ -24,7 +24,7 @@ from prunerecover.library.blocks import blocks_of
 from prunerecover.library.edits import FITTED, Chosen, EditMaker, Fit
 from prunerecover.library.head_sizes import smaller_heads
 from prunerecover.library.moments import StationMoments
-from prunerecover.library.scoring import Scorer
+from prunerecover.library.scoring import Scorer, Scorers
 from prunerecover.library.stations import Station, graph_of_few, is_read, stations_of
 from prunerecover.library.variants import BRANCHES, DENSE, LibrarySite, Variant, sites_of
 from prunerecover.library.walk import Moments, Walks
@@ -117,9 +117,14 @@ class Library:
         )
 
     @cached_property
+    def scorers(self) -> Scorers:
+        """Scorers of choices."""
+        return Scorers(self.session.model, self.graph, self.maker, self.session.samples)
+
+    @property
     def scorer(self) -> Scorer:
-        """Scorer of choices."""
-        return Scorer(self.session.model, self.graph, self.maker, self.session.samples.held_out)
+        """Scorer of variants alone, on the first part of the held-out samples."""
+        return self.scorers.of(0)
 
     @property
     def fits_depth(self) -> bool:

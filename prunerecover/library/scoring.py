@@ -1,13 +1,20 @@
-"""Scores of variants: output divergence on held-out samples, from the first changed layer on."""
+"""Scores of variants: output divergence on held-out samples, from the first changed layer on.
+
+A search among hundreds of variants fits the samples of its scores: the divergence falls on these samples, and rises on
+others. Choices are therefore judged on further samples, too, where there are some, and each round of refinement scores
+on another part.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property, partial
 
 import torch
 from torch import nn
 
+from prunerecover.calibration.samples import CalibrationSet
 from prunerecover.depth.layers.prefix import PrefixRunner
 from prunerecover.divergence.kept_outputs import KeptOutputs
 from prunerecover.divergence.measure import mean_divergence
@@ -19,6 +26,8 @@ from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import is_within, parent_path
 from prunerecover.recovery.batchnorm import normalisation
 from prunerecover.surgery.apply_edits import edited
+
+PARTS = 4  # of held-out samples: the session's own, and of as many further samples each
 
 
 class Scorer:
@@ -88,3 +97,51 @@ class Scorer:
     def _run(self, network: nn.Module, number: int) -> Outputs:
         with self._around(network):
             return compared(call(network, self.batches[number]))
+
+
+class Scorers:
+    """Scorers on several parts of the held-out samples.
+
+    Args:
+        model: Dense network, in evaluation mode.
+        graph: Computation graph of the model.
+        maker: Makes edits of variants.
+        samples: Calibration samples on the model's device.
+    """
+
+    def __init__(self, model: nn.Module, graph: ComputationGraph, maker: EditMaker, samples: CalibrationSet) -> None:
+        self._make = partial(Scorer, model, graph, maker)
+        self._samples = samples
+        self._made: dict[int, Scorer] = {}
+
+    @cached_property
+    def parts(self) -> list[Sequence[ModelInputs]]:
+        """Held-out samples, in parts of about equal size."""
+        own = self._samples.held_out
+        size = sum(batch.n_samples for batch in own)
+        return [own, *_in_parts(self._samples.further((PARTS - 1) * size), size)]
+
+    def of(self, number: int) -> Scorer:
+        """Return the scorer on a part, counted round and round."""
+        number %= len(self.parts)
+        if number not in self._made:
+            self._made[number] = self._make(self.parts[number])
+        return self._made[number]
+
+    def divergence(self, chosen: Chosen) -> float:
+        """Return the mean divergence of a choice over the samples of all parts."""
+        sizes = [sum(batch.n_samples for batch in part) for part in self.parts]
+        found = [self.of(number).divergence(chosen) for number in range(len(sizes))]
+        return sum(size * one for size, one in zip(sizes, found, strict=True)) / sum(sizes)
+
+
+def _in_parts(batches: Iterable[ModelInputs], size: int) -> list[list[ModelInputs]]:
+    """Return batches in parts of at least so many samples; a rest that is smaller joins the last part."""
+    found = [list[ModelInputs]()]
+    for batch in batches:
+        if sum(one.n_samples for one in found[-1]) >= size:
+            found.append([])
+        found[-1].append(batch)
+    if len(found) > 1 and sum(one.n_samples for one in found[-1]) < size:
+        found[-2] += found.pop()
+    return [part for part in found if part]

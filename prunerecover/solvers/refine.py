@@ -53,6 +53,7 @@ class Refiner:
         self.library, self.need, self.measure = library, dict(need), measure
         self.alone = Scores(program, program.known(), library.measured)
         self._more = dict.fromkeys(need, 0.0)  # to ask of the program for each cost
+        self._rounds = 0  # so far, each on another part of the held-out samples
         self._before: tuple[State, Scores] | None = None  # latest choice, and scores on top
         self._measured: dict[tuple[tuple[tuple[str, str], ...], bool], Mapping[str, float]] = {}
         self._readings: list[float] = []  # latency that choices save by the clock, over the sum of their sites' savings
@@ -114,7 +115,8 @@ class Refiner:
         """Return a nearby choice of less divergence; None if none is found, or the network fails with this choice."""
         if not isfinite(best.divergence):
             return None
-        program, nearby, tried = self.alone.program, Nearby(best), [dict(best.names)]
+        self._rounds += 1
+        program, nearby, tried = self.alone.program, Nearby(best, self._rounds), [dict(best.names)]
         scores, found = scores_on_top(program, nearby), best
         expected = increases_on_top(program, best, self._before)
         self._before = best, scores

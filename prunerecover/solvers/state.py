@@ -10,6 +10,7 @@ from itertools import chain
 from prunerecover.display.progress import progress
 from prunerecover.library.edits import Chosen as Fitted
 from prunerecover.library.library import Library
+from prunerecover.library.scoring import Scorer
 from prunerecover.library.walk import Moments
 from prunerecover.solvers.program import Chosen
 
@@ -42,10 +43,10 @@ class State:
 
     @cached_property
     def divergence(self) -> float:
-        """Divergence of the output on held-out samples; every rank fits, and continues with its own fit."""
+        """Divergence of the output on all held-out samples; every rank fits, and continues with its own fit."""
 
         def judge(_: int) -> float:
-            return self.library.scorer.divergence(self.chosen)
+            return self.library.scorers.divergence(self.chosen)
 
         return self.library.store.results("choice", [self.said], judge, everywhere=True)[0]
 
@@ -56,20 +57,27 @@ class State:
 
 
 class Nearby:
-    """Judge of choices near a base choice, without new fits behind the changes.
+    """Judge of choices near a base choice on a part of the held-out samples, without new fits behind the changes.
 
     Args:
         base: Base choice.
+        part: Number of the part, counted round and round.
     """
 
-    def __init__(self, base: State) -> None:
-        self.base = base
+    def __init__(self, base: State, part: int = 0) -> None:
+        self.base, self.part = base, part
 
     @cached_property
-    def _library(self) -> Library:
-        """Library, once the base choice is stored in the scorer."""
-        self.base.library.scorer.rebase(self.base.chosen)
-        return self.base.library
+    def _scorer(self) -> Scorer:
+        """Scorer with the outputs of the base choice."""
+        scorer = self.base.library.scorers.of(self.part)
+        scorer.rebase(self.base.chosen)
+        return scorer
+
+    @cached_property
+    def divergence(self) -> float:
+        """Divergence of the base choice on the same samples."""
+        return self.divergences([{}])[0]
 
     def divergences(self, asked: Sequence[Mapping[str, str]]) -> list[float]:
         """Return the divergences with other variants at some sites.
@@ -77,15 +85,15 @@ class Nearby:
         Args:
             asked: Changes of names of variants, by site.
         """
-        names = [(*self.base.said, *chain.from_iterable(changes.items())) for changes in asked]
+        names = [(*self.base.said, str(self.part), *chain.from_iterable(changes.items())) for changes in asked]
         with progress("scoring variants again", len(asked)) as advance:
             return self.base.library.store.results("alternative", names, lambda n: self._divergence(asked[n]), advance)
 
     def _divergence(self, changes: Mapping[str, str]) -> float:
-        library, chosen = self._library, self.base.chosen
+        library, scorer, chosen = self.base.library, self._scorer, self.base.chosen
         for site, name in changes.items():
             chosen = library.changed(chosen, site, name, self.base.moments)
-        return library.scorer.divergence(chosen)
+        return scorer.divergence(chosen)
 
     def best(self, choices: Sequence[Chosen]) -> Chosen:
         """Return the choice of least divergence without new fits."""

@@ -32,7 +32,13 @@ class Interacting:
         variants = (Variant(DENSE), Variant("gone", leaves="zero"))
         self.sites = {name: LibrarySite(name, "mlp", None, (), variants) for name in SITES}
         self.walks = SimpleNamespace(walk=lambda chosen: (dict(chosen), {}))
-        self.scorer = SimpleNamespace(divergence=self.divergence, rebase=self.divergence)
+        self.scorers = self.judging(self.divergence)
+
+    @staticmethod
+    def judging(divergence: Any) -> Any:
+        return SimpleNamespace(
+            divergence=divergence, of=lambda _: SimpleNamespace(divergence=divergence, rebase=divergence)
+        )
 
     def measured(self, site: str, name: str) -> float:
         raise AssertionError("all are known")
@@ -74,7 +80,7 @@ def test_sites_are_exchanged_although_the_new_one_costs_more_on_top_than_the_old
     def divergence(chosen: Mapping[str, Any]) -> float:
         return several.get("".join(chosen)) or sum(ALONE[site] for site in chosen)
 
-    library.scorer = SimpleNamespace(divergence=divergence, rebase=divergence)
+    library.scorers = library.judging(divergence)
     assert gone(Refiner(library, program(), {"macs": 0.4}).run().names) == {"a", "c"}
 
 
