@@ -104,11 +104,11 @@ def all_callbacks(store: Path) -> list[Any]:
     """
     from prunerecover import Budget, DepthPrune, DistillRecover, LoRARecover, Prune, PruneReport, WidthPrune
 
-    gradual = {"start": 2, "every": 2, "step": 1, "alternate": True}
     return [
         LoRARecover(rank=4, dropout=0.1, start=3),
         Prune(Budget(macs=0.1), kinds=("mlp", "neuron"), schedule=JOINT, calibration=64, store=store),
-        DepthPrune(remove={"attention": 1, "activation": 2}, schedule=gradual, calibration=64, store=store),
+        DepthPrune(remove={"attention": 1}, schedule=2, calibration=64, store=store),
+        DepthPrune(remove={"activation": 2}, schedule={"start": 4, "every": 2, "step": 1}, calibration=64, store=store),
         WidthPrune(Budget(macs=0.2), schedule={"start": 5}, calibration=64),
         DistillRecover(features=True),
         PruneReport(pairs=3),

@@ -12,6 +12,7 @@ from prunerecover.display.summary import call_text, changed_fields
 from prunerecover.plan.budget import Budget
 
 Unit = Literal["epoch", "step"]
+GONE = {"alternate": " Kinds no longer take turns: give each kind a callback of its own, with another start."}
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,6 @@ class PruneSchedule:
         start: First epoch (0: before any training).
         every: Epochs between surgeries; None removes everything at `start` (with `Quality`: 1).
         step: Number of units *per kind* removed by each surgery, for budgets in units; 1 if only `every` is given.
-        alternate: Whether the kinds take turns, one kind per surgery.
         times: Number of surgeries that divide a budget in a share of cost evenly; required with `every` for a share.
         by: Unit of `start` and `every`: "epoch", or "step" for optimizer steps, in a Trainer of transformers.
 
@@ -37,7 +37,6 @@ class PruneSchedule:
     start: int = 0
     every: int | None = None
     step: int | None = None
-    alternate: bool = False
     times: int | None = None
     by: Unit = "epoch"
 
@@ -55,8 +54,7 @@ class PruneSchedule:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"Expected argument {name} to be at least 1, but got {value}.")
-        for name, given in (("step", self.step), ("alternate=True", self.alternate), ("times", self.times)):
-            if given and self.every is None:
+            if value and self.every is None:
                 raise ValueError(f"Expected argument every with {name}: how many epochs lie between two surgeries.")
 
     def __repr__(self) -> str:
@@ -74,13 +72,10 @@ class PruneSchedule:
         if self.every is None:
             return [(self.start, left)] if left else []
         events: list[tuple[int, dict[str, int]]] = []
-        order = list(left)
         while left:
-            kinds = [next(kind for kind in order if kind in left)] if self.alternate else list(left)
-            taken = {kind: min(self.step or 1, left[kind]) for kind in kinds}
+            taken = {kind: min(self.step or 1, n) for kind, n in left.items()}
             events.append((self.start + self.every * len(events), taken))
-            left = {kind: n - taken.get(kind, 0) for kind, n in left.items() if n > taken.get(kind, 0)}
-            order = [*(k for k in order if k not in kinds), *kinds]
+            left = {kind: n - taken[kind] for kind, n in left.items() if n > taken[kind]}
         return events
 
     def parts(self, budget: Budget) -> list[tuple[int, Budget]]:
@@ -169,5 +164,6 @@ def schedule_of(schedule: PruneSchedule | int | Mapping[str, Any] | None) -> Pru
     names = [f.name for f in fields(PruneSchedule)]
     unknown = [name for name in schedule or {} if name not in names]
     if unknown:
-        raise ValueError(f"Expected schedule to have {', '.join(names)}, but got '{unknown[0]}'.")
+        gone = GONE.get(unknown[0], "")
+        raise ValueError(f"Expected schedule to have {', '.join(names)}, but got '{unknown[0]}'.{gone}")
     return PruneSchedule(**(schedule or {}))

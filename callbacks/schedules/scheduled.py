@@ -233,7 +233,7 @@ class ScheduledSurgeries:
         """
         budget = None if self.budget is None else self.budget.to_dict()
         tensors = None if plan is None else plan.result.tensors
-        schedule = dict(vars(self.schedule))
+        schedule = {**vars(self.schedule), "alternate": False}  # which runs from before its removal hold
         if schedule["by"] == "epoch":  # runs from before this argument can be resumed
             del schedule["by"]
         return {"budget": budget, "plan": tensors, "schedule": schedule, "planning": dict(planning)}

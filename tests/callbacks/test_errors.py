@@ -63,7 +63,7 @@ def test_unknown_kind():
         ({"schedule": {"every": 0, "step": 1}}, "Expected argument every to be at least 1, but got 0"),
         ({"schedule": {"every": 1, "step": 0}}, "Expected argument step to be at least 1, but got 0"),
         ({"schedule": {"step": 1}}, "Expected argument every with step"),
-        ({"schedule": {"alternate": True}}, "Expected argument every with alternate=True"),
+        ({"schedule": {"alternate": True}}, "but got 'alternate'. Kinds no longer take turns: give each"),
     ],
 )
 def test_arguments_of_depth_prune(arguments, match):
@@ -106,7 +106,7 @@ def test_arguments_of_distill_recover(arguments, match):
 
 @pytest.mark.parametrize(
     ("schedule", "last"),
-    [({"start": 2}, 2), ({"every": 1, "step": 1}, 2), ({"every": 1, "step": 1, "alternate": True}, 3)],
+    [({"start": 2}, 2), ({"every": 1, "step": 1}, 2), ({"every": 3, "step": 2}, 3)],
 )
 def test_schedule_past_max_epochs(tmp_path, schedule, last):
     callback = prune(remove={"attention": 3, "activation": 1}, schedule=schedule)

@@ -26,7 +26,7 @@ from prunerecover.callbacks.recovery_schedule import _check_optimizers
 
 PER_EPOCH = 6  # 48 samples, batches of 8
 WHOLE = {"decay": 1.0, "lr": None}  # a decay of all steps, from the user's own rate
-TWICE = {"schedule": {"start": 1, "every": 4, "step": 1, "alternate": True}}
+TWICE = {"remove": {"attention": 1, "activation": 2}, "schedule": {"start": 1, "every": 4, "step": 1}}
 
 
 def closed_form(steps: int, warmup: int) -> list[float]:

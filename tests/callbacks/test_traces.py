@@ -25,9 +25,9 @@ from prunerecover.callbacks.schedules.schedule import schedule_of
         (PruneSchedule(start=3), {"block": 2, "mlp": 1}, [(3, {"block": 2, "mlp": 1})]),
         (PruneSchedule(every=2, step=2), {"mlp": 3}, [(0, {"mlp": 2}), (2, {"mlp": 1})]),
         (
-            PruneSchedule(start=1, every=1, step=2, alternate=True),
+            PruneSchedule(start=1, every=1, step=2),
             {"attention": 3, "activation": 2},
-            [(1, {"attention": 2}), (2, {"activation": 2}), (3, {"attention": 1})],
+            [(1, {"attention": 2, "activation": 2}), (2, {"attention": 1})],
         ),
     ],
 )
@@ -54,17 +54,17 @@ class Recorder(pl.loggers.Logger):
 @pytest.mark.slow
 def test_surgery_reaches_logger_and_progress_bar(tmp_path):
     module, recorder = Plain(), Recorder()
-    schedule = {"start": 1, "every": 1, "step": 1, "alternate": True}
-    callback = prune(remove={"attention": 1, "activation": 1}, schedule=schedule)
+    schedule = {"start": 1, "every": 1, "step": 1}
+    callback = prune(remove={"attention": 1, "activation": 2}, schedule=schedule)
     runner = fit(tmp_path, module, callback, epochs=3, logger=recorder)
     told = [(step, line) for step, line in recorder.lines if "surgery/params" in line]
     assert [step for step, _ in told] == [6, 12]
-    assert [line["surgery/removed_units"] for _, line in told] == [1, 2]
+    assert [line["surgery/removed_units"] for _, line in told] == [2, 3]
     params = [sum(p.numel() for p in Plain().parameters()), *(line["surgery/params"] for _, line in told)]
     assert params[0] > params[1]
     assert params[-1] == sum(p.numel() for p in module.net.parameters())
     assert all(line["surgery/macs"] > 0 for _, line in told)
-    assert runner.progress_bar_metrics["removed_units"] == 2
+    assert runner.progress_bar_metrics["removed_units"] == 3
 
 
 def test_trial_run_tries_the_surgery_and_leaves_no_files(tmp_path):
@@ -111,7 +111,7 @@ def test_wrong_types_say_what_to_pass():
         DepthPrune({"block": 1})
     with pytest.raises(TypeError, match=r"an iterable of batches, but got one Tensor\. Pass batches=\[batch\]"):
         plan_depth(tiny_vit(), remove={"block": 1}, batches=batch)
-    with pytest.raises(ValueError, match=r"schedule to have start, every, step, alternate, times, by, but got 'begin'"):
+    with pytest.raises(ValueError, match=r"schedule to have start, every, step, times, by, but got 'begin'"):
         schedule_of({"begin": 2})
 
 

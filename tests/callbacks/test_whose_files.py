@@ -15,8 +15,8 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 
 from prunerecover import DepthPrune, DistillRecover, Plan, PruneReport, load_pruned
 
-COPY = {"merge": "copy", "schedule": {"start": 0, "every": 1, "step": 1, "alternate": True}}
-OTHER = {**COPY, "remove": {"mlp": 1, "attention": 1}}
+COPY = {"merge": "copy", "remove": {"attention": 1, "activation": 2}, "schedule": {"start": 0, "every": 1, "step": 1}}
+OTHER = {**COPY, "remove": {"mlp": 1, "attention": 2}}
 
 
 def seeded():

@@ -117,7 +117,7 @@ class Classifier(pl.LightningModule):
 
 def callbacks(network: str) -> list[pl.Callback]:
     """Return callbacks with half of the surgeries done after the second epoch of four."""
-    every = {"every": 1, "step": 1, "alternate": True}
+    every = {"every": 1, "step": 1}
     rest = {"calibration": 16, "merge": "never"}
     if network == "cnn":
         return [WidthPrune(Budget(macs=0.5), schedule={"start": 1, "every": 1, "times": 2}, **rest)]

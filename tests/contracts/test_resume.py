@@ -41,7 +41,7 @@ Vit = partial(Plain, depth=3, num_heads=4)
 HALF = Budget(macs=0.5)
 STEPWISE = {
     "remove": {"attention": 2, "activation": 1},
-    "schedule": {"start": 1, "every": 1, "step": 1, "alternate": True},
+    "schedule": {"start": 1, "every": 1, "step": 1},
 }
 ONE_BLOCK = {"remove": {"block": 1}, "ignore": ["blocks.0"]}
 TWO_BLOCKS = {**ONE_BLOCK, "remove": {"block": 2}, "schedule": {"start": 1, "every": 1, "step": 1}}

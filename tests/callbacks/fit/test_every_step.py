@@ -27,8 +27,8 @@ SETTINGS = {"calibration": 16, "merge": "never"}
 
 
 def depth():
-    schedule = {"start": 1, "every": 1, "step": 1, "alternate": True}
-    return DepthPrune(remove={"attention": 1, "activation": 1}, schedule=schedule, **SETTINGS)
+    schedule = {"start": 1, "every": 1, "step": 1}
+    return DepthPrune(remove={"attention": 1, "activation": 2}, schedule=schedule, **SETTINGS)
 
 
 def width(start):

@@ -103,7 +103,7 @@ def test_a_step_is_one_that_the_callback_could_take_alone(make, message):
         make()
 
 
-@pytest.mark.parametrize("schedule", [{"every": 1, "times": 2}, {"every": 1, "alternate": True}, {"by": "step"}])
+@pytest.mark.parametrize("schedule", [{"every": 1, "times": 2}, {"by": "step"}])
 def test_a_schedule_says_when_alone(schedule):
     with pytest.raises(ValueError, match="Expected a schedule of start and every with Quality, but got"):
         one_by_one(schedule=schedule)
