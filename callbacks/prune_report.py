@@ -24,7 +24,7 @@ from prunerecover.plan.evidence import PlanningCost, SearchEvidence
 from prunerecover.plan.plan import Plan
 from prunerecover.report.compare import compare
 from prunerecover.report.curves import plot_history
-from prunerecover.report.data import LoggedMetric, SearchCost
+from prunerecover.report.data import LoggedMetric
 from prunerecover.report.logged import is_share, logged_metrics
 from prunerecover.surgery.merging import merge
 
@@ -124,13 +124,12 @@ class PruneReport(LedgerCallback):
         pruned = ledger.plain_copy(pl_module, target)
         plan = ledger.plans.get(target, Plan())
         merge(pruned)
-        inputs = self._example.to(pl_module.device)
+        inputs, cost = self._example.to(pl_module.device), planning_cost(plan, ledger.events, target)
         details = {"history": self.history, "surgeries": [event.to_dict() for event in ledger.events]}
-        search = search_cost(plan, ledger.events, target)
         events = _surgeries(pl_module, target)
         shown = {name: self._logged.points[name] for name in self._shown()}
         logged = logged_metrics(shown, len(events), self._logged.dense)
-        report = compare(dense, pruned, inputs, plan=plan, planning_cost=search, pairs=self.pairs, details=details)
+        report = compare(dense, pruned, inputs, plan=plan, planning_cost=cost, pairs=self.pairs, details=details)
         report = report.model_copy(update={"logged": logged, "quality": _trail(ledger, target)})
         figures = self._figures(plan, events[self._logged.begun :], logged)
         report.save(folder, figures=figures)
@@ -196,7 +195,7 @@ def _names(metrics: str | Collection[str]) -> list[str]:
     return list(metrics)
 
 
-def search_cost(plan: Plan, events: Sequence[SurgeryEvent], target: str) -> SearchCost | None:
+def planning_cost(plan: Plan, events: Sequence[SurgeryEvent], target: str) -> PlanningCost | None:
     """Return the cost of all planning, within the fit and before the fit; None if neither is known.
 
     Args:
@@ -209,4 +208,4 @@ def search_cost(plan: Plan, events: Sequence[SurgeryEvent], target: str) -> Sear
     if before is None and not within:
         return None
     cost = before or PlanningCost()
-    return SearchCost(seconds=cost.seconds + sum(within), peak_memory_bytes=cost.peak_memory_bytes, trials=cost.trials)
+    return cost.model_copy(update={"seconds": cost.seconds + sum(within)})

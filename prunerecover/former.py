@@ -18,6 +18,7 @@ FORMER = {
     "search='joint'": "search=None, or search='greedy' with a loss",
     "plan_omission_sets(losses=)": "plan_omission_sets(objectives=)",
     "compare(search=)": "compare(planning_cost=)",
+    "Report.search": "Report.planning_cost",
     "--method fair": "--method fair_pruner",
     "--method boundary_published": "--method boundary_dpt",
     "--method.search recovered": "--method.recover true",

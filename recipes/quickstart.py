@@ -27,12 +27,12 @@ from torch import nn
 from prunerecover import Plan, Report, apply_plan, compare, find_units, merge, save_pruned
 from prunerecover.callbacks import DepthPrune, DistillRecover
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.prune_report import search_cost
+from prunerecover.callbacks.prune_report import planning_cost
 from prunerecover.callbacks.trials.nested import nested_trainer
+from prunerecover.plan.evidence import PlanningCost
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
 from prunerecover.report.curves import plot_history
-from prunerecover.report.data import SearchCost
 from prunerecover.report.scoring import metric_named, score
 
 Curve = list[tuple[float, float]]
@@ -68,7 +68,7 @@ class Run:
     dense: nn.Module
     pruned: nn.Module
     plan: Plan
-    search: SearchCost | None
+    planning_cost: PlanningCost | None
     curves: dict[str, Curve]
     accuracies: dict[str, float]
 
@@ -138,7 +138,7 @@ def run_once(seed: int, data: DigitsData, recipe: Recipe, progress: Progress) ->
 
     ledger = Ledger.of(module)
     plan = ledger.plans["model"]
-    search = search_cost(plan, ledger.events, "model")
+    cost = planning_cost(plan, ledger.events, "model")
     unrecovered = copy.deepcopy(dense)
     apply_plan(unrecovered, plan)
     pruned = copy.deepcopy(module.model).eval()
@@ -152,7 +152,7 @@ def run_once(seed: int, data: DigitsData, recipe: Recipe, progress: Progress) ->
     )
     (at_surgery,) = _accuracy((unrecovered,), data.val_dataloader())
     curves = {"dense": curve.points, "pruned and recovered": [(recipe.epochs, at_surgery), *after.points]}
-    return Run(dense, pruned, plan, search, curves, accuracies)
+    return Run(dense, pruned, plan, cost, curves, accuracies)
 
 
 def _accuracy(models: tuple[nn.Module, ...], batches: Iterable[Any]) -> list[float]:
@@ -178,8 +178,8 @@ def report_on(runs: list[Run], data: DigitsData, recipe: Recipe, seconds: float)
     }
     first = runs[0]
     batches = data.test_dataloader()
-    plan, search = first.plan, first.search
-    return compare(first.dense, first.pruned, images, batches=batches, plan=plan, planning_cost=search, details=details)
+    plan, cost = first.plan, first.planning_cost
+    return compare(first.dense, first.pruned, images, batches=batches, plan=plan, planning_cost=cost, details=details)
 
 
 def summary(report: Report) -> list[str]:

@@ -122,7 +122,7 @@ class Ledger:
         self.adapters[target] = adapters
         return applied
 
-    def merge(self, module: pl.LightningModule, target: str, *, structure_only: bool = False) -> Applied:
+    def merge_adapters(self, module: pl.LightningModule, target: str, *, structure_only: bool = False) -> Applied:
         """Merge the adapters of the network at `target` into its weights; see `merge_adapters`.
 
         Args:
@@ -203,7 +203,7 @@ class Ledger:
         """
         if self.structure != (_edits(record.plans), record.adapters):
             for target in list(self.adapters):
-                self.merge(module, target, structure_only=True)
+                self.merge_adapters(module, target, structure_only=True)
             if _edits(self.plans) != _edits(record.plans):
                 self._replay(module, record.plans)
             for target, injected in record.adapters.items():

@@ -59,9 +59,9 @@ def merge_adapters_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, t
         )
     optimizers.forget_gradients(trainer.optimizers)
     with torch.inference_mode(False):
-        merged = ledger.merge(module, target)
+        merged = ledger.merge_adapters(module, target)
         for average in averaged_copies(module):
-            Ledger.of(average).merge(average, target)
+            Ledger.of(average).merge_adapters(average, target)
     thawed = frozen_parameters(network, adapters)
     optimizers.return_adapters(trainer.optimizers, merged, thawed, ledger.places.pop(target, {}))
     rewrap(trainer)

@@ -61,10 +61,10 @@ class BranchFinder:
     def find(self) -> tuple[GraphUnit, ...]:
         """List blocks and branches, in order of execution; a branch alone in a block counts as the block."""
         blocks = self.blocks()
-        merges = self.graph.of_kind("merge")
+        joins = self.graph.of_kind("join")
         branches = [
             branch
-            for branch in (self._branch(merge, *sides, blocks) for merge in merges for sides in self._sides(merge))
+            for branch in (self._branch(join, *sides, blocks) for join in joins for sides in self._sides(join))
             if branch is not None and not any(self._same(branch, block) for block in blocks)
         ]
         return tuple(sorted((*blocks, *branches), key=lambda unit: (min(unit.nodes), -len(unit.nodes))))
@@ -131,39 +131,39 @@ class BranchFinder:
     def _edges_out(self, inside: Set[int]) -> list[int]:
         return [n for n in inside if any(reader not in inside for reader in self.graph.readers[n])]
 
-    def _sides(self, merge: Node) -> list[tuple[Edge, int]]:
+    def _sides(self, join: Node) -> list[tuple[Edge, int]]:
         """Return the operands of a sum that are branches, each with the node before the branch."""
-        if merge.operation != "add" or len(merge.inputs) != 2:
+        if join.operation != "add" or len(join.inputs) != 2:
             return []
-        nodes, (first, second) = self.graph.nodes, merge.inputs
-        if nodes[first.node].shape != merge.shape or nodes[second.node].shape != merge.shape:
+        nodes, (first, second) = self.graph.nodes, join.inputs
+        if nodes[first.node].shape != join.shape or nodes[second.node].shape != join.shape:
             return []
         for stream, branch in ((first, second), (second, first)):
             source = branches_off(self.graph, addends(self.graph, stream), branch)
             if source is not None:
                 return [(branch, source)]
-        streams = streams_behind(self.graph, merge)
-        sources = [branches_off(self.graph, streams, edge) for edge in merge.inputs]
+        streams = streams_behind(self.graph, join)
+        sources = [branches_off(self.graph, streams, edge) for edge in join.inputs]
         if None not in sources:
-            return [(edge, source) for edge, source in zip(merge.inputs, sources, strict=True) if source is not None]
-        sides = [(self._serving(merge, edge, -1), edge) for edge in merge.inputs]
+            return [(edge, source) for edge, source in zip(join.inputs, sources, strict=True) if source is not None]
+        sides = [(self._serving(join, edge, -1), edge) for edge in join.inputs]
         (fewer, _), (more, branch) = sorted(sides, key=lambda side: self._layers(side[0]))
         shared = self._read_from_outside(fewer) & self._read_from_outside(more)
         if self._layers(fewer) != 1 or len(shared) != 1 or self._read_from_outside(fewer) != shared:
             return []
         return [(branch, next(iter(shared)))]
 
-    def _branch(self, merge: Node, branch: Edge, source: int, blocks: Sequence[GraphUnit]) -> GraphUnit | None:
+    def _branch(self, join: Node, branch: Edge, source: int, blocks: Sequence[GraphUnit]) -> GraphUnit | None:
         graph = self.graph
-        serving = self._serving(merge, branch, source)
+        serving = self._serving(join, branch, source)
         weighty = [n for n in sorted(serving) if graph.nodes[n].kind in ("layer", "product")]
         if not weighty or serving & self._head:
             return None
         calls = self._largest_calls(serving)
         name = self._name(weighty, calls)
-        leaving = self._exit(merge, branch, serving, calls)
+        leaving = self._exit(join, branch, serving, calls)
         if leaving is None:
-            self.refused[name] = f"no module returns the addend of '{graph.name(merge)}'; compute it in a module"
+            self.refused[name] = f"no module returns the addend of '{graph.name(join)}'; compute it in a module"
             return None
         alone = [n for n in sorted(serving) if not any(n in self.graph.inside[c] for c in calls)]
         if any(self.graph.times[graph.calls[graph.nodes[n].call].path] > 1 and graph.nodes[n].weights for n in alone):
@@ -214,10 +214,10 @@ class BranchFinder:
         holding = next((graph.calls[c].path for c in calls if weighty[0] in graph.inside[c]), names[0])
         return holding if holding != names[0] or len(weighty) == 1 else f"{holding}+{names[1].rpartition('.')[2]}"
 
-    def _serving(self, merge: Node, branch: Edge, source: int) -> frozenset[int]:
+    def _serving(self, join: Node, branch: Edge, source: int) -> frozenset[int]:
         """The nodes read only by the end of a branch, back to the source, and beside the source inside the modules."""
         graph = self.graph
-        if graph.used_by[branch.node] != (merge.index,):
+        if graph.used_by[branch.node] != (join.index,):
             return frozenset()
         found = {branch.node}
         for index in range(branch.node - 1, source, -1):
@@ -259,7 +259,7 @@ class BranchFinder:
             number = self.graph.calls[number].parent
         return False
 
-    def _exit(self, merge: Node, branch: Edge, serving: Set[int], calls: Sequence[int]) -> tuple[str, str] | None:
+    def _exit(self, join: Node, branch: Edge, serving: Set[int], calls: Sequence[int]) -> tuple[str, str] | None:
         """The module whose output becomes zero, and the form of the zero."""
         index, moved = branch.node, False
         while index in serving:
@@ -267,7 +267,7 @@ class BranchFinder:
             call = next(behind, None)
             if call is not None:
                 own = self.graph.calls[call]
-                in_place = merge.in_place and merge.inputs[0] == branch
+                in_place = join.in_place and join.inputs[0] == branch
                 kept = all(self.graph.calls[c].given_shape == self.graph.calls[c].shape for c in calls)
                 if (moved or in_place) and not kept and self.graph.nodes[min(serving)].given != own.shape:
                     return None

@@ -26,8 +26,8 @@ NORMS = frozenset(
 )
 STATISTICS = frozenset(["mean", "var", "var_mean", "std", "std_mean", "linalg_vector_norm", "norm", "sum"])
 ROOTS = frozenset(["rsqrt", "sqrt", "div", "reciprocal", "std", "std_mean", "linalg_vector_norm", "norm"])
-MERGES = frozenset(["add", "sub", "rsub", "mul", "div", "addcmul"])
-JOINS = frozenset(["cat", "stack"])
+ARITHMETIC = frozenset(["add", "sub", "rsub", "mul", "div", "addcmul"])
+CONCATENATIONS = frozenset(["cat", "stack"])
 AFFINE = frozenset(["add", "sub", "rsub", "mul", "div", "neg", "addcmul"])  # with a constant
 COPIES = frozenset(["alias", "clone", "detach", "_to_copy", "contiguous", "lift_fresh"])
 MOVEMENTS = frozenset(
@@ -184,8 +184,8 @@ def _kind(ran: Sequence[Recorded]) -> NodeKind:
         return "movement"
     several = len(ran) == 1 and len(ran[0].inputs) > 1
     if several:
-        return "merge" if names <= MERGES | JOINS else "other"
-    if names <= JOINS:  # with operands independent of the input, such as an empty cache
+        return "join" if names <= ARITHMETIC | CONCATENATIONS else "other"
+    if names <= CONCATENATIONS:  # with operands independent of the input, such as an empty cache
         return "movement"
     elementwise = all(operation.pointwise or operation.name in COPIES for operation in ran)
     return "activation" if elementwise and same_shape and not names <= AFFINE | COPIES else "other"

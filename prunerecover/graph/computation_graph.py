@@ -1,4 +1,4 @@
-"""The computation graph: layers, activations, norms and merges of a network, and the edges between nodes."""
+"""The computation graph: layers, activations, norms and joins of a network, and the edges between nodes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from prunerecover.graph.recorder import ModuleCall, PartRead
 from prunerecover.model.paths import is_within, parent_path
 from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, Remove
 
-NodeKind = Literal[
-    "input", "layer", "activation", "norm", "merge", "product", "identity", "movement", "other", "output"
-]
+NodeKind = Literal["input", "layer", "activation", "norm", "join", "product", "identity", "movement", "other", "output"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Node:
     Attributes:
         index: Position in order of execution.
         kind: "layer" (a product with weights: linear or convolution), "activation" (one input, element by element),
-            "norm", "merge" (element-wise arithmetic or concatenation of several operands), "product" (of activations
+            "norm", "join" (element-wise arithmetic or concatenation of several operands), "product" (of activations
             with activations, as in attention), "identity", "movement" (views, permutations, parts), "other", "input" or
             "output".
         operation: Name of the most telling ATen operator: "convolution", "relu", "add", ...

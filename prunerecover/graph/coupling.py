@@ -9,7 +9,7 @@ from torch import nn
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
 from prunerecover.model.paths import get_module
 
-BARRIERS = ("layer", "merge", "product", "output")
+BARRIERS = ("layer", "join", "product", "output")
 PATCHED = ("add", "mul")  # operations on a tensor with itself: see `prunerecover.depth.layers.patching`
 
 
@@ -17,7 +17,7 @@ def coupled_nodes(graph: ComputationGraph, layer: Node, gone: Set[int]) -> tuple
     """Return the activations and norms to remove with a layer.
 
     Behind the layer: the norm of the layer's output (BatchNorm after a convolution is part of the same linear map, with
-    statistics of the same output), and the activations reached without crossing another layer or a merge. In front of
+    statistics of the same output), and the activations reached without crossing another layer or a join. In front of
     the layer: a norm that only the layer reads, or only the layer and the sum with the norm's own stream, once all
     layers of the branch are removed.
 
@@ -53,20 +53,20 @@ def coupled_nodes(graph: ComputationGraph, layer: Node, gone: Set[int]) -> tuple
 def _of_one(graph: ComputationGraph, passing: Set[int]) -> frozenset[int]:
     """Return the sums and products of a tensor with itself: patches pass on the tensor."""
     found: set[int] = set()
-    for node in graph.of_kind("merge"):
+    for node in graph.of_kind("join"):
         if node.operation in PATCHED and len({_origin(graph, edge, passing | found)[0] for edge in node.inputs}) == 1:
             found.add(node.index)
     return frozenset(found)
 
 
-def _rejoins(graph: ComputationGraph, merge: Node, norm: Node, passing: Set[int]) -> bool:
+def _rejoins(graph: ComputationGraph, join: Node, norm: Node, passing: Set[int]) -> bool:
     """Whether a sum, without a norm, would add a stream to itself, as behind a branch without remaining layers.
 
     A norm of the stream itself, on all ways into the sum, does not count.
     """
-    if merge.operation not in PATCHED:
+    if join.operation not in PATCHED:
         return False
-    ways = [_origin(graph, edge, passing | {norm.index}) for edge in merge.inputs]
+    ways = [_origin(graph, edge, passing | {norm.index}) for edge in join.inputs]
     through = [norm.index in way for _, way in ways]
     return len({origin for origin, _ in ways}) == 1 and any(through) and not all(through)
 

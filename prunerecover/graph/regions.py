@@ -59,7 +59,7 @@ def _sources(graph: ComputationGraph, product: Node) -> list[Node]:
 
 def _projections(graph: ComputationGraph, product: Node) -> list[Node]:
     """The layers that read a product's result, before any addition."""
-    return [n for n in graph.ahead(product, lambda n: n.kind in ("layer", "merge", "product")) if n.kind == "layer"]
+    return [n for n in graph.ahead(product, lambda n: n.kind in ("layer", "join", "product")) if n.kind == "layer"]
 
 
 def head_layers(graph: ComputationGraph) -> frozenset[int]:
@@ -85,7 +85,7 @@ def _is_added_by_a_block(graph: ComputationGraph, layer: Node) -> bool:
     lists = Counter((parent_path(graph.calls[n].path), graph.calls[n].shape) for n in keeping)
     blocks = [n for n in keeping if lists[parent_path(graph.calls[n].path), graph.calls[n].shape] > 1]
     around = [graph.inside[n] for n in blocks if layer.index in graph.inside[n]]
-    sums = graph.ahead(layer, lambda node: node.kind in ("layer", "merge", "product"))
+    sums = graph.ahead(layer, lambda node: node.kind in ("layer", "join", "product"))
     return any(node.operation == "add" and node.index in inside for node in sums for inside in around)
 
 
@@ -110,7 +110,7 @@ def _branches(graph: ComputationGraph, last: list[Node]) -> list[list[Node]]:
 
 def _is_of_a_trunk(node: Node) -> bool:
     before, after = (prod(shape[2:]) for shape in (node.given, node.shape))
-    sums = node.kind == "merge" and node.operation != "cat"
+    sums = node.kind == "join" and node.operation != "cat"
     return sums or node.kind == "product" or (_is_convolution(node) and after < before)
 
 
@@ -159,17 +159,17 @@ def addends(graph: ComputationGraph, stream: Edge) -> list[int]:
     found = [beyond_identities(graph, stream)]
     for index in found:
         node = graph.nodes[index]
-        if node.kind == "merge" and node.operation == "add" and len(node.inputs) == 2 and len(found) < MOST_ADDENDS:
+        if node.kind == "join" and node.operation == "add" and len(node.inputs) == 2 and len(found) < MOST_ADDENDS:
             found += [beyond_identities(graph, edge) for edge in node.inputs]
     return found
 
 
-def streams_behind(graph: ComputationGraph, merge: Node) -> list[int]:
+def streams_behind(graph: ComputationGraph, join: Node) -> list[int]:
     """Return the stream that finally takes a sum of branches, where the sum has no further reader."""
-    node = merge
+    node = join
     while len(readers := graph.readers[node.index]) == 1:
         before, node = node, graph.nodes[readers[0]]
-        if node.kind == "merge" and node.operation == "add" and len(node.inputs) == 2:
+        if node.kind == "join" and node.operation == "add" and len(node.inputs) == 2:
             (other,) = [edge for edge in node.inputs if edge.node != before.index] or [node.inputs[0]]
             return [*addends(graph, other), *streams_behind(graph, node)]
         if node.kind != "identity":

@@ -19,7 +19,8 @@ from prunerecover.former import renamed
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.evaluation import device_of
 from prunerecover.model.paths import unwrap
-from prunerecover.report.data import MetricComparison, PlanSummary, SearchCost
+from prunerecover.plan.evidence import PlanningCost
+from prunerecover.report.data import MetricComparison, PlanSummary
 from prunerecover.report.report import Report
 from prunerecover.report.scoring import Metric, metric_named, score
 
@@ -35,7 +36,7 @@ def compare(
     batches: Iterable[Any] | None = None,
     metric: str | Sequence[str] | Mapping[str, Metric] | Callable[..., Any] = "top1",
     plan: Plan | None = None,
-    planning_cost: SearchCost | None = None,
+    planning_cost: PlanningCost | None = None,
     device: torch.device | str | None = None,
     pairs: int = 30,
     warmup: int = 3,
@@ -43,7 +44,7 @@ def compare(
     confidence: float = 0.95,
     seed: int = 0,
     details: Mapping[str, Any] | None = None,
-    search: SearchCost | None = None,
+    search: PlanningCost | None = None,
 ) -> Report:
     """Measure a model before and after pruning, side by side; both are bit-identical afterwards.
 
@@ -88,7 +89,7 @@ def compare(
         latency=latency,
         metrics={} if batches is None else _compared(first, second, batches, metrics, confidence, seed),
         plan=None if plan is None else PlanSummary.of(plan),
-        search=renamed("compare(search=)", search, planning_cost),
+        planning_cost=renamed("compare(search=)", search, planning_cost),
         seed=seed,
         details=dict(details or {}),
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from prunerecover.checkpoint.ledger_record import QualityTrail
 from prunerecover.cost.latency import LatencyRatio
 from prunerecover.cost.measurement import Measurement
 from prunerecover.cost.statistics import Interval
-from prunerecover.plan.evidence import FrontierEvidence
+from prunerecover.plan.evidence import FrontierEvidence, PlanningCost
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.plan.plan import Plan
@@ -107,14 +107,6 @@ class PlanSummary(Record):
         )
 
 
-class SearchCost(Record):
-    """Cost of finding the plan."""
-
-    seconds: float
-    peak_memory_bytes: int | None = None
-    trials: int | None = None
-
-
 class ReportData(Record):
     """Data of a report: before and after.
 
@@ -127,7 +119,7 @@ class ReportData(Record):
         logged: Validation metrics from a fit, by name.
         quality: Steps of a fit that pruned until a metric of validation fell; None: the fit did not.
         plan: Removals of the plan.
-        search: Cost of finding the plan.
+        planning_cost: Cost of finding the plan; "search" in files.
         seed: Seed of the bootstraps.
         details: Additional JSON values to keep with the numbers (a history, a recipe, a note).
     """
@@ -141,7 +133,9 @@ class ReportData(Record):
     logged: dict[str, LoggedMetric] = Field(default_factory=dict)
     quality: QualityTrail | None = None
     plan: PlanSummary | None = None
-    search: SearchCost | None = None
+    planning_cost: PlanningCost | None = Field(
+        default=None, validation_alias=AliasChoices("planning_cost", "search"), serialization_alias="search"
+    )
     seed: int = 0
     details: dict[str, Any] = Field(default_factory=dict)
 

@@ -12,10 +12,10 @@ from prunerecover.cost.units.cost_names import titled
 from prunerecover.display.markdown import table as markdown_table
 from prunerecover.display.summary import Summary
 from prunerecover.frontiers.frontier import frontier_table
-from prunerecover.plan.evidence import FrontierEvidence
+from prunerecover.plan.evidence import FrontierEvidence, PlanningCost
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS
-from prunerecover.report.data import LoggedMetric, MetricComparison, PlanSummary, ReportData, SearchCost
+from prunerecover.report.data import LoggedMetric, MetricComparison, PlanSummary, ReportData
 from prunerecover.report.steps import steps_of
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def markdown(report: ReportData, figures: Iterable[str] = ()) -> str:
         parts.append(_what_was_removed(report.plan))
     if report.plan and report.plan.frontier:
         parts.append(_other_budgets(report.plan.frontier))
-    if report.search:
-        parts.append(_search_cost(report.search))
+    if report.planning_cost:
+        parts.append(_planning_cost(report.planning_cost))
     images = [f"![{file}]({file})" for file in figures]
     if images:
         parts += ["## Figures", *images]
@@ -194,7 +194,7 @@ def _counts(groups: Sequence[KeptGroup]) -> str:
     return f"{gone:,} of {size:,} ({gone / size:.0%}): {', '.join(parts)}"
 
 
-def _search_cost(cost: SearchCost) -> str:
+def _planning_cost(cost: PlanningCost) -> str:
     text = f"{cost.seconds:.1f} s"
     text += "" if cost.trials is None else f", {cost.trials} trials"
     text += "" if cost.peak_memory_bytes is None else f", peak memory {_mib(cost.peak_memory_bytes)}"

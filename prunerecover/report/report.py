@@ -18,6 +18,8 @@ from pydantic import ValidationError
 from prunerecover.display.summary import Summarised, Summary
 from prunerecover.files.atomic import atomic_file, write_text
 from prunerecover.files.in_short import errors_in_short, in_short
+from prunerecover.former import warn_of
+from prunerecover.plan.evidence import PlanningCost
 from prunerecover.report import render
 from prunerecover.report.data import SCHEMA, ReportData
 
@@ -28,6 +30,12 @@ if TYPE_CHECKING:
 
 class Report(Summarised, ReportData):
     """Before and after: `ReportData` with methods to show, write and read back."""
+
+    @property
+    def search(self) -> PlanningCost | None:
+        """Former name of `planning_cost`."""
+        warn_of("Report.search")
+        return self.planning_cost
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""

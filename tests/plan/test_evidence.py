@@ -16,7 +16,7 @@ from cases.paths import ROOT
 from torch import nn
 
 from prunerecover import Plan, apply_plan
-from prunerecover.callbacks.prune_report import search_cost
+from prunerecover.callbacks.prune_report import planning_cost
 from prunerecover.checkpoint.ledger_record import SurgeryEvent
 from prunerecover.model.copies import deep_copy
 from prunerecover.plan.edit_parts import StandIn
@@ -32,7 +32,6 @@ from prunerecover.plan.evidence import (
     WidthEvidence,
 )
 from prunerecover.plan.kinds import KINDS, TRAITS
-from prunerecover.report.data import SearchCost
 from prunerecover.surgery.provenance import plan_for
 
 RECORDS = (BudgetEvidence, DepthEvidence, WidthEvidence, ToleranceEvidence, BoundaryEvidence, SearchEvidence)
@@ -73,9 +72,9 @@ def test_a_report_adds_up_what_planning_took_before_the_fit_and_in_it() -> None:
         SurgeryEvent(by="a", target=target, epoch=0, units=(), seconds=seconds)
         for target, seconds in (("net", 1.5), ("net", None), ("other", 4.0))
     ]
-    assert search_cost(plan, events, "net") == SearchCost(seconds=61.5)
-    assert search_cost(Plan(), events, "net") == SearchCost(seconds=1.5)
-    assert search_cost(Plan(), [], "net") is None
+    assert planning_cost(plan, events, "net") == PlanningCost(seconds=61.5)
+    assert planning_cost(Plan(), events, "net") == PlanningCost(seconds=1.5)
+    assert planning_cost(Plan(), [], "net") is None
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,20 +18,20 @@ from prunerecover import DistillRecover, RoutedLoRARecover, compare, find_groups
 from prunerecover.callbacks.planning.width import WidthPlanning
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.former import END, FORMER
+from prunerecover.plan.evidence import PlanningCost
 from prunerecover.recipes.cli.names import with_method_class
 from prunerecover.recipes.plan_methods.joint import JointPlan
 from prunerecover.recipes.plan_methods.pudding import PuddingPlan
-from prunerecover.report.data import SearchCost
 from prunerecover.width.arguments import WidthConfig
 
 NET = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
 X = torch.zeros(2, 4)
-COST = SearchCost(seconds=1.0)
+COST = PlanningCost(seconds=1.0)
 TASKS = {"first": questions(2, first=5, seed=1)}
 
 
 def reported(**cost: Any) -> object:
-    return compare(NET, NET, X, pairs=0, **cost).search
+    return compare(NET, NET, X, pairs=0, **cost).planning_cost
 
 
 def refused(**objectives: Any) -> str:
@@ -71,6 +71,7 @@ BOTH: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "search='joint'": (lambda: DepthConfig(search="joint"), lambda: DepthConfig()),
     "plan_omission_sets(losses=)": (lambda: refused(losses=("luck",)), lambda: refused(objectives=("luck",))),
     "compare(search=)": (lambda: reported(search=COST), lambda: reported(planning_cost=COST)),
+    "Report.search": (lambda: compare(NET, NET, X, pairs=0, planning_cost=COST).search, lambda: COST),
     "--method fair": (
         lambda: with_method_class(["--method", "fair"]),
         lambda: with_method_class(["--method", "fair_pruner"]),

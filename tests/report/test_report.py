@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.replacements import Nothing
 from prunerecover.plan.edits import Remove, Replace
+from prunerecover.plan.evidence import PlanningCost
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.records import MadeBy
 from prunerecover.plan.removed_units import removed_units
 from prunerecover.report.compare import compare
 from prunerecover.report.curves import plot_history
-from prunerecover.report.data import PlanSummary, SearchCost
+from prunerecover.report.data import PlanSummary
 from prunerecover.report.report import Report
 
 PLAN = Plan(
@@ -63,7 +64,7 @@ def report() -> Report:
         batches=labelled(),
         metric=("top1", "top2"),
         plan=PLAN,
-        planning_cost=SearchCost(seconds=12.5, peak_memory_bytes=3 * 2**20, trials=8),
+        planning_cost=PlanningCost(seconds=12.5, peak_memory_bytes=3 * 2**20, trials=8),
         pairs=5,
         details={"history": [[0, 0.5], [1, 0.75]]},
     )

@@ -1,4 +1,4 @@
-"""Patches behind removed layers: for merges of a tensor with itself, and for modules without remaining work."""
+"""Patches behind removed layers: for joins of a tensor with itself, and for modules without remaining work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Dropped:
             node.index: next(i for i, edge in enumerate(node.inputs) if edge.node not in unit.nodes)
             for unit in units
             if unit.kind != "block"
-            for node in graph.of_kind("merge")
+            for node in graph.of_kind("join")
             if node.index not in unit.nodes and any(edge.node in unit.nodes for edge in node.inputs)
         }
         return cls(nodes, streams)
@@ -49,7 +49,7 @@ def patches(
     drop_copies: Callable[[Node, int], bool] = lambda join, stays: False,
     pooled: Mapping[int, StandIn] = MappingProxyType({}),
 ) -> dict[str, StandIn]:
-    """Return the stand-ins that make merges of identity paths neutral, by path of the replaced module.
+    """Return the stand-ins that make joins of identity paths neutral, by path of the replaced module.
 
     Args:
         graph: Graph of the dense network.
@@ -63,7 +63,7 @@ def patches(
     ends: dict[int, StandIn] = {}
     for node in graph.nodes:
         covered = node.index in dropped.nodes or node.index in dropped.streams
-        if node.kind == "merge" and node.operation in NEUTRAL and len(node.inputs) > 1 and not covered:
+        if node.kind == "join" and node.operation in NEUTRAL and len(node.inputs) > 1 and not covered:
             found = _patched(graph, node, passing, dropped, drop_copies)
             if found is not None:
                 ends |= found
@@ -73,19 +73,19 @@ def patches(
 
 def _patched(
     graph: ComputationGraph,
-    merge: Node,
+    join: Node,
     passing: Set[int],
     dropped: Dropped,
     drop_copies: Callable[[Node, int], bool],
 ) -> dict[int, StandIn] | None:
     """Return the stand-in of the last removed module on each path but the staying path; None: no patch."""
-    paths = [_path(graph, edge, passing, dropped) for edge in merge.inputs]
+    paths = [_path(graph, edge, passing, dropped) for edge in join.inputs]
     origins = {origin for origin, _ in paths}
     if len(origins) > 1:
         return None
-    exits = [_exit(graph, merge, path) for _, path in paths]
+    exits = [_exit(graph, join, path) for _, path in paths]
     stays = next((i for i, node in enumerate(exits) if node is None), 0)
-    if merge.operation == "sub" and stays != 0:
+    if join.operation == "sub" and stays != 0:
         return None
     others = [node for i, node in enumerate(exits) if i != stays]
     if any(node is None for node in others):
@@ -93,14 +93,14 @@ def _patched(
     found = {}
     for i, node in enumerate(exits):
         if node is not None and i != stays:
-            leaves = NEUTRAL[merge.operation]
-            if merge.in_place and i == 0:
+            leaves = NEUTRAL[join.operation]
+            if join.in_place and i == 0:
                 leaves = "zeros" if leaves == "zero" else "identity"
             if leaves == "identity":
                 return None
-            dim = next((d for d, (a, b) in enumerate(zip(node.shape, merge.shape, strict=False)) if a != b), 0)
+            dim = next((d for d, (a, b) in enumerate(zip(node.shape, join.shape, strict=False)) if a != b), 0)
             found[node.index] = StandIn(leaves=leaves, dim=dim if leaves == "empty" else 0)  # type: ignore[arg-type]
-    return found if merge.operation != "cat" or drop_copies(merge, stays) else None
+    return found if join.operation != "cat" or drop_copies(join, stays) else None
 
 
 def _path(graph: ComputationGraph, edge: Edge, passing: Set[int], dropped: Dropped) -> tuple[Edge, list[Node]]:
@@ -114,9 +114,9 @@ def _path(graph: ComputationGraph, edge: Edge, passing: Set[int], dropped: Dropp
     return edge, path
 
 
-def _exit(graph: ComputationGraph, merge: Node, path: Sequence[Node]) -> Node | None:
-    """Return the last module on a path with an output read by the merge alone in the end."""
-    reader = merge.index
+def _exit(graph: ComputationGraph, join: Node, path: Sequence[Node]) -> Node | None:
+    """Return the last module on a path with an output read by the join alone in the end."""
+    reader = join.index
     for node in path:
         if set(graph.readers[node.index]) != {reader}:
             return None

@@ -25,7 +25,7 @@ from prunerecover.depth.layers.leaving import least_important
 from prunerecover.depth.layers.patching import NOTHING_DROPPED, Dropped, patches
 from prunerecover.depth.layers.widths import FIXED, Units, Widths, importance_per_unit
 from prunerecover.graph.branches import GraphUnit
-from prunerecover.graph.build import JOINS
+from prunerecover.graph.build import CONCATENATIONS
 from prunerecover.graph.computation_graph import ComputationGraph, Node
 from prunerecover.graph.coupling import coupled_nodes, own_call, whole_modules
 from prunerecover.graph.layers import is_layer, is_resizing
@@ -103,7 +103,7 @@ class PrunedGraph:
         """Return the units of a node's output, as read by the first layer ahead."""
 
         def stop(reader: Node) -> bool:
-            return reader.kind in ("layer", "product", "movement") or reader.operation in JOINS
+            return reader.kind in ("layer", "product", "movement") or reader.operation in CONCATENATIONS
 
         for reader in self.graph.ahead(node, stop):
             module = get_module(self.model, reader.module)
@@ -119,7 +119,7 @@ class PrunedGraph:
     def finishing(
         self, dropped: Dropped = NOTHING_DROPPED, without: tuple[str, ...] = (), computing: Set[str] = frozenset()
     ) -> tuple[Edit, ...]:
-        """Return the last edits: patches of merges, emptied modules, rewritten forwards.
+        """Return the last edits: patches of joins, emptied modules, rewritten forwards.
 
         Args:
             dropped: Branches removed as well.

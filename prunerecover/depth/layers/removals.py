@@ -13,7 +13,7 @@ from prunerecover.cost.macs import macs_by_module
 from prunerecover.depth.layers.family_units import family_units
 from prunerecover.depth.layers.patching import Dropped, patches
 from prunerecover.depth.layers.pruned_graph import NotRemovable, PrunedGraph
-from prunerecover.depth.layers.trials import Companions, TrainingTrials, bypass, failure, joinable, merge, trying
+from prunerecover.depth.layers.trials import Companions, TrainingTrials, bypass, failure, joinable, merge_edit, trying
 from prunerecover.depth.layers.widths import Widths
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.graph.activations import LinearPair, find_linear_pairs
@@ -129,7 +129,7 @@ class Removals:
             for edits in (state.edits, (unit.bypass for unit in graph_units), map(bypass, pairs))
         )
         computing = {edit.unit for edit in (*own, *taken) if isinstance(edit, Bypass) and edit.tensors}
-        merged = [] if in_place else [merge(pair) for pair in pairs]
+        merged = [] if in_place else [merge_edit(pair) for pair in pairs]
         taken_out = tuple(f"{path}." for unit in graph_units for path in unit.modules)
         taken_out += tuple(f"{unit.name}." for unit in family if unit.kind == "block")
         dropped = Dropped.of(self.graph, [unit for unit in graph_units if unit.name not in computing])

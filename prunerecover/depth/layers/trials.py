@@ -185,7 +185,7 @@ def bypass(pair: LinearPair) -> Bypass:
     return Bypass(unit=pair.activation, kind="activation", modules={pair.activation: StandIn()})
 
 
-def merge(pair: LinearPair) -> Merge:
+def merge_edit(pair: LinearPair) -> Merge:
     """Return the edit that merges the linears around an activation."""
     return Merge(into=pair.first, from_=(pair.first, pair.activation, *pair.between, pair.second))
 
@@ -213,7 +213,7 @@ def joinable(
 def _why_two(twin: nn.Module, example: ModelInputs, pairs: Sequence[LinearPair]) -> str:
     """Return why pairs of adjacent linears must stay two; empty if mergeable."""
     bypassed: list[Edit] = [bypass(pair) for pair in pairs]
-    merged: list[Edit] = [*bypassed, *(merge(pair) for pair in pairs)]
+    merged: list[Edit] = [*bypassed, *(merge_edit(pair) for pair in pairs)]
     try:
         one, two = (outputs_after(twin, example, edits) for edits in (merged, bypassed))
     except Exception as error:  # whatever the network's own code raises

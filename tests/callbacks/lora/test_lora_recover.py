@@ -76,7 +76,7 @@ def test_a_network_that_its_user_froze_is_adapted(tmp_path):
     assert trained == {name for name, _ in module.net.named_parameters() if "lora" in name or "head" in name}
     assert held(runner) == {p for p in module.parameters() if p.requires_grad}
     assert all(module.net.get_parameter(name).any() for name in trained if "lora_B" in name)
-    Ledger.of(module).merge(module, "net")
+    Ledger.of(module).merge_adapters(module, "net")
     assert {name for name, p in module.net.named_parameters() if p.requires_grad} == {"head.weight", "head.bias"}
 
 
@@ -289,7 +289,7 @@ def test_second_fit_with_other_settings_folds_the_first_adapters(tmp_path):
 def test_plan_for_a_test_is_applied_to_the_folded_network(tmp_path):
     module, _ = fit(tmp_path, lora(), epochs=1)
     plain = copy.deepcopy(module)
-    Ledger.of(plain).merge(plain, "net")
+    Ledger.of(plain).merge_adapters(plain, "net")
     plan = plan_depth(plain.net, remove={"attention": 1}, batches=[IMAGES], replace="zero")
     apply_plan(plain.net, plan)
     trainer_of(tmp_path, DepthPrune(plan=plan)).test(module, loader(shuffle=False), verbose=False)
