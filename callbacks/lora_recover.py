@@ -74,7 +74,6 @@ class LoRARecover(LedgerCallback):
                 dropout=dropout,
                 target_modules=_patterns(target_modules),
                 modules_to_save=_patterns(modules_to_save),
-                vectors=modules_to_save is None or len(modules_to_save) > 0,
             )
         except ValidationError as error:
             first = error.errors()[0]

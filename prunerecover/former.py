@@ -37,16 +37,15 @@ def warn_of(former: str, level: int = 3) -> None:
     warnings.warn(f"Use {FORMER[former]}: {former} ends with version {END}.", FutureWarning, stacklevel=level)
 
 
-def renamed(former: str, given: Value | None, present: Value, level: int = 4) -> Value:
+def renamed(former: str, given: Value | None, present: Value) -> Value:
     """Return the value of an argument, perhaps given by the former name.
 
     Args:
         former: Key of `FORMER`.
         given: Value by the former name; None: not given.
         present: Value by the present name.
-        level: Number of frames up to the caller's line.
     """
     if given is None:
         return present
-    warn_of(former, level)
+    warn_of(former, 4)
     return given

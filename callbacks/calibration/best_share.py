@@ -18,7 +18,7 @@ from prunerecover.recovery.scaled_steps import STEPS, best_share
 SAMPLES = 1024  # at most; with batches above 64, some batches repeat
 
 
-def best_share_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: str, seed: int = 0) -> float:
+def best_share_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: str) -> float:
     """Return the share of the present learning rates found by `best_share`, the same on all ranks.
 
     Module, optimizer, fit and random states are restored afterwards.
@@ -27,14 +27,13 @@ def best_share_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, targe
         trainer: Trainer in a fit, before a batch that begins with gradients of zero.
         module: LightningModule with automatic optimization, not sharded.
         target: Path of the pruned network.
-        seed: Seed of the training samples, and of random numbers in the training step.
     """
     network, step_loss = unwrap(get_module(module, target)), training_loss(trainer, module)
     (optimizer,) = trainer.optimizers
-    inputs = capture_inputs(trainer, module, target, SAMPLES, seed, most=STEPS)
+    inputs = capture_inputs(trainer, module, target, SAMPLES, seed=0, most=STEPS)
 
     def loss(index: int, batch: CapturedInputs) -> Tensor | None:
-        seed_all(seed + index)  # the same noise in a step at all rates
+        seed_all(index)  # the same noise in a step at all rates
         return step_loss(network, batch)
 
     def clip() -> None:

@@ -83,10 +83,10 @@ class TrialRunner:
             settings, but not the data: name another file for other data.
         settings: Settings of the trials.
         target: Path of the network in the module; None: the only supported network, else the only child with weights.
-        after_trial: Function called after each trial.
 
     Attributes:
         records: Records of the requested trials, in order.
+        after_trial: Function called after each trial.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class TrialRunner:
         store: str | Path,
         settings: TrialSettings | None = None,
         target: str | None = None,
-        after_trial: Callable[[], None] = lambda: None,
     ) -> None:
         self.module, self.datamodule, self.store = module, datamodule, Path(store)
         self.settings = settings or TrialSettings()
-        self.target, self.after_trial = find_network(module, target), after_trial
+        self.target = find_network(module, target)
+        self.after_trial: Callable[[], object] = lambda: None
         self.records: list[TrialRecord] = []
         self._weights = weights_hash(unwrap(get_module(module, self.target)))
         self._known: dict[str, TrialRecord] = {}

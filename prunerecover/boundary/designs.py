@@ -135,22 +135,21 @@ def one_type_at_a_time(layers: Layers, n_remove: int) -> tuple[Split, ...]:
     return ((0, 0), *alone, *((0, n) for n in range(1, min(n_remove, activation) + 1)))
 
 
-def axes_and_staircase(layers: Layers, n_remove: int = 8, steps: int = 5) -> tuple[Split, ...]:
+def axes_and_staircase(layers: Layers, n_remove: int = 8) -> tuple[Split, ...]:
     """Return the design of the published table of BoundaryDPT: both axes and a staircase with both types removed.
 
-    With 12 layers and the defaults these are the 22 runs of the paper: dense, 8 with attentions removed, 8 with
+    With 12 layers and the default these are the 22 runs of the paper: dense, 8 with attentions removed, 8 with
     activations removed, and (1, 1), (1, 2), (2, 2), (2, 3), (3, 3).
 
     Args:
         layers: Number of attention and activation units of the dense model, as a pair or a common number.
         n_remove: Number of removed units in the last run along an axis; at most all units of the type.
-        steps: Number of runs of the staircase; splits too large for the model are left out.
 
     Raises:
         ValueError: If the model has fewer than `n_remove` units.
     """
     attention, activation = layer_counts(layers)
-    staircase = [((n + 2) // 2, (n + 3) // 2) for n in range(steps)]
+    staircase = [((n + 2) // 2, (n + 3) // 2) for n in range(5)]
     inside = (split for split in staircase if split[0] <= attention and split[1] <= activation)
     return (*one_type_at_a_time(layers, n_remove), *inside)
 

@@ -95,7 +95,6 @@ def latency_ratio(
     pairs: int = 30,
     warmup: int = 3,
     threads: int | None = None,
-    confidence: float = 0.95,
     seed: int = 0,
     stopwatch: Stopwatch | None = None,
     enough: float | None = None,
@@ -110,7 +109,6 @@ def latency_ratio(
         pairs: Timed pairs at most; 30 give a usable interval, fewer than 6 only a range.
         warmup: Untimed pairs before the timed pairs.
         threads: CPU threads during the measurement; default: PyTorch's present number.
-        confidence: Coverage of the interval.
         seed: Seed of the bootstrap.
         stopwatch: Function that times one call; None: chosen by `stopwatch_for`.
         enough: Width of the interval, or of the range, at which timing stops, after 4 pairs or more; None: all pairs
@@ -138,7 +136,7 @@ def latency_ratio(
             times.append(_timed_pair(runs, seconds, swapped=(warmup + len(times)) % 2 == 1))
     medians = np.median(times, axis=0) * 1e3
     return LatencyRatio(
-        ratio=median_interval(_ratios(times), confidence=confidence, seed=seed),
+        ratio=median_interval(_ratios(times), seed=seed),
         dense_ms=float(medians[0]),
         pruned_ms=float(medians[1]),
         pairs=len(times),
@@ -149,26 +147,21 @@ def latency_ratio(
 
 
 def median_latency(
-    model: nn.Module | Timed,
-    inputs: ModelInputs,
-    repeats: int = 20,
-    warmup: int = 3,
-    threads: int | None = None,
+    model: nn.Module | Timed, inputs: ModelInputs, repeats: int = 20, threads: int | None = None
 ) -> float:
-    """Return the median time of one forward pass in milliseconds.
+    """Return the median time of one forward pass in milliseconds, after three untimed passes.
 
     Args:
         model: Model, timed in evaluation mode; or the same made ready to be timed, in any runtime.
         inputs: Batch on the model's device.
         repeats: Timed passes, at least one.
-        warmup: Untimed passes before the timed passes.
         threads: CPU threads during the measurement; None: PyTorch's present number.
     """
     one = model if isinstance(model, Timed) else Timed(model, inputs)
     _shared_device(one.network)
     with evaluating(one.network), _quiet(threads):
-        times = [one.stopwatch(one.run) for _ in range(warmup + repeats)]
-    return float(np.median(times[warmup:])) * 1e3
+        times = [one.stopwatch(one.run) for _ in range(3 + repeats)]
+    return float(np.median(times[3:])) * 1e3
 
 
 def stopwatch_for(device: torch.device) -> Stopwatch:

@@ -61,7 +61,6 @@ def measure(
     device: torch.device | str | None = None,
     *,
     repeats: int = 20,
-    warmup: int = 3,
     threads: int | None = None,
 ) -> Measurement:
     """Measure a model in evaluation mode; the model is bit-identical afterwards.
@@ -74,7 +73,6 @@ def measure(
             `ModelInputs`.
         device: Device of the measurement; default: the model's. On another device, a copy of the model is measured.
         repeats: Timed forward passes; 0 skips the timing.
-        warmup: Untimed passes before the timed passes.
         threads: CPU threads during the timing; default: PyTorch's present number.
 
     Raises:
@@ -83,9 +81,8 @@ def measure(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"Expected a network, an nn.Module, but got {type(model).__name__}. Pass the model itself.")
-    for name, value in {"repeats": repeats, "warmup": warmup}.items():
-        if not isinstance(value, int) or value < 0:
-            raise ValueError(f"Expected argument {name} to be a whole number >= 0, but got {value!r}. For example 20.")
+    if not isinstance(repeats, int) or repeats < 0:
+        raise ValueError(f"Expected argument repeats to be a whole number >= 0, but got {repeats!r}. For example 20.")
     place = device_of(model) if device is None else torch.empty(0, device=device).device
     if device_of(model).type == "meta":
         raise ValueError("Expected a model with weights, but it is on the meta device. Only `count_macs` works there.")
@@ -98,7 +95,7 @@ def measure(
         parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         macs=count_macs(model, inputs),
-        latency_ms=median_latency(model, inputs, repeats, warmup, threads) if repeats else None,
+        latency_ms=median_latency(model, inputs, repeats, threads) if repeats else None,
         activation_bytes=peak,
         activation_source=source,
         batch_size=inputs.n_samples,

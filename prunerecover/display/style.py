@@ -150,14 +150,13 @@ def draw_panels(panels: Sequence[Panel]) -> Figure:
     return figure
 
 
-def save_figure(figure: Figure, path: str | Path, dpi: int = 150) -> None:
+def save_figure(figure: Figure, path: str | Path) -> None:
     """Write a figure as a picture, completely or not at all.
 
     Args:
         figure: Figure of matplotlib.
         path: Path of the file; a path without a suffix becomes a PNG.
-        dpi: Dots per inch.
     """
     path = Path(path)
     with atomic_file(path if path.suffix else path.with_name(f"{path.name}.png")) as unfinished:
-        figure.savefig(unfinished, dpi=dpi, bbox_inches="tight")
+        figure.savefig(unfinished, dpi=150, bbox_inches="tight")

@@ -61,23 +61,16 @@ class BlockRunner:
             raise RuntimeError(f"Expected the model to run block {stop}, but its forward pass never reached it.")
         return reached[0]
 
-    def finish(
-        self,
-        inputs: ModelInputs,
-        start: int,
-        hidden: Tensor | None,
-        read: Callable[[Any], Any] = predictions_of,
-    ) -> Any:
+    def finish(self, inputs: ModelInputs, start: int, hidden: Tensor | None) -> Any:
         """Return the model's output, from the hidden state at block `start`.
 
         Args:
             inputs: Batch.
             start: First block to run; the number of blocks runs none.
             hidden: Input of the first block, `(N, ..., C)`; None runs from the beginning, whatever `start` is.
-            read: Function applied to the model's output.
         """
         with self._from(start, hidden):
-            return read(call(self.model, inputs))
+            return predictions_of(call(self.model, inputs))
 
     @contextmanager
     def _noting_form(self, block: nn.Module) -> Iterator[None]:

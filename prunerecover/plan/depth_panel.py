@@ -67,7 +67,6 @@ class DepthPanel:
         kinds: Kinds of all units, by name.
         left: Replacement of each removed unit, by name.
         bars: Importances by name.
-        title: Heading; None: number of removed units of each kind.
         whole: Whether `kinds` holds all units of the network, so the heading can give totals.
     """
 
@@ -76,14 +75,13 @@ class DepthPanel:
         kinds: Mapping[str, str],
         left: Mapping[str, str],
         bars: Mapping[str, float],
-        title: str | None,
         whole: bool = True,
     ) -> None:
         self.kinds, self.left, self.bars = kinds, left, bars
         self.grid = arranged(kinds, _row_of)
         self.bands = bands(len(self.grid.columns), MOST)
         self.cell = min(0.46, 16 / len(self.bands[0]))
-        self.title = title or _count(kinds, left, whole)
+        self.title = _count(kinds, left, whole)
         self.tallest = {kind: max(bars.get(n, 0.0) for n in kinds if kinds[n] == kind) for kind in set(kinds.values())}
         self.handles = _handles([_status(name, left) for name in kinds], max(self.tallest.values()) > 0)
 

@@ -56,7 +56,6 @@ def plot_plan(
     evidence: Mapping[str, Any],
     units: Iterable[NamedUnit] | None = None,
     importance: Mapping[str, float] | None = None,
-    title: str | None = None,
 ) -> Figure:
     """Draw the removals of a plan: units of depth as cells, kept channels, heads and so on of groups as bars.
 
@@ -67,7 +66,6 @@ def plot_plan(
             Without such a list, the removed units, and ranked units in the same places.
         importance: Importance by name, shown as a bar in the cell, relative to the largest of the kind; by default from
             the evidence.
-        title: Heading; by default the number of removed units of each kind.
 
     Raises:
         ValueError: If a removed unit is not among `units`, or there is no unit to draw.
@@ -76,7 +74,7 @@ def plot_plan(
     groups = kept_groups(edits, evidence)
     width = [WidthPanel(groups)] if groups else []
     if width and not gone and units is None:
-        return draw_panels([WidthPanel(groups, title)])
+        return draw_panels(width)
     found = DepthEvidence.of(evidence)
     listed = dict(found.units) if units is None else {unit.name: unit.kind for unit in units}
     kinds = listed or _named({unit.name: unit.kind for unit in gone}, found.importance)
@@ -87,7 +85,7 @@ def plot_plan(
             f"{unknown[:1] or 'no unit at all'}. Pass `units=find_units(model)` as found before the surgery."
         )
     bars = found.importance if importance is None else importance
-    depth = DepthPanel(kinds, {unit.name: unit.leaves for unit in gone}, bars, title, whole=bool(listed))
+    depth = DepthPanel(kinds, {unit.name: unit.leaves for unit in gone}, bars, whole=bool(listed))
     return draw_panels([depth, *width])
 
 
@@ -108,13 +106,12 @@ class WidthPanel:
 
     Args:
         groups: Groups, in order.
-        title: Heading; None: number of removed units of each kind.
     """
 
-    def __init__(self, groups: Sequence[KeptGroup], title: str | None = None) -> None:
+    def __init__(self, groups: Sequence[KeptGroup]) -> None:
         self.groups = groups
         self.bands = bands(len(groups), MOST)
-        self.title = title or _count(groups)
+        self.title = _count(groups)
         self.prefix = shared_prefix([group.name for group in groups])
         self.names = [group.name.removeprefix(self.prefix) for group in groups]
         self.handles = _handles(groups)
@@ -144,21 +141,6 @@ class WidthPanel:
     @property
     def _labels(self) -> list[str]:
         return [str(handle.get_label()) for handle in self.handles]
-
-
-def plot_kept(groups: Sequence[KeptGroup], title: str | None = None) -> Figure:
-    """Draw the kept share of every group.
-
-    Args:
-        groups: Groups from `Plan.kept_groups`, in order of depth.
-        title: Heading; by default the number of removed units of each kind.
-
-    Raises:
-        ValueError: If there are none.
-    """
-    if not groups:
-        raise ValueError("Expected at least one group to draw, but got none. Does the plan narrow anything?")
-    return draw_panels([WidthPanel(groups, title)])
 
 
 def _draw_bars(axes: Axes, groups: Sequence[KeptGroup]) -> None:

@@ -190,8 +190,7 @@ class Plan(Summarised, Record):
 
         Args:
             path: Path of the PNG.
-            how: Arguments `units`, `importance` and `title` of `plot_plan`: all units of the dense model complete the
-                picture.
+            how: Arguments `units` and `importance` of `plot_plan`: all units of the dense model complete the picture.
         """
         from prunerecover.display.style import save_figure
         from prunerecover.plan.figure import plot_plan

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from torch import nn
 from torch.nn import Parameter
 
@@ -41,8 +41,8 @@ class LoraSettings(BaseModel):
         target_modules: Shell patterns of modules to adapt, as whole paths or ends of paths ("qkv"); None: every linear
             of the blocks; where no blocks are known, every linear but the last.
         modules_to_save: Shell patterns of modules to train in full, likewise; None: modules after the blocks (final
-            norm and head); where no blocks are known, the last linear.
-        vectors: Whether biases, norms and scales train in full: the count is small.
+            norm and head); where no blocks are known, the last linear. All biases, norms and scales train, too, since
+            they are few; with no pattern, `()`, the adapters train alone.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,7 +52,6 @@ class LoraSettings(BaseModel):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     target_modules: tuple[str, ...] | None = None
     modules_to_save: tuple[str, ...] | None = None
-    vectors: bool = True
 
 
 class Adapters(BaseModel):
@@ -71,6 +70,12 @@ class Adapters(BaseModel):
     modules: Items[str]
     frozen: Items[str]
     source: Source = Source()
+
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _without_vectors(cls, given: Any) -> Any:
+        """Leave out an entry of earlier files: `modules_to_save` says the same."""
+        return {k: v for k, v in given.items() if k != "vectors"} if isinstance(given, Mapping) else given
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready primitives."""
@@ -118,7 +123,7 @@ def plan_adapters(network: nn.Module, settings: LoraSettings) -> Adapters:
         ", and merging would round what was learnt. Recover first, and quantise the merged weights.",
     )
     chosen = chosen_modules(network, settings.target_modules)
-    trained = trained_names(network, settings.modules_to_save, settings.vectors)
+    trained = trained_names(network, settings.modules_to_save)
     weights = {f"{path}.weight" for path in chosen}
     frozen = [n for n, p in network.named_parameters() if p.requires_grad and (n in weights or n not in trained)]
     return Adapters(settings=settings, modules=tuple(chosen), frozen=tuple(frozen), source=source_of(network))

@@ -38,7 +38,7 @@ def chosen_modules(network: nn.Module, patterns: Sequence[str] | None) -> list[s
     return chosen
 
 
-def trained_names(network: nn.Module, patterns: Sequence[str] | None, vectors: bool) -> set[str]:
+def trained_names(network: nn.Module, patterns: Sequence[str] | None) -> set[str]:
     """Return the names of the parameters to train in full.
 
     Replacements of a branch or an activation are included, except linears: a replacement is new, and small.
@@ -46,13 +46,12 @@ def trained_names(network: nn.Module, patterns: Sequence[str] | None, vectors: b
     Args:
         network: Plain network without wrappers.
         patterns: Shell patterns of modules, as whole paths or ends of paths; None: modules after the blocks, or the
-            last linear.
-        vectors: Whether biases, norms and scales train in full.
+            last linear. With any, or None, biases, norms and scales train, too.
     """
     named = dict(network.named_parameters())
     left = [path for path, m in network.named_modules() if isinstance(m, Replacement | SlopeBias)]
     trained = {name for name in named if any(name.startswith(f"{path}.") for path in left)}
-    if vectors:
+    if patterns is None or patterns:
         trained |= {name for name, p in named.items() if p.ndim <= 1}
     if patterns is None:
         return trained | set(_head(network, list(named)))

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from prunerecover.cost.latency import latency_ratio
@@ -37,11 +36,8 @@ def compare(
     metric: str | Sequence[str] | Mapping[str, Metric] | Callable[..., Any] = "top1",
     plan: Plan | None = None,
     planning_cost: PlanningCost | None = None,
-    device: torch.device | str | None = None,
     pairs: int = 30,
     warmup: int = 3,
-    threads: int | None = None,
-    confidence: float = 0.95,
     seed: int = 0,
     details: Mapping[str, Any] | None = None,
     search: PlanningCost | None = None,
@@ -58,12 +54,9 @@ def compare(
             functions by name.
         plan: Applied plan, to be summarised.
         planning_cost: Cost of finding the plan.
-        device: Device to measure on; by default that of the dense model. On another device copies are measured.
         pairs: Number of interleaved pairs of timed passes; 0 skips the timing, fewer than 6 give a range and no
             interval.
         warmup: Number of untimed pairs before.
-        threads: CPU threads during the timing; by default the present number in PyTorch.
-        confidence: Coverage of all intervals.
         seed: Seed of the bootstraps.
         details: JSON values to keep in the report.
         search: Former name of `planning_cost`.
@@ -73,21 +66,21 @@ def compare(
         TypeError: If the batches have no labels.
     """
     metrics = _metrics(metric)
-    place = device_of(dense) if device is None else torch.empty(0, device=device).device
-    first, second = (m if device_of(m) == place else copy.deepcopy(m).to(place) for m in (dense, pruned))
+    place = device_of(dense)
+    placed = pruned if device_of(pruned) == place else copy.deepcopy(pruned).to(place)
     inputs = as_inputs(example_inputs).to(place)
-    before, after = (measure(m, inputs, repeats=0, threads=threads) for m in (first, second))
+    before, after = (measure(m, inputs, repeats=0) for m in (dense, placed))
     latency = None
     if pairs:
-        latency = latency_ratio(first, second, inputs, pairs, warmup, threads, confidence, seed)
+        latency = latency_ratio(dense, placed, inputs, pairs, warmup, seed=seed)
         before = dataclasses.replace(before, latency_ms=latency.dense_ms)
         after = dataclasses.replace(after, latency_ms=latency.pruned_ms)
     return Report(
         dense=before,
         pruned=after,
-        block_macs=_block_macs(first, second, inputs),
+        block_macs=_block_macs(dense, placed, inputs),
         latency=latency,
-        metrics={} if batches is None else _compared(first, second, batches, metrics, confidence, seed),
+        metrics={} if batches is None else _compared(dense, placed, batches, metrics, seed),
         plan=None if plan is None else PlanSummary.of(plan),
         planning_cost=renamed("compare(search=)", search, planning_cost),
         seed=seed,
@@ -112,21 +105,16 @@ def _block_macs(dense: nn.Module, pruned: nn.Module, inputs: Any) -> tuple[int, 
 
 
 def _compared(
-    dense: nn.Module,
-    pruned: nn.Module,
-    batches: Iterable[Any],
-    metrics: Mapping[str, Metric],
-    confidence: float,
-    seed: int,
+    dense: nn.Module, pruned: nn.Module, batches: Iterable[Any], metrics: Mapping[str, Metric], seed: int
 ) -> dict[str, MetricComparison]:
     before, after = score((dense, pruned), batches, metrics)
     return {
         name: MetricComparison(
             samples=len(before[name]),
             share=is_share(before[name]) and is_share(after[name]),
-            dense=mean_interval(before[name], confidence, seed=seed),
-            pruned=mean_interval(after[name], confidence, seed=seed),
-            difference=paired_difference(before[name], after[name], confidence, seed=seed),
+            dense=mean_interval(before[name], seed=seed),
+            pruned=mean_interval(after[name], seed=seed),
+            difference=paired_difference(before[name], after[name], seed=seed),
         )
         for name in metrics
     }

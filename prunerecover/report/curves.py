@@ -1,8 +1,7 @@
-"""Figures of a run: the metric over epochs with the surgery marked, and accuracy against cost for several methods.
+"""Figure of a run: the metric over epochs with the surgery marked.
 
-Functions return a `matplotlib.figure.Figure` made without pyplot, so global state stays and no window opens; write the
-figure with `figure.savefig(path)`. Series differ in colour and in marker. `plot_plan` and `plot_kept` live in
-`plan.figure`, `plot_rankings` in `width.figure`.
+The `matplotlib.figure.Figure` is made without pyplot, so global state stays and no window opens; write the figure with
+`figure.savefig(path)`. Series differ in colour and in marker.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 
 from matplotlib.axes import Axes
@@ -30,33 +28,10 @@ from prunerecover.display.style import (
     add_legend,
     new_figure,
 )
-from prunerecover.plan.figure import plot_kept, plot_plan
-from prunerecover.width.figure import plot_rankings
-
-__all__ = ["TradeoffPoint", "plot_history", "plot_kept", "plot_plan", "plot_rankings", "plot_tradeoff"]
 
 SERIES = tuple(zip((BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY), "osD^vP", strict=True))
 
 LABEL, NOTE = 36, 38  # letters along the height of the axes; longer texts take several lines
-
-
-@dataclass(frozen=True)
-class TradeoffPoint:
-    """A pruned model in `plot_tradeoff`.
-
-    Args:
-        method: Series of the point.
-        cost: Cost as a share of the dense cost, such as `LatencyRatio.ratio.value`.
-        value: Metric, a share.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
-    """
-
-    method: str
-    cost: float
-    value: float
-    low: float
-    high: float
 
 
 def plot_history(
@@ -88,50 +63,6 @@ def plot_history(
     axes.set_ylabel(textwrap.fill(metric, LABEL))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _finish(figure, axes, percent)
-    return figure
-
-
-def plot_tradeoff(
-    points: Iterable[TradeoffPoint],
-    dense: float | None = None,
-    cost: str = "Latency, share of dense",
-    metric: str = "Top-1 accuracy",
-) -> Figure:
-    """Plot accuracy against cost, a line per method, with the interval of each point.
-
-    Args:
-        points: Pruned models.
-        dense: Accuracy of the dense model, drawn as a star at cost 1.
-        cost: Label of the x axis.
-        metric: Label of the y axis.
-    """
-    figure, axes = new_figure(6.4, 4.2)
-    methods: dict[str, list[TradeoffPoint]] = {}
-    for point in points:
-        methods.setdefault(point.method, []).append(point)
-    for (name, found), (color, marker) in zip(methods.items(), cycle(SERIES)):
-        line = sorted(found, key=lambda p: p.cost)
-        values = [p.value for p in line]
-        errors = [[p.value - p.low for p in line], [p.high - p.value for p in line]]
-        axes.errorbar(
-            [p.cost for p in line],
-            values,
-            yerr=errors,
-            color=color,
-            marker=marker,
-            markersize=5.5,
-            linewidth=1.6,
-            elinewidth=1.1,
-            capsize=2.5,
-            label=name,
-            zorder=3,
-        )
-    if dense is not None:
-        axes.plot([1], [dense], color=BLACK, marker="*", markersize=13, linestyle="none", label="dense", zorder=4)
-    axes.set_xlabel(cost)
-    axes.set_ylabel(metric)
-    axes.xaxis.set_major_formatter(FuncFormatter(_percent))
-    _finish(figure, axes, percent=True)
     return figure
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,31 +39,27 @@ def plot_rankings(
     plan: Plan,
     low: Mapping[str, Tensor],
     high: Mapping[str, Tensor],
-    groups: Sequence[str] | None = None,
     names: tuple[str, str] = ("first importance", "second importance"),
 ) -> Figure:
-    """Draw the units of some groups by rank in both rankings, with the units removed by a plan by tolerance.
+    """Draw the units of groups by rank in both rankings, with the units removed by a plan by tolerance.
 
-    Units on the left go first, units on top are better protected. Removed units lie left of the line; removed units in
-    the shaded corner are also among the equally many most protected units, and the share of the corner is ToD.
+    Up to nine groups are drawn, evenly spaced in depth. Units on the left go first, units on top are better protected.
+    Removed units lie left of the line; removed units in the shaded corner are also among the equally many most
+    protected units, and the share of the corner is ToD.
 
     Args:
         plan: Plan for the dense model, with each group narrowed once.
         low: Scores `(size,)` by group name, low goes first; for groups with strata see `removal_positions`.
         high: Scores `(size,)` by group name, high is protected.
-        groups: Groups to draw; None: up to nine groups with removed units, evenly spaced in depth.
         names: Names of the two importances.
 
     Raises:
-        ValueError: If the plan narrows no group, or not the named groups.
+        ValueError: If the plan narrows no scored group.
     """
     narrowed = {edit.unit: edit for edit in plan.edits if isinstance(edit, Narrow) and edit.unit in low}
-    chosen = _spread(list(narrowed), SHOWN) if groups is None else list(groups)
-    if not chosen or not narrowed.keys() >= set(chosen):
-        raise ValueError(
-            f"Expected groups that the plan narrows and that are scored, such as {', '.join([*narrowed][:3]) or 'none'}"
-            f", but got {', '.join(chosen) or 'no group'}."
-        )
+    chosen = _spread(list(narrowed), SHOWN)
+    if not chosen:
+        raise ValueError("Expected groups that the plan narrows and that are scored, but got no group.")
     columns = min(3, len(chosen))
     lines = math.ceil(len(chosen) / columns)
     figure = empty_figure(max(2.3 * columns + 0.6, 4.6), 2.35 * lines + 0.75)

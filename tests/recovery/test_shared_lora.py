@@ -31,7 +31,7 @@ from prunerecover.recovery.shared_lora import (
 from prunerecover.routing.routed_causal_lm import RoutedCausalLM
 
 IDS = tokens(4)
-ADAPTERS = LoraSettings(rank=2, alpha=4, modules_to_save=(), vectors=False)
+ADAPTERS = LoraSettings(rank=2, alpha=4, modules_to_save=())
 MAKES = {
     "llama": lambda: tiny_llama(num_hidden_layers=6),
     "gpt2": lambda: tiny_gpt2(n_layer=6),

@@ -11,14 +11,13 @@ import torch
 from cases.models.habits import tiny_vit
 from cases.models.tiny import tiny_llama
 from huggingface_hub import ModelCard
-from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from torch import nn, zeros
 
 from prunerecover import Plan, apply_plan, compare, plan_depth, save_model_card, save_pruned
 from prunerecover.model.copies import deep_copy
-from prunerecover.report.curves import TradeoffPoint, plot_history, plot_tradeoff
+from prunerecover.report.curves import plot_history
 from prunerecover.report.logged import LoggedPoint, is_share, logged_metrics
 from prunerecover.report.render import rows
 
@@ -120,18 +119,6 @@ def test_history_holds_the_points_the_surgery_and_the_dense_model() -> None:
     assert explained(figure) == ["surgery", "dense", "pruned"]
 
 
-def test_tradeoff_sorts_by_cost_and_draws_intervals() -> None:
-    points = [TradeoffPoint("ours", 0.9, 0.78, 0.75, 0.80), TradeoffPoint("ours", 0.7, 0.70, 0.66, 0.75)]
-    figure = plot_tradeoff([*points, TradeoffPoint("random", 0.8, 0.5, 0.45, 0.55)], dense=0.8)
-    bars = [c for c in figure.axes[0].containers if isinstance(c, ErrorbarContainer)]
-    assert [bar.get_label() for bar in bars] == ["ours", "random"]
-    data, _, (whiskers,) = bars[0].lines
-    assert np.asarray(data.get_xydata()).tolist() == [[0.7, 0.70], [0.9, 0.78]]
-    ends = [segment[:, 1].tolist() for segment in whiskers.get_segments()]
-    np.testing.assert_allclose(ends, [[0.66, 0.75], [0.75, 0.80]])
-    assert explained(figure) == ["dense", "ours", "random"]
-
-
 @pytest.mark.parametrize(
     "figure",
     [
@@ -141,9 +128,8 @@ def test_tradeoff_sorts_by_cost_and_draws_intervals() -> None:
             [(1, "depth: 2 activations, 1 attention, 12 blocks removed " * 2)],
             metric=LONG,
         ),
-        plot_tradeoff([TradeoffPoint("a", 0.5, 0.5, 0.4, 0.6)]),
     ],
-    ids=["history", "long history", "tradeoff"],
+    ids=["history", "long history"],
 )
 def test_nothing_is_cut_off_at_the_edges(figure: Figure) -> None:
     image = rendered(figure)[..., :3]

@@ -22,7 +22,7 @@ from prunerecover.display.style import BLUE, VERMILION
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Narrow, Remove
-from prunerecover.plan.figure import plot_kept
+from prunerecover.plan.figure import WidthPanel, draw_panels
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.report.data import PlanSummary
@@ -107,7 +107,7 @@ def test_reports_count_units_per_group() -> None:
 
 
 def test_bars_are_the_kept_shares_in_order() -> None:
-    figure = plot_kept(GROUPS)
+    figure = draw_panels([WidthPanel(GROUPS)])
     (axes,) = figure.axes
     expected = [(1.0, "channel"), (0.25, "head"), (0.75, "neuron"), (0.125, "expert")]
     assert list(bars(axes).values()) == [(share, TRAITS[kind].color) for share, kind in expected]
@@ -123,14 +123,9 @@ def test_bars_are_the_kept_shares_in_order() -> None:
 
 
 def test_what_names_share_is_said_once() -> None:
-    (axes,) = plot_kept(GROUPS[1:]).axes
+    (axes,) = draw_panels([WidthPanel(GROUPS[1:])]).axes
     assert texts(axes.get_xticklabels()) == ["0.attn", "0.mlp", "1.mlp"]
     assert axes.get_xlabel() == "blocks"
-
-
-def test_no_group_is_an_error() -> None:
-    with pytest.raises(ValueError, match="Expected at least one group to draw, but got none. Does the plan narrow"):
-        plot_kept([])
 
 
 # Plans.
@@ -191,11 +186,8 @@ def test_rankings_show_every_unit_and_what_goes() -> None:
     assert is_whole(figure)
 
 
-def test_rankings_of_other_groups_are_refused() -> None:
-    plan = Plan(edits=(by_removal("a", 4, 1, scores(4, 0)),))
-    with pytest.raises(ValueError, match="Expected groups that the plan narrows and that are scored, such as a, but"):
-        plot_rankings(plan, {"a": scores(4, 0)}, {"a": scores(4, 1)}, groups=["b"])
-    with pytest.raises(ValueError, match="such as none, but got no group"):
+def test_rankings_of_no_group_are_refused() -> None:
+    with pytest.raises(ValueError, match="Expected groups that the plan narrows and that are scored, but got no group"):
         plot_rankings(Plan(), {}, {})
 
 

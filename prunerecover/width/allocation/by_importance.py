@@ -31,7 +31,6 @@ def per_cost(
     *,
     per: Per | None = None,
     damping: float = 0.0,
-    most: float = 0.9,
 ) -> Removed:
     """Remove the units of least importance per saved cost: the next unit has the lowest score / share saved.
 
@@ -47,7 +46,6 @@ def per_cost(
             budget in units.
         damping: Power of the remaining share of the group in the divisor of scores: fewer remaining units are dearer.
             `plan_width` tries 1 and 0 when weighing kinds, and takes 0 elsewhere.
-        most: Largest removable share of a group.
 
     Returns:
         Indices of the removed units, by group name. The budget is met, with less than one unit to spare.
@@ -69,12 +67,10 @@ def per_cost(
         left = 1 - gone / sizes[name]
         return sum(ranked[name][gone : gone + units]) / (share * math.pow(left, damping)) if share else NEVER
 
-    return _allocate(groups, scores, costs, target, key, most)
+    return _allocate(groups, scores, costs, target, key)
 
 
-def global_ranking(
-    groups: Sequence[Group], scores: Scores, costs: CostModel, budget: Budget, *, most: float = 0.9
-) -> Removed:
+def global_ranking(groups: Sequence[Group], scores: Scores, costs: CostModel, budget: Budget) -> Removed:
     """Remove the units of lowest score in any group, regardless of their cost.
 
     Args:
@@ -82,14 +78,13 @@ def global_ranking(
         scores: Scores `(size,)` by group name, not negative and comparable between groups; low goes first.
         costs: Cost model of the groups.
         budget: Budget; see `per_cost`.
-        most: Largest removable share of a group.
     """
     ranked = _ranked(groups, scores)
 
     def key(name: str, gone: int, units: int, saving: Cost) -> float:
         return sum(ranked[name][gone : gone + units]) / units
 
-    return _allocate(groups, scores, costs, RemovalTarget.of(budget, groups, costs), key, most)
+    return _allocate(groups, scores, costs, RemovalTarget.of(budget, groups, costs), key)
 
 
 def uniform(groups: Sequence[Group], scores: Scores, costs: CostModel, budget: Budget, *, most: float = 0.9) -> Removed:
@@ -148,9 +143,9 @@ def lowest(groups: Sequence[Group], scores: Scores, counts: Mapping[str, int]) -
 
 
 def _allocate(
-    groups: Sequence[Group], scores: Scores, costs: CostModel, target: RemovalTarget, key: PriorityKey, most: float
+    groups: Sequence[Group], scores: Scores, costs: CostModel, target: RemovalTarget, key: PriorityKey
 ) -> Removed:
-    counts = fill(costs, target, key, end={group.name: max_removable(group, most) for group in target.groups})
+    counts = fill(costs, target, key, end={group.name: max_removable(group) for group in target.groups})
     return lowest(groups, scores, counts)
 
 

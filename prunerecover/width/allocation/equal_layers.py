@@ -112,9 +112,7 @@ def even_layers(groups: Sequence[Group], most: float) -> list[Layers]:
     return [Layers(members, members[0].size, max_removable(members[0], most)) for members in alike(groups)]
 
 
-def equalised(
-    groups: Sequence[Group], removed: Removed, costs: CostModel, budget: Budget | None, most: float = 0.9
-) -> Counts:
+def equalised(groups: Sequence[Group], removed: Removed, costs: CostModel, budget: Budget | None) -> Counts:
     """Return the number of removed units, equal for alike layers: about the mean of the given numbers.
 
     Args:
@@ -122,13 +120,12 @@ def equalised(
         removed: Indices of the removed units, by group name.
         costs: Cost model of the groups.
         budget: Budget to meet again; None without a budget.
-        most: Largest removable share of a group; exceeded where more units went before.
 
     Raises:
         ValueError: If equal layers cannot meet the budget.
     """
     target = None if budget is None else RemovalTarget.of(budget, groups, costs)
-    layers = [_as_given(members, removed, most) for members in alike(groups if target is None else target.groups)]
+    layers = [_as_given(members, removed) for members in alike(groups if target is None else target.groups)]
     if target is None:
         return {name: allowed(each.groups[0], round(each.weight)) for each in layers for name in each.names}
     return equal_counts(layers, costs, target)
@@ -151,6 +148,6 @@ def warn_of_more(target: RemovalTarget, removed: Removed) -> None:
         )
 
 
-def _as_given(members: tuple[Group, ...], removed: Mapping[str, Sequence[int]] | Removed, most: float) -> Layers:
+def _as_given(members: tuple[Group, ...], removed: Mapping[str, Sequence[int]] | Removed) -> Layers:
     given = [len(removed[group.name]) for group in members]
-    return Layers(members, sum(given) / len(given), max(max_removable(members[0], most), *given))
+    return Layers(members, sum(given) / len(given), max(max_removable(members[0]), *given))

@@ -108,7 +108,7 @@ def kind_of(budget: Budget) -> str:
     return kinds[0]
 
 
-def max_removable(group: Group, most: float) -> int:
+def max_removable(group: Group, most: float = 0.9) -> int:
     """Return the largest number of removable units: at most a share, leaving `at_least` and a multiple of `multiple`.
 
     Raises:

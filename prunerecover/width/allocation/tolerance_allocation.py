@@ -54,7 +54,6 @@ def tolerance_allocation(
     tolerance: float | None = None,
     budget: Budget | None = None,
     costs: CostModel | None = None,
-    most: float = MOST,
 ) -> ToleranceAllocation:
     """Remove each group's lowest units by `low`, to the depth of ToD against `high`.
 
@@ -65,7 +64,6 @@ def tolerance_allocation(
         tolerance: Tolerance between 0 and 1; or give a budget.
         budget: Share of MACs or of parameters, or units of one kind; needs `costs`.
         costs: Cost model of the groups.
-        most: Largest removable share of a group.
 
     Raises:
         ValueError: If the groups cannot meet the budget, scores do not fit the groups, or an argument is out of range.
@@ -78,10 +76,10 @@ def tolerance_allocation(
     low = removal_positions(groups, low)
     if budget is not None and costs is not None:
         target = RemovalTarget.of(budget, groups, costs)
-        counts, tolerance, share = _for_budget(Solver(target.groups, low, high, most), costs, target)
+        counts, tolerance, share = _for_budget(Solver(target.groups, low, high), costs, target)
         return ToleranceAllocation(lowest(groups, low, counts), tolerance, share)
     assert tolerance is not None, "checked above"
-    found = Solver(groups, low, high, most).depths(tolerance)
+    found = Solver(groups, low, high).depths(tolerance)
     return ToleranceAllocation(lowest(groups, low, found), tolerance, 1.0)
 
 
@@ -122,9 +120,9 @@ def _bracket(solver: Solver, costs: CostModel, target: RemovalTarget) -> tuple[d
 class Solver:
     """Depths for any tolerance within each group's limits; arguments as of `tolerance_allocation`."""
 
-    def __init__(self, groups: Sequence[Group], low: Scores, high: Scores, most: float = MOST) -> None:
+    def __init__(self, groups: Sequence[Group], low: Scores, high: Scores) -> None:
         self.groups = groups
-        self.rooms = {group.name: max_removable(group, most) for group in groups}
+        self.rooms = {group.name: max_removable(group, MOST) for group in groups}
         self.curves = curves({group.name: low[group.name] for group in groups}, high)
 
     def depths(self, tolerance: float) -> dict[str, int]:

@@ -99,18 +99,16 @@ class HeadTrial:
         """Return the trial of another order of queries, keys and values."""
         return replace(self, layout=layout)
 
-    def by_products_alone(self, *, products: bool = True, values: bool = True) -> bool:
+    def by_products_alone(self, *, products: bool = True) -> bool:
         """Whether the output is unchanged by maps of heads that preserve products and sums.
 
         Args:
             products: Switch for maps of queries and keys.
-            values: Switch for maps of values.
         """
-        q, k, v, out = (torch.eye(self.layout.size).expand(self.layout.heads, -1, -1) for _ in range(4))
+        q = k = torch.eye(self.layout.size).expand(self.layout.heads, -1, -1)
         if products:
             q, k = _inverse_pair(self.layout, seed=1)
-        if values:
-            v, out = _inverse_pair(self.layout, seed=2)
+        v, out = _inverse_pair(self.layout, seed=2)
         return self._off(self._output(self._through((q, k, v), out)), self._dense) < TOLERANCE
 
     def inputs(self) -> list[Tensor]:

@@ -100,7 +100,7 @@ def test_global_ranking_has_one_threshold() -> None:
     """Up to units given back, and groups at their limit."""
     groups, costs = resnet20()
     scores = drawn(groups)
-    removed = global_ranking(groups, scores, costs, Budget(macs=0.4), most=1.0)
+    removed = global_ranking(groups, scores, costs, Budget(macs=0.4))
     highest = max(float(scores[name][units].max()) for name, units in removed.items() if len(units))
     below = sum(int((scores <= highest).sum()) for scores in scores.values())
     assert 0 <= below - sum(map(len, removed.values())) < 12
