@@ -34,7 +34,7 @@ def test_tuned_choices_are_no_worse_on_held_out_samples() -> None:
     state = chosen(planner, {"blocks.0.mlp": narrow, "blocks.1.attn": "affine"})
     with planner.session.evaluating():
         found = tuned(planner.session, library.maker, state.chosen)
-        assert library.scorer.divergence(found) <= state.divergence
+        assert library.scorers.divergence(found) <= state.divergence
 
 
 def test_the_tokens_of_a_few_texts_are_enough_to_tune_on() -> None:
@@ -44,7 +44,7 @@ def test_the_tokens_of_a_few_texts_are_enough_to_tune_on() -> None:
     state = chosen(planner, {"model.layers.0.mlp": "affine", "model.layers.1.self_attn": "affine"})
     assert sum(batch.n_samples for batch in planner.session.samples.fit) < steps.FEWEST_SAMPLES
     tuned_choice, _ = planner.finished(state)
-    assert planner.library.scorer.divergence(tuned_choice) < 0.99 * state.divergence
+    assert planner.library.scorers.divergence(tuned_choice) < 0.99 * state.divergence
 
 
 def test_further_samples_are_taken_until_there_are_outputs_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_a_rate_that_is_too_large_gives_way_to_a_smaller_one(monkeypatch: pytest
         for rates in ((1e6,), (1e6, 3e-3), (3e-3,)):
             monkeypatch.setattr(learning, "RATES", rates)
             choice = tuned(session, library.maker, state.chosen)
-            found[rates] = library.scorer.divergence(choice)
+            found[rates] = library.scorers.divergence(choice)
     assert found[1e6,] == pytest.approx(state.divergence)
     assert found[1e6, 3e-3] == found[3e-3,] < 0.95 * state.divergence
 
