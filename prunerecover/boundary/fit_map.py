@@ -15,13 +15,13 @@ from prunerecover.boundary.surfaces import Surface, constraint_line, fit_parabol
 
 SURFACES = ("polynomial", "gaussian_process", "parabola")
 DENSE = (0, 0)
+DEGREES = (1, 2, 3, 4)  # of the polynomial to choose from, as in the paper
 
 
 def fit_map(
     points: Iterable[MapPoint],
     layers: Layers,
     *,
-    degrees: Sequence[int] = (1, 2, 3, 4),
     surface: str | None = None,
     splits: Iterable[Split] = (),
     divergences: Mapping[Split, float] | None = None,
@@ -34,7 +34,6 @@ def fit_map(
     Args:
         points: Results of the runs; the dense model may be among them.
         layers: Number of attention and activation units of the dense model, as a pair or a common number.
-        degrees: Degrees of the polynomial to choose from.
         surface: Surface: "polynomial" (the paper), "parabola" (along a line), "gaussian_process" (along a line or in
             the plane). By default a Gaussian process for runs along the line of a budget, with the least regret there
             (`benchmarks/boundary/map_synthetic.py`), and otherwise a polynomial.
@@ -55,11 +54,11 @@ def fit_map(
     (3, 5)
     """
     runs, counts = tuple(points), layer_counts(layers)
-    _check_arguments(runs, counts, degrees, surface, noise)
+    _check_arguments(runs, counts, surface, noise)
     if dense is None:
         measured = [point.accuracy for point in runs if point.split == DENSE]
         dense = float(np.mean(measured)) if measured else None
-    fitted = _fit_surface(runs, counts, degrees, surface, tuple(splits), divergences or {}, noise)
+    fitted = _fit_surface(runs, counts, surface, tuple(splits), divergences or {}, noise)
     return AccuracyMap(runs, counts, fitted, dense, noise, seed)
 
 
@@ -74,7 +73,6 @@ def check_fit(surface: str | None, noise: float) -> None:
 def _fit_surface(
     runs: Sequence[MapPoint],
     layers: tuple[int, int],
-    degrees: Sequence[int],
     surface: str | None,
     splits: Sequence[Split],
     divergences: Mapping[Split, float],
@@ -88,7 +86,7 @@ def _fit_surface(
     if surface == "gaussian_process" or (surface is None and line is not None):
         return fit_gaussian(kept, accuracy, noise, line, guide_of(divergences, layers))
     if surface != "parabola":
-        return fit_polynomial(kept, accuracy, degrees, noise)
+        return fit_polynomial(kept, accuracy, DEGREES, noise)
     if line is None:
         raise ValueError(
             f"Expected at least three different splits along the line of one budget for a parabola, but got "
@@ -97,14 +95,10 @@ def _fit_surface(
     return fit_parabola(kept[pruned], accuracy[pruned], line, noise)
 
 
-def _check_arguments(
-    runs: Sequence[MapPoint], layers: tuple[int, int], degrees: Sequence[int], surface: str | None, noise: float
-) -> None:
+def _check_arguments(runs: Sequence[MapPoint], layers: tuple[int, int], surface: str | None, noise: float) -> None:
     if not runs:
         raise ValueError("Expected at least one run, but got none. `spread` and `next_split` choose the first ones.")
     check_inside((run.split for run in runs), layers)
     if max(run.accuracy for run in runs) <= 1:
         raise ValueError("Expected accuracies in percent, but got none above 1. Multiply shares by 100.")
-    if not degrees or min(degrees) < 1:
-        raise ValueError(f"Expected degrees of at least 1, but got {tuple(degrees)}. The paper takes 1 to 4.")
     check_fit(surface, noise)

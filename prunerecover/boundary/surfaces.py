@@ -157,8 +157,8 @@ def fit_polynomial(kept: Array, accuracy: Array, degrees: Iterable[int], noise: 
             reasons.append(f"degree {degree} has {reason}")
     if not fitted:
         raise ValueError(
-            f"Expected runs that determine a polynomial of a requested degree, but got {len(kept)} runs: "
-            f"{'; '.join(reasons)}. Add runs that remove both types in other proportions, allow lower degrees, or use "
+            f"Expected runs that determine a polynomial, but got {len(kept)} runs: "
+            f"{'; '.join(reasons)}. Add runs that remove both types in other proportions, or use "
             "surface='gaussian_process'."
         )
     return min(fitted, key=lambda surface: (round(surface.cv_rmse or 0.0, 9), surface.degree))

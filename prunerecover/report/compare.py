@@ -37,7 +37,6 @@ def compare(
     plan: Plan | None = None,
     planning_cost: PlanningCost | None = None,
     pairs: int = 30,
-    warmup: int = 3,
     seed: int = 0,
     details: Mapping[str, Any] | None = None,
     search: PlanningCost | None = None,
@@ -56,7 +55,6 @@ def compare(
         planning_cost: Cost of finding the plan.
         pairs: Number of interleaved pairs of timed passes; 0 skips the timing, fewer than 6 give a range and no
             interval.
-        warmup: Number of untimed pairs before.
         seed: Seed of the bootstraps.
         details: JSON values to keep in the report.
         search: Former name of `planning_cost`.
@@ -72,7 +70,7 @@ def compare(
     before, after = (measure(m, inputs, repeats=0) for m in (dense, placed))
     latency = None
     if pairs:
-        latency = latency_ratio(dense, placed, inputs, pairs, warmup, seed=seed)
+        latency = latency_ratio(dense, placed, inputs, pairs, seed=seed)
         before = dataclasses.replace(before, latency_ms=latency.dense_ms)
         after = dataclasses.replace(after, latency_ms=latency.pruned_ms)
     return Report(

@@ -17,7 +17,7 @@ from prunerecover.boundary.designs import affordable_splits, axes_and_staircase,
 from prunerecover.boundary.figure import plot_map
 from prunerecover.boundary.gaussian_surface import fit_gaussian
 from prunerecover.boundary.map_points import kept_fractions
-from prunerecover.boundary.surfaces import left_out_errors, monomials, pooled_rmse
+from prunerecover.boundary.surfaces import fit_polynomial, left_out_errors, monomials, pooled_rmse
 
 
 def design(points: tuple[MapPoint, ...], degree: int) -> np.ndarray:
@@ -43,7 +43,7 @@ def test_the_published_table_gives_its_map() -> None:
 
 def test_degree_4_is_not_determined_by_the_published_table() -> None:
     with pytest.raises(ValueError, match="got 22 runs: degree 4 has rank 14 of 15 coefficients. Add runs that"):
-        fit_map(TABLE, 12, degrees=(4,))
+        fit_polynomial(*arrays(TABLE), (4,), 0.5)
 
 
 def test_the_cubic_of_the_published_table_is_refused_above_dense() -> None:
@@ -77,7 +77,7 @@ def test_leave_two_out_equals_refits(degree: int) -> None:
         terms = design(points, degree)
         theta = np.linalg.lstsq(np.delete(terms, pair, 0), np.delete(accuracy, pair))[0]
         errors.append(accuracy[list(pair)] - terms[list(pair)] @ theta)
-    assert fit_map(points, 12, degrees=(degree,)).cv_rmse == pytest.approx(np.sqrt(np.mean(np.square(errors))))
+    assert fit_polynomial(*arrays(points), (degree,), 0.5).cv_rmse == pytest.approx(np.sqrt(np.mean(np.square(errors))))
 
 
 def test_leave_two_out_of_a_gaussian_process_equals_refits() -> None:

@@ -53,23 +53,24 @@ def correctness() -> tuple[np.ndarray, np.ndarray]:
 
 def test_paired_difference_equals_scipys_bootstrap() -> None:
     before, after = correctness()
-    found = paired_difference(before, after, resamples=20_000)
+    found = paired_difference(before, after)
     oracle = stats.bootstrap((after - before,), np.mean, n_resamples=20_000, method="percentile", batch=1000)
     ends = oracle.confidence_interval
     assert found.value == pytest.approx(float((after - before).mean()))
     assert [found.low, found.high] == pytest.approx([ends.low, ends.high], abs=2e-3)
 
 
-def test_seed_decides() -> None:
+def test_seed_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prunerecover.cost.statistics.RESAMPLES", 100)
     before, after = correctness()
-    first, again, other = (paired_difference(before, after, resamples=100, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (paired_difference(before, after, seed=seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
 def test_median_equals_scipys_bootstrap() -> None:
     values = np.random.default_rng(5).lognormal(0, 0.2, 30)
-    found = median_interval(values, resamples=20_000)
+    found = median_interval(values)
     oracle = stats.bootstrap((values,), np.median, n_resamples=20_000, method="percentile").confidence_interval
     assert found.value == np.median(values)
     assert [found.low, found.high] == pytest.approx([oracle.low, oracle.high], abs=0.02)
@@ -79,10 +80,10 @@ def test_median_equals_scipys_bootstrap() -> None:
 def test_long_vectors_are_drawn_in_chunks(recurring: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(0).normal(size=50)
     values = values.round() if recurring else values
-    whole_median, whole_mean = median_interval(values, resamples=500), mean_interval(values, resamples=500)
+    whole_median, whole_mean = median_interval(values), mean_interval(values)
     monkeypatch.setattr("prunerecover.cost.statistics.CHUNK", 64)
-    assert median_interval(values, resamples=500).low == pytest.approx(whole_median.low, abs=0.05)
-    chunked_mean = mean_interval(values, resamples=500)
+    assert median_interval(values).low == pytest.approx(whole_median.low, abs=0.05)
+    chunked_mean = mean_interval(values)
     assert (chunked_mean.low, chunked_mean.high) == pytest.approx((whole_mean.low, whole_mean.high))
 
 

@@ -75,7 +75,7 @@ SHOWN: dict[str, Callable[[], Summarised]] = {
     "long plan": long_plan,
     "plan of nothing": Plan,
     "sets": lambda: PlanSet(names=("a", "b"), plans=(Plan(), Plan(edits=(Remove(unit="layers.3", kind="block"),)))),
-    "report": lambda: compare(network(), network(), X, batches=[(X, Y)], plan=in_width(), pairs=2, warmup=0),
+    "report": lambda: compare(network(), network(), X, batches=[(X, Y)], plan=in_width(), pairs=2),
     "graph": lambda: trace_graph(network(), X),
     "groups": lambda: find_groups(network(), X),
     "list of groups": lambda: find_groups(network(), X).groups,  # type: ignore[dict-item, return-value]

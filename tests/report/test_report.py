@@ -124,7 +124,7 @@ def test_both_models_are_left_alone() -> None:
 )
 def test_few_pairs_are_said_to_give_a_range(pairs: int, said: str, called: str) -> None:
     layer = nn.Linear(3, 3)
-    found = compare(layer, layer, torch.zeros(1, 3), pairs=pairs, warmup=0)
+    found = compare(layer, layer, torch.zeros(1, 3), pairs=pairs)
     page, data = found.to_markdown(), found.to_dict()
     (row,) = [line for line in page.splitlines() if line.startswith(f"| Latency, {said} |")]
     assert f"% {called}" in row

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
 
 import torch
 
@@ -20,30 +19,20 @@ from prunerecover.width.allocation.equal_layers import equal_counts, even_layers
 from prunerecover.width.allocation.greedy_fill import NEVER, PriorityKey, RemovalTarget, Removed, fill, max_removable
 from prunerecover.width.allocation.removal_order import removal_order
 
-Per = Literal["macs", "params", "both", "units"]
-
 
 def per_cost(
-    groups: Sequence[Group],
-    scores: Scores,
-    costs: CostModel,
-    budget: Budget,
-    *,
-    per: Per | None = None,
-    damping: float = 0.0,
+    groups: Sequence[Group], scores: Scores, costs: CostModel, budget: Budget, *, damping: float = 0.0
 ) -> Removed:
     """Remove the units of least importance per saved cost: the next unit has the lowest score / share saved.
 
-    The saving of a unit is computed anew as its neighbours shrink. With `per="both"` the share saved is the mean of the
-    shares of MACs and of parameters, (dMACs / MACs + dparams / params) / 2, all relative to the whole model.
+    The saving of a unit is computed anew as its neighbours shrink. For a budget of parameters, the share saved is the
+    mean of the shares of MACs and of parameters; for a budget in units, units count alike.
 
     Args:
         groups: Groups to choose from.
         scores: Scores `(size,)` by group name, not negative and comparable between groups; low goes first.
         costs: Cost model of the groups.
         budget: Share of MACs or of parameters, or a number or ratio of units of one kind, in all groups together.
-        per: Divisor of scores; None: "macs" for a budget of MACs, "both" for a budget of parameters, "units" for a
-            budget in units.
         damping: Power of the remaining share of the group in the divisor of scores: fewer remaining units are dearer.
             `plan_width` tries 1 and 0 when weighing kinds, and takes 0 elsewhere.
 
@@ -55,15 +44,12 @@ def per_cost(
             is out of range.
     """
     target = RemovalTarget.of(budget, groups, costs)
-    per = per or ("units" if target.in_units else "macs" if target.what == "macs" else "both")
     if not 0 <= damping < math.inf:
         raise ValueError(f"Expected damping to be finite and at least 0, but got {damping}.")
-    if per not in get_args(Per):
-        raise ValueError(f"Expected per among {', '.join(get_args(Per))}, but got '{per}'.")
     ranked, sizes = _ranked(groups, scores), {group.name: group.size for group in groups}
 
     def key(name: str, gone: int, units: int, saving: Cost) -> float:
-        share = units if per == "units" else share_saved(saving, costs.full, per)
+        share = units if target.in_units else share_saved(saving, costs.full, target.what)
         left = 1 - gone / sizes[name]
         return sum(ranked[name][gone : gone + units]) / (share * math.pow(left, damping)) if share else NEVER
 
@@ -115,20 +101,19 @@ def uniform(groups: Sequence[Group], scores: Scores, costs: CostModel, budget: B
     return lowest(groups, scores, counts)
 
 
-def share_saved(saving: Cost, full: Cost, per: Literal["macs", "params", "both"]) -> float:
-    """Return the saved share of the model's cost.
+def share_saved(saving: Cost, full: Cost, what: str) -> float:
+    """Return the saved share of the model's MACs; for a budget of parameters, the mean with their share.
 
     Args:
         saving: Saved MACs and parameters.
         full: MACs and parameters of the dense model.
-        per: Cost of the share; "both": the mean of the two.
+        what: Cost of the budget, "macs" or "params".
 
-    >>> share_saved(Cost(10, 30), Cost(100, 100), "both")
+    >>> share_saved(Cost(10, 30), Cost(100, 100), "params")
     0.2
     """
     macs = saving.macs / full.macs if full.macs else 0.0
-    params = saving.params / full.params
-    return {"macs": macs, "params": params, "both": (macs + params) / 2}[per]
+    return macs if what == "macs" else (macs + saving.params / full.params) / 2
 
 
 def lowest(groups: Sequence[Group], scores: Scores, counts: Mapping[str, int]) -> Removed:
