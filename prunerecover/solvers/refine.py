@@ -6,7 +6,7 @@ fitted and scored behind the choice, and the program may change a few sites at o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, isfinite
 from statistics import mean
 
@@ -31,6 +31,7 @@ TRIES = 6  # at a choice that really saves enough, of options that are all measu
 LOOKS = 24  # at nearby choices: each measures the guessed options of the one before
 MISSED, OVER = 0.001, 0.01  # of a cost: how much a choice may save less, and more
 READINGS = 4  # of the clock, averaged: a single reading, of a few pairs, differs by percents on a busy machine
+Views = Sequence[tuple[float, float]]
 Measure = Callable[[Mapping[str, str], bool], Mapping[str, float]]
 
 
@@ -74,7 +75,8 @@ class Refiner:
             for part in parts:
                 self.need = {cost: part * share for cost, share in whole.items()}
                 best = State(self.library, self._first()) if best is None else self._moved(best)
-                best = self._refined(best, 1 if part < 1 else max(1, rounds + 1 - len(parts)), advance)
+                left, views = (1, VIEWS[:1]) if part < 1 else (max(1, rounds + 1 - len(parts)), VIEWS)
+                best = self._refined(best, left, views, advance)
         assert best is not None, "there is a part"
         if not isfinite(best.divergence):
             raise Refusal(
@@ -95,7 +97,7 @@ class Refiner:
         steps = ceil((most - EASY) / STEP)
         return [(EASY + step * (most - EASY) / steps) / most for step in range(steps)] + [1.0]
 
-    def _refined(self, best: State, rounds: int, advance: Callable[[], None]) -> State:
+    def _refined(self, best: State, rounds: int, views: Views, advance: Callable[[], None]) -> State:
         """Return a choice refined for the present need, while the divergence falls; the clock is read in between."""
         enough, moves = None, MOVES
         while True:
@@ -105,13 +107,13 @@ class Refiner:
                 return best if enough is None else enough
             if short:
                 best, moves, rounds = self._moved(best), moves - 1, max(rounds, AGAIN)
-            found = self.better(best)
+            found = self.better(best, views)
             advance()
             settled = found is None or found.divergence > best.divergence * (1 - GAIN)
             rounds = 0 if settled else rounds - 1
             best = best if found is None else found
 
-    def better(self, best: State) -> State | None:
+    def better(self, best: State, views: Views = VIEWS) -> State | None:
         """Return a nearby choice of less divergence; None if none is found, or the network fails with this choice."""
         if not isfinite(best.divergence):
             return None
@@ -120,7 +122,7 @@ class Refiner:
         scores, found = scores_on_top(program, nearby), best
         expected = increases_on_top(program, best, self._before)
         self._before = best, scores
-        for slack, discount in VIEWS:
+        for slack, discount in views:
             scores.guesses, scores.discount = guesses_on_top(expected, slack), discount
             choices = list[Chosen]()
             for changes in CHANGES:
