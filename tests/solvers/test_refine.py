@@ -146,9 +146,9 @@ def test_a_round_that_gains_little_is_the_last(together: float, rounds: int, mon
     library: Any = Interacting(together)
     better, asked = Refiner.better, list[set[str]]()
 
-    def watched(refiner: Refiner, best: State) -> State | None:
+    def watched(refiner: Refiner, best: State, *views: Any) -> State | None:
         asked.append(gone(best.names))
-        return better(refiner, best)
+        return better(refiner, best, *views)
 
     monkeypatch.setattr(Refiner, "better", watched)
     assert gone(Refiner(library, program(0.1), {"macs": 0.2}).run().names) == {"a", "c"}
