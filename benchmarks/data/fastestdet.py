@@ -241,15 +241,6 @@ def boxes_of(output: Tensor, size: Tensor) -> dict[str, Tensor]:
     return {"boxes": boxes[kept], "scores": scores[kept], "labels": labels[kept]}
 
 
-@torch.no_grad()
-def map50(network: nn.Module, seen: Scenes) -> float:
-    """Return the mean average precision at an overlap of a half, in percent."""
-    network.eval()
-    outputs = torch.cat([network(part) for part in seen.images.split(16)])
-    found = [boxes_of(*pair) for pair in zip(outputs, seen.sizes, strict=True)]
-    return mean_precision(found, seen.objects)["map_50"]
-
-
 def mean_precision(found: Sequence[dict[str, Tensor]], objects: Sequence[dict[str, Tensor]]) -> dict[str, float]:
     """Return mean average precisions in percent, "map" and "map_50".
 
