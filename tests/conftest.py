@@ -27,6 +27,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+BRIEFLY = ("callbacks", "recipes/cli", "recipes/plan_methods")  # folders without tests of how well values are tuned
+
 gc.disable()  # until all is imported: see `pytest_collection_finish`
 
 
@@ -88,6 +90,16 @@ def _quickly_written() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         patch.setattr(Figure, "savefig", coarse)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _briefly_tuned(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tune values for a few steps where tests are of something else."""
+    with pytest.MonkeyPatch.context() as patch:
+        if any(Path(__file__).parent / folder in request.path.parents for folder in BRIEFLY):
+            patch.setattr("prunerecover.calibration.learning.EPOCHS", 1)
+            patch.setattr("prunerecover.calibration.steps.WANTED_OUTPUTS", 64)
         yield
 
 

@@ -64,6 +64,7 @@ def test_unknown_kind():
         ({"schedule": {"every": 1, "step": 0}}, "Expected argument step to be at least 1, but got 0"),
         ({"schedule": {"step": 1}}, "Expected argument every with step"),
         ({"schedule": {"alternate": True}}, "but got 'alternate'. Kinds no longer take turns: give each"),
+        ({"schedule": {"begin": 2}}, "schedule to have start, every, step, times, by, but got 'begin'"),
     ],
 )
 def test_arguments_of_depth_prune(arguments, match):
@@ -230,16 +231,3 @@ def test_remove_before_test_warns(tmp_path):
     with pytest.warns(UserWarning, match=r"DepthPrune with a budget decides during a fit: .* nothing is pruned now"):
         trainer_of(tmp_path, prune()).test(module, loader(), verbose=False)
     assert len(find_units(module.net)) == 12
-
-
-@pytest.mark.parametrize(
-    ("schedule", "message"),
-    [
-        ("1", "Expected argument schedule to be a PruneSchedule, the epoch to start at or a dict .*, but got '1'"),
-        ({"start": "1"}, "Expected argument start of a schedule to be a whole number, but got '1'"),
-        ({"every": 1.5}, "Expected argument every of a schedule to be a whole number, but got 1.5"),
-    ],
-)
-def test_a_schedule_is_of_whole_numbers(schedule: object, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        DepthPrune(remove={"block": 1}, schedule=schedule)

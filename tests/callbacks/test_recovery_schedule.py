@@ -141,6 +141,7 @@ def test_rates_are_multiplied_with_the_share_that_a_test_finds(tmp_path: Path) -
     assert np.allclose([taken for taken, _ in seen], own * factors)
 
 
+@pytest.mark.slow
 def test_a_test_leaves_the_fit_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the tested share given by hand, a fit without a test has the same bits; the step draws noise."""
     schedule, left = RecoverySchedule(2), Plain("adamw")

@@ -7,14 +7,13 @@ import sys
 
 import lightning.pytorch as pl
 import pytest
-from cases.models.habits import Parts, Plain, Wrapped, dataset, loader, tiny_vit, tokens
+from cases.models.habits import Parts, Plain, Wrapped, dataset, tokens
 from cases.paths import TESTS
 from cases.trainers import every_epoch, fit, prune
 
-from prunerecover import Budget, apply_plan, load_pruned, plan_depth
+from prunerecover import apply_plan, load_pruned, plan_depth
 from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport, PruneSchedule
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.schedules.schedule import schedule_of
 
 
 @pytest.mark.parametrize(
@@ -103,18 +102,6 @@ def test_gated_model_says_why_it_has_no_activation(tmp_path):
         fit(tmp_path, Wrapped(), DepthPrune(remove={"activation": 1}), data=tokens())
 
 
-def test_wrong_types_say_what_to_pass():
-    batch = loader().dataset.tensors[0][:8]
-    with pytest.raises(TypeError, match=r"budget to be a Budget, but got dict.*remove="):
-        plan_depth(tiny_vit(), {"block": 1}, batches=[batch])
-    with pytest.raises(TypeError, match=r"Expected argument budget to be a Budget, but got dict\. Use remove="):
-        DepthPrune({"block": 1})
-    with pytest.raises(TypeError, match=r"an iterable of batches, but got one Tensor\. Pass batches=\[batch\]"):
-        plan_depth(tiny_vit(), remove={"block": 1}, batches=batch)
-    with pytest.raises(ValueError, match=r"schedule to have start, every, step, times, by, but got 'begin'"):
-        schedule_of({"begin": 2})
-
-
 NOW = {"remove": {"attention": 1}, "schedule": {"start": 0}}
 
 
@@ -167,9 +154,3 @@ def test_forked_fit_says_where_the_pruned_model_is(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert "the module in the process that called fit stays dense" in done.stderr
     assert f"Go on from {tmp_path}" in done.stderr
-
-
-@pytest.mark.parametrize("arguments", [{"ratio": 0.3}, {"remove": ["attention"]}])
-def test_budget_without_kinds(arguments):
-    with pytest.raises(TypeError, match=r"as numbers per kind, such as \{\"attention\": 1\}, but got"):
-        Budget(**arguments)

@@ -15,7 +15,8 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 
 from prunerecover import DepthPrune, DistillRecover, Plan, PruneReport, load_pruned
 
-COPY = {"merge": "copy", "remove": {"attention": 1, "activation": 2}, "schedule": {"start": 0, "every": 1, "step": 1}}
+REMOVE = {"attention": 1, "activation": 2}
+COPY = {"merge": "copy", "replace": "calibrated", "remove": REMOVE, "schedule": {"start": 0, "every": 1, "step": 1}}
 OTHER = {**COPY, "remove": {"mlp": 1, "attention": 2}}
 
 

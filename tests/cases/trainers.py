@@ -21,10 +21,10 @@ def trainer_of(folder, *callbacks, epochs=2, **settings):
 
 
 def prune(**arguments):
-    """Return a DepthPrune that is cheap in all parts outside the test: ranked by magnitude unless a plan is given."""
+    """Return a DepthPrune that is cheap in all parts outside the test: by magnitude, with nothing fitted, or a plan."""
     defaults = {"schedule": {"start": 1}, "calibration": 16, "merge": "never"}
     if "plan" not in arguments:
-        defaults |= {"remove": REMOVE, "importance": "magnitude"}
+        defaults |= {"remove": REMOVE, "importance": "magnitude", "replace": "zero"}
     return DepthPrune(**{**defaults, **arguments})
 
 

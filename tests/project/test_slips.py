@@ -115,6 +115,10 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     ),
     "plan_width with a multiple in words": (lambda m: width(m, round_to="8"), "round_to as a whole .* but got '8'"),
     "DepthPrune with a share": (lambda _: DepthPrune("0.3"), "budget to be a Budget, but got str"),  # type: ignore[arg-type]
+    "DepthPrune with a mapping": (
+        lambda _: DepthPrune({"block": 1}),
+        r"budget to be a Budget, but got dict\. Use remove=",
+    ),  # type: ignore[arg-type]
     "DepthPrune with epochs in words": (
         lambda _: prune(schedule="3"),
         "schedule to be a PruneSchedule, .* but got '3'",
@@ -126,11 +130,6 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "DepthPrune with samples in words": (lambda _: prune(calibration="64"), "calibration to be a whole .* got '64'"),
     "DepthPrune with a seed in words": (lambda _: prune(seed="0"), "seed to be a whole number, but got '0'"),
     "WidthPrune with a share": (lambda _: WidthPrune("0.3"), r"budget to be a Budget, but got str. Use Budget\(macs"),  # type: ignore[arg-type]
-    "WidthPrune with epochs in words": (
-        lambda _: narrow(schedule="3"),
-        "schedule to be a PruneSchedule, .* but got '3'",
-    ),
-    "WidthPrune with samples in words": (lambda _: narrow(calibration="64"), "calibration to be a whole .* got '64'"),
     "WidthPrune with a number to ignore": (
         lambda _: narrow(ignore=5),
         "ignore to be shell patterns of names, but got 5",

@@ -27,6 +27,7 @@ from cases.models.habits import (
     tiny_vit,
     tokens,
 )
+from cases.sampling import one_in
 from cases.trainers import REMOVE, assert_same, every_epoch, fit, prune, trainer_of
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -38,7 +39,7 @@ from prunerecover.model.paths import unwrap
 EAGER = [Manual, TwoOptimizers, Adversarial, BuiltLate, OwnHooks, Watched, BatchOnly, Iterating]
 
 
-@pytest.mark.parametrize("make", [*EAGER, pytest.param(WrappedCompiled, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [*one_in(2, EAGER), pytest.param(WrappedCompiled, marks=pytest.mark.slow)])
 def test_habits(tmp_path, make):
     """Units are removed, the network trains on, and the checkpoint opens in a fresh module with the same outputs."""
     module = make()
@@ -93,10 +94,10 @@ def test_own_checkpoint_hooks_still_run(tmp_path):
 @pytest.mark.parametrize(
     ("make", "settings"),
     [
-        (Manual, {"precision": "bf16-mixed"}),
         (Plain, {"precision": "bf16-true"}),
+        pytest.param(Manual, {"precision": "bf16-mixed"}, marks=pytest.mark.slow),
         (Plain, {"epochs": -1, "max_steps": 9}),
-        (Plain, {"reload_dataloaders_every_n_epochs": 1}),
+        pytest.param(Plain, {"reload_dataloaders_every_n_epochs": 1}, marks=pytest.mark.slow),
     ],
 )
 def test_habits_of_trainers(tmp_path, make, settings):

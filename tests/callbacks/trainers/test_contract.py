@@ -33,20 +33,20 @@ OFTEN = {"save_strategy": "steps", "save_steps": 3}
 AT_STEPS = {"start": 4, "every": 7, "step": 1, "by": "step"}
 IMAGES = {"data": images}
 CASES = {
-    "depth step by step, and its teacher": Case(
-        lambda: [DistillRecover(), depth(importance="output_divergence")], steps=(2 * STEPS,)
-    ),
     "surgery within an epoch": Case(
         lambda: [depth(schedule=AT_STEPS), DistillRecover()], steps=(3, 12), settings=OFTEN
     ),
     "channels of a network with BatchNorm": Case(
         lambda: [WidthPrune(Budget(macs=0.4), schedule=1, calibration=16, importance="magnitude")], resnet, **IMAGES
     ),
+}
+SLOW_CASES = {
+    "depth step by step, and its teacher": Case(
+        lambda: [DistillRecover(), depth(importance="output_divergence")], steps=(2 * STEPS,)
+    ),
     "gradients of three batches": Case(
         lambda: [depth(), DistillRecover()], steps=(6,), settings={"gradient_accumulation_steps": 3}
     ),
-}
-SLOW_CASES = {
     "depth and width in one budget": Case(
         lambda: [Prune(Budget(macs=0.3), kinds=("attention", "neuron"), calibration=16, schedule=1)], vit, **IMAGES
     ),

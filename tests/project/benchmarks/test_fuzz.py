@@ -26,6 +26,7 @@ def test_a_sample_of_broken_files_ends_well() -> None:
     assert f"{len(SAMPLE)} of {len(SAMPLE)} end well" in page
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_is_found(tmp_path: Path) -> None:
     """A loader without checks, a loader that fails deep inside, and a loader that writes and executes."""
     subject = next(s for s in fuzz.make_subjects(tmp_path / "whole") if s.name == "folder, alone")

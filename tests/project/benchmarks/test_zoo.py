@@ -26,6 +26,7 @@ STEPS = ("pruned", "reloaded", "exported")
 Run = Callable[..., dict[str, Any]]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_where_it_was(run: Run, calls: list[tuple[str, str]]) -> None:
     first = run("--suite", "plain", "--only", QUICK[0])
     found = run("--suite", "plain", "--only", *QUICK)
@@ -46,6 +47,7 @@ def test_an_interrupted_run_goes_on_where_it_was(run: Run, calls: list[tuple[str
     assert f"- plain: {', '.join(QUICK)}" in found["page"]
 
 
+@pytest.mark.slow
 def test_what_failed_is_measured_again_if_asked(
     run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def test_a_parameter_that_no_longer_gets_a_gradient_is_dead(tmp_path: Path) -> N
     assert silently(["second.bias"], 30)["outcome"] == "dead"
 
 
+@pytest.mark.slow
 def test_units_that_nobody_asked_for_are_over(
     run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_units_that_nobody_asked_for_are_over(
     assert "| 0 | 0 | 0, 1, 0 |" in found["page"]
 
 
+@pytest.mark.slow
 def test_half_of_what_can_go_is_asked_for_where_less_than_the_share_can(
     run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ def test_a_search_leaves_plan_page_figure_and_trials(folder: Path) -> None:
     assert (folder / "plan.map.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_page_says_when_the_pick_was_not_enough(folder: Path) -> None:
     plan = Plan.load(folder / "plan.json")
     predicted = {**plan.evidence["predicted"], "attention": 0, "activation": 0}
