@@ -75,7 +75,7 @@ class Refiner:
             for part in parts:
                 self.need = {cost: part * share for cost, share in whole.items()}
                 best = State(self.library, self._first()) if best is None else self._moved(best)
-                left, views = (1, VIEWS[:1]) if part < 1 else (max(1, rounds + 1 - len(parts)), VIEWS)
+                left, views = (1, VIEWS[:1]) if part < 1 else (rounds, VIEWS)
                 best = self._refined(best, left, views, advance)
         assert best is not None, "there is a part"
         if not isfinite(best.divergence):

@@ -103,7 +103,7 @@ CASES: dict[str, tuple[Callable[[], Any], str, str]] = {
     ),
     "more layers than can go": (
         lambda: deep(nn.Sequential(Sorted(), nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 3)), layer=3),
-        "wider side of '0.first'",
+        "wider side of '0.last'",
         "Lower the budget",
     ),
     "neither depth nor width": (
