@@ -123,8 +123,8 @@ class Library:
 
     @property
     def scorer(self) -> Scorer:
-        """Scorer of variants alone, on the first part of the held-out samples."""
-        return self.scorers.of(0)
+        """Scorer of variants alone."""
+        return self.scorers.alone
 
     @property
     def fits_depth(self) -> bool:

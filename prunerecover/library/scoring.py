@@ -50,8 +50,17 @@ class Scorer:
         self._dense = KeptOutputs(lambda number: self._run(share_copy(model).eval(), number))
         self._base: Chosen = {}
         self._around = normalisation(model, batches, narrowed=maker.network is not None)
+
+    def begin(self) -> Scorer:
+        """Make the dense network the base, whose unchanged prefix choices share; return the scorer."""
         for number, output in enumerate(self._runner.keep(self._twin)):
             self._dense.keep(number, output)
+        return self
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples."""
+        return sum(batch.n_samples for batch in self.batches)
 
     def divergence(self, chosen: Chosen) -> float:
         """Return the mean divergence of a choice; infinite where the network fails, or gives another shape."""
@@ -77,6 +86,10 @@ class Scorer:
             found = mean_divergence(self.batches, map(self._dense.of, self._numbers), outputs)
         self._base = dict(chosen)
         return found
+
+    def forget(self) -> None:
+        """Give up the outputs of the base: choices are run as a whole."""
+        self._runner.forget()
 
     def _first_change(self, chosen: Chosen) -> int:
         """Return the index of the first node with a difference between a choice and the base."""
@@ -110,29 +123,36 @@ class Scorers:
     """
 
     def __init__(self, model: nn.Module, graph: ComputationGraph, maker: EditMaker, samples: CalibrationSet) -> None:
-        self._make = partial(Scorer, model, graph, maker)
-        self._samples = samples
-        self._made: dict[int, Scorer] = {}
+        self._make, self._samples = partial(Scorer, model, graph, maker), samples
 
     @cached_property
-    def parts(self) -> list[Sequence[ModelInputs]]:
-        """Held-out samples, in parts of about equal size."""
-        own = self._samples.held_out
-        size = sum(batch.n_samples for batch in own)
-        return [own, *_in_parts(self._samples.further((PARTS - 1) * size), size)]
+    def alone(self) -> Scorer:
+        """Scorer of variants alone, on the session's own held-out samples."""
+        return self._make(self._samples.held_out).begin()
 
-    def of(self, number: int) -> Scorer:
-        """Return the scorer on a part, counted round and round."""
-        number %= len(self.parts)
-        if number not in self._made:
-            self._made[number] = self._make(self.parts[number])
-        return self._made[number]
+    def near(self, base: Chosen, turn: int) -> Scorer:
+        """Return a scorer of choices near a base, on the next part of the further samples if there are any.
+
+        Args:
+            base: Base choice.
+            turn: Number of the round; parts are taken in turn.
+        """
+        own = self._further[turn % len(self._further)] if self._further else self.alone
+        for other in self._further:
+            if other is not own:
+                other.forget()
+        own.rebase(base)
+        return own
 
     def divergence(self, chosen: Chosen) -> float:
         """Return the mean divergence of a choice over the samples of all parts."""
-        sizes = [sum(batch.n_samples for batch in part) for part in self.parts]
-        found = [self.of(number).divergence(chosen) for number in range(len(sizes))]
-        return sum(size * one for size, one in zip(sizes, found, strict=True)) / sum(sizes)
+        parts = (self.alone, *self._further)
+        return sum(part.divergence(chosen) * part.n_samples for part in parts) / sum(part.n_samples for part in parts)
+
+    @cached_property
+    def _further(self) -> list[Scorer]:
+        size = self.alone.n_samples
+        return [self._make(part) for part in _in_parts(self._samples.further((PARTS - 1) * size), size)]
 
 
 def _in_parts(batches: Iterable[ModelInputs], size: int) -> list[list[ModelInputs]]:
@@ -143,5 +163,6 @@ def _in_parts(batches: Iterable[ModelInputs], size: int) -> list[list[ModelInput
             found.append([])
         found[-1].append(batch)
     if len(found) > 1 and sum(one.n_samples for one in found[-1]) < size:
-        found[-2] += found.pop()
+        rest = found.pop()
+        found[-1] += rest
     return [part for part in found if part]

@@ -61,18 +61,16 @@ class Nearby:
 
     Args:
         base: Base choice.
-        part: Number of the part, counted round and round.
+        turn: Number of the round; each scores on another part.
     """
 
-    def __init__(self, base: State, part: int = 0) -> None:
-        self.base, self.part = base, part
+    def __init__(self, base: State, turn: int = 0) -> None:
+        self.base, self.turn = base, turn
 
     @cached_property
     def _scorer(self) -> Scorer:
         """Scorer with the outputs of the base choice."""
-        scorer = self.base.library.scorers.of(self.part)
-        scorer.rebase(self.base.chosen)
-        return scorer
+        return self.base.library.scorers.near(self.base.chosen, self.turn)
 
     @cached_property
     def divergence(self) -> float:
@@ -85,7 +83,7 @@ class Nearby:
         Args:
             asked: Changes of names of variants, by site.
         """
-        names = [(*self.base.said, str(self.part), *chain.from_iterable(changes.items())) for changes in asked]
+        names = [(*self.base.said, str(self.turn), *chain.from_iterable(changes.items())) for changes in asked]
         with progress("scoring variants again", len(asked)) as advance:
             return self.base.library.store.results("alternative", names, lambda n: self._divergence(asked[n]), advance)
 

@@ -36,9 +36,7 @@ class Interacting:
 
     @staticmethod
     def judging(divergence: Any) -> Any:
-        return SimpleNamespace(
-            divergence=divergence, of=lambda _: SimpleNamespace(divergence=divergence, rebase=divergence)
-        )
+        return SimpleNamespace(divergence=divergence, near=lambda base, turn: SimpleNamespace(divergence=divergence))
 
     def measured(self, site: str, name: str) -> float:
         raise AssertionError("all are known")

@@ -69,6 +69,11 @@ class PrefixRunner:
                 kept.clear()
             yield output
 
+    def forget(self) -> None:
+        """Give up all kept outputs."""
+        for kept in self._kept:
+            kept.clear()
+
     def run(self, network: nn.Module, first: int, numbers: Sequence[int]) -> Iterator[Any]:
         """Yield the outputs of a variant on some batches.
 
