@@ -15,6 +15,7 @@ from prunerecover.importance import registry
 
 SECTIONS = {section.partition("\n")[0]: section for section in read("docs/extending.md").split("\n## ")[1:]}
 LINES = 30
+LONG = ("A clock of your own", "A new allocation", "A new importance")  # the fast tests call such things, too
 
 
 def code_lines(text: str) -> list[str]:
@@ -39,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("title", SECTIONS)
+@pytest.mark.parametrize("title", [pytest.param(t, marks=pytest.mark.slow if t in LONG else ()) for t in SECTIONS])
 def test_an_example_runs(title: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     modules = set(sys.modules)
     for block in blocks_of(SECTIONS[title]):

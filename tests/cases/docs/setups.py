@@ -79,6 +79,7 @@ SLOW = {
     "docs/methods/width.md",
     "docs/migrating.md",
     "docs/transformers_trainer.md",
+    "docs/segmentation.md",
 }
 # Headings whose code needs more than is installed with the tests.
 NEEDS = {"With lm-evaluation-harness": "lm_eval", "Quantise": "torchao", "With TRL's SFTTrainer": "trl"}
