@@ -170,7 +170,7 @@ class DepthSearch:
 
     def _finished(self, units: Sequence[Unit]) -> Finished:
         weights = self._weights if self._fits else None
-        return finished(self.session, self.variants, units, weights, by_loss=self.config.by_loss)
+        return finished(self.session, self.removals, units, weights, by_loss=self.config.by_loss)
 
     def _goal(self, budget: Budget) -> Goal:
         """Return the goal of a budget."""

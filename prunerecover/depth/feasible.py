@@ -58,5 +58,5 @@ def check_share(
     if config.search not in SET_SEARCHES:
         check_comparable(units, config.registered)
     most_blocks = sum(unit.kind == "block" for unit in removals.units) - 1
-    with removals.bare():
+    with removals.fitted({}):
         check_most(units, cost, share, lambda own: session.cost(cost).removed_share(removals.edits(own)), most_blocks)

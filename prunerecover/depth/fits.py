@@ -1,32 +1,27 @@
-"""Fitted replacements of units: each alone, and all replacements of a set of units together."""
+"""Fitted replacements of units, each alone, and the choice of units as variants of a library."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from math import isfinite
 
 import torch
-from torch import Tensor
 
-from prunerecover.calibration.learning import tuned_parameters
-from prunerecover.calibration.places import Fit, family_places, tensors_of
+from prunerecover.calibration.places import Fit as StandInFit
+from prunerecover.calibration.places import family_places
 from prunerecover.calibration.samples import CalibrationSet
-from prunerecover.calibration.stand_in_fits import PlaceWeights, fits_alone, refit_in_order
-from prunerecover.calibration.steps import steps_of
+from prunerecover.calibration.stand_in_fits import PlaceWeights, fits_alone
 from prunerecover.depth.layers.fit_places import fit_places
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.search.objectives import OutputDivergence
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import is_supported
-from prunerecover.model.checks import is_differentiable
-from prunerecover.model.copies import share_copy
-from prunerecover.model.paths import get_module
-from prunerecover.plan.edits import PARAMETERS, Bypass, Replace
+from prunerecover.library.edits import Chosen, EditMaker, Fit
+from prunerecover.library.tuning import tuned
+from prunerecover.library.variants import LibrarySite, Variant
+from prunerecover.plan.edits import PARAMETERS
 from prunerecover.plan.units import Unit
 from prunerecover.session.session import Session
-from prunerecover.surgery.apply_edits import apply_edits
 
 
 def weights_of(removals: Removals, samples: CalibrationSet, seed: int) -> PlaceWeights:
@@ -40,7 +35,7 @@ def weights_of(removals: Removals, samples: CalibrationSet, seed: int) -> PlaceW
     return PlaceWeights(removals.model, fit_places(removals), samples.fit, seed)
 
 
-def fit_again(session: Session, forms: Mapping[str, str], blocks: Sequence[str]) -> dict[str, Fit]:
+def fit_again(session: Session, forms: Mapping[str, str], blocks: Sequence[str]) -> dict[str, StandInFit]:
     """Return fits of given forms for units of a supported family, fitted as in planning, by unit.
 
     Args:
@@ -53,8 +48,35 @@ def fit_again(session: Session, forms: Mapping[str, str], blocks: Sequence[str])
     variants = Variants(removals, OutputDivergence(samples, held_out=True))
     weights = weights_of(removals, samples, session.seed)
     fit_alone(variants, samples, weights, forms)
-    units = [unit for unit in removals.units if unit.name in (*forms, *blocks)]
-    return fit_together(variants, samples, weights, units)
+    chosen = choice_of(removals, [unit for unit in removals.units if unit.name in (*forms, *blocks)])
+    found = tuned(session, maker_of(removals, weights), chosen)
+    return {name: fit.stand_in for name, (_, fit) in found.items() if fit.stand_in is not None}
+
+
+def maker_of(removals: Removals, weights: PlaceWeights | None) -> EditMaker:
+    """Return the maker of the edits of units.
+
+    Args:
+        removals: Units of the network.
+        weights: Weights of the rows in fits.
+    """
+    sites = {unit.name: LibrarySite(unit.name, unit.kind, unit, (), ()) for unit in removals.units}
+    return EditMaker(sites, None, removals, weights=weights)
+
+
+def choice_of(removals: Removals, units: Sequence[Unit]) -> Chosen:
+    """Return units with their replacements as variants of a library.
+
+    Args:
+        removals: Units of the network, with the replacements.
+        units: Removed units, in order.
+    """
+    found = {}
+    for unit in units:
+        fit = removals.fits.get(unit.name)
+        leaves = "zero" if fit is None else fit.leaves
+        found[unit.name] = Variant(leaves, leaves=leaves), Fit(stand_in=fit)
+    return found
 
 
 def fit_alone(
@@ -77,7 +99,7 @@ def fit_alone(
     with progress("choosing what units leave", len(found)) as advance:
         for name, fits in found.items():
             unit = units[name]
-            price: dict[Fit | None, float] = {} if forms else {None: variants.held_out([unit])}
+            price: dict[StandInFit | None, float] = {} if forms else {None: variants.held_out([unit])}
             for one in (fit for fit in fits if forms is None or fit.leaves == forms[name]):
                 saved = 1 - one.macs / unit.macs if unit.macs else 1.0
                 if saved > 0:
@@ -100,69 +122,7 @@ def leave_by_name(removals: Removals, replace: str) -> None:
         (place, *_), found = family_places(removals.model, unit.name) or (None,), None
         if place is not None and place.kind == "activation" and replace == "zero":
             zeros = {name: torch.zeros(place.channels) for name in PARAMETERS["slope_bias"]}
-            found = Fit(place, "slope_bias", zeros, 0)
+            found = StandInFit(place, "slope_bias", zeros, 0)
         elif place is not None and place.kind != "activation" and replace == "identity":
-            found = Fit(place, "identity", {}, 0)
+            found = StandInFit(place, "identity", {}, 0)
         removals.fits |= {} if found is None else {unit.name: found}
-
-
-def fit_together(
-    variants: Variants, samples: CalibrationSet, weights: PlaceWeights, units: Sequence[Unit]
-) -> dict[str, Fit]:
-    """Return the fits of removed units: each made anew behind earlier replacements, then all tuned on the output.
-
-    Either step is undone where the output on held-out samples is further from the dense output.
-
-    Args:
-        variants: Judge of networks, whose removals hold and keep the fits of single units.
-        samples: Samples, as in `fit_alone`.
-        weights: Weights, as in `fit_alone`.
-        units: All removed units.
-    """
-    removals, alone = variants.removals, variants.removals.fits
-    edits = removals.edits(units, in_place=True)
-    if not tensors_of(edits, alone):
-        return alone
-    found = alone
-    try:
-        if len(units) > 1:
-            before = variants.held_out(units)
-            ridges = {name: one.ridge for name, one in alone.items()}
-            removals.fits = alone | refit_in_order(removals.model, edits, samples.fit, ridges, weights)
-            found = removals.fits if variants.held_out(units) <= before else alone
-        return _tuned(variants, samples, units, found)
-    finally:
-        removals.fits = alone
-
-
-def _tuned(
-    variants: Variants, samples: CalibrationSet, units: Sequence[Unit], fits: Mapping[str, Fit]
-) -> dict[str, Fit]:
-    """Return fits tuned on the output; the fits of the removals change."""
-    removals = variants.removals
-    removals.fits = dict(fits)
-    edits = removals.edits(units, in_place=True)
-    network = share_copy(removals.model)
-    apply_edits(network, edits, tensors_of(edits, fits))
-    network.eval()
-    left = {edit.unit for edit in edits if isinstance(edit, Bypass | Replace) and edit.tensors}
-    values = {(unit, name): value for unit in left for name, value in fits[unit].values.items()}
-    if not is_differentiable(network) or not isfinite(variants.held_out(units)):
-        return dict(fits)
-    steps = steps_of(removals.model, samples.fit, samples.further)
-    if not steps.enough:
-        return dict(fits)
-    modules = {unit: get_module(network, fits[unit].place.path) for unit in left}
-    parameters = {(unit, name): modules[unit].get_parameter(name) for unit, name in values}
-
-    def with_values(present: Mapping[tuple[str, str], Tensor]) -> dict[str, Fit]:
-        own: dict[str, dict[str, Tensor]] = {unit: {} for unit in left}
-        for (unit, name), value in present.items():
-            own[unit][name] = value.detach().clone()
-        return dict(fits) | {unit: replace(fits[unit], values=values) for unit, values in own.items()}
-
-    def divergence() -> float:
-        return variants.held_out_of(network)
-
-    best = tuned_parameters(network, parameters, values, steps, divergence, lambda key: key[1] == "bias")
-    return with_values(best) if best else dict(fits)

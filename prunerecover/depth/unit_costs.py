@@ -43,7 +43,7 @@ class UnitCosts:
     def of_one(self, kind: str, cost: str) -> float:
         """Return the share of a cost saved by a unit without a replacement: the mean over half of a kind."""
         units = [unit for unit in self.units if unit.kind == kind][::2]
-        with self.removals.bare():
+        with self.removals.fitted({}):
             return self.session.cost(cost).removed_share(self.removals.edits(units)) / len(units)
 
     def of_half(self, kind: str, cost: str) -> float:

@@ -9,12 +9,11 @@ from torch import nn
 from prunerecover.calibration.token_weights import row_weights
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.library.blocks import blocks_of
-from prunerecover.library.edits import Chosen, EditMaker, Fit
+from prunerecover.library.edits import EditMaker, Fit
 from prunerecover.library.moments import Fitted
 from prunerecover.library.stations import graph_of_few, stations_of
 from prunerecover.library.variants import sites_of
-from prunerecover.library.walk import Moments, Walks
-from prunerecover.model.paths import get_module
+from prunerecover.library.walk import Walks
 from prunerecover.session.session import Session
 
 
@@ -33,19 +32,10 @@ def layers_before_blocks(session: Session, pruned: nn.Module, gone: Collection[s
     maker = EditMaker({site.name: site for site in sites}, None, removals)
     graph = graph_of_few(session.model, session.first)
     stations = stations_of(session.model, graph, sites)
-    blocks = blocks_of(graph, sites, stations)
-
-    def fitted_at(number: int, chosen: Chosen, moments: Moments) -> Chosen:
-        block, found = blocks.behind(number, gone), moments.get((number, blocks.aim(number, gone)))
-        if not block or found is None:
-            return {}
-        reader = stations[number].reader
-        return {block: (chosen[block][0], Fit({reader: found.reader(None, get_module(pruned, reader))}))}
-
     if not stations:
         return {}
-    batches = session.samples.whole
+    blocks, batches = blocks_of(graph, sites, stations), session.samples.whole
     weights = row_weights(session.model, [station.reader for station in stations], batches, session.seed)
-    walks = Walks(session.model, maker, stations, blocks, batches, fitted_at, weights, start=pruned)
+    walks = Walks(session.model, maker, stations, blocks, batches, weights=weights, start=pruned)
     chosen, _ = walks.walk({block: (maker.sites[block].variant("zero"), Fit()) for block in gone})
     return {path: values for _, fit in chosen.values() for path, values in fit.modules.items()}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from prunerecover.calibration.moments import Moments
 from prunerecover.calibration.places import Fit as StandInFit
+from prunerecover.calibration.stand_in_fits import PlaceWeights
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.standard import with_blocks_taken_out
 from prunerecover.families.describe import is_supported
@@ -32,7 +33,8 @@ class Fit:
     Attributes:
         modules: New parameters by path of the module, as in `Refit`.
         replacement: Parameters of the unit's replacement, by name.
-        stand_in: Replacement of a unit known from the graph alone, with its place; None: an identity or zero.
+        stand_in: Replacement with its place, of a unit known from the graph alone, or in a named search; None: an
+            identity or zero.
     """
 
     modules: Mapping[str, Fitted] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class EditMaker:
         moments: Moments of the inputs of reading weights not refitted by any variant.
         head_sizes: Groups of head dimensions.
         stand_ins: Replacements of units known from the graph alone, by unit and name, each fitted as the only change.
+        weights: Weights of the rows in fits of replacements; None: equal weights.
     """
 
     sites: Mapping[str, LibrarySite]
@@ -62,6 +65,7 @@ class EditMaker:
     moments: Mapping[Reader, Moments] = field(default_factory=dict)
     head_sizes: Sequence[Group] = ()
     stand_ins: Mapping[str, Mapping[str, StandInFit]] = field(default_factory=dict)
+    weights: PlaceWeights | None = None
 
     def alone(self, site: str, variant: Variant) -> Fit:
         """Return a variant's fit without what is fitted at stations, which changes no cost."""
@@ -123,19 +127,20 @@ class EditMaker:
         removals, found = self.removals, list[tuple[Edit, Mapping[str, Tensor]]]()
         others = list[Unit]()
         for unit, variant, fit in units:
-            if variant.leaves in FITTED and is_supported(removals.model):
+            if variant.leaves in FITTED and is_supported(removals.model) and fit.stand_in is None:
                 replacing = Replace(unit=unit.name, kind=unit.kind, leaves=variant.leaves)  # type: ignore[arg-type]
                 found.append((replacing, fit.replacement))
             else:
                 others.append(unit)
-        removals.fits = {u.name: fit.stand_in for u, _, fit in units if fit.stand_in is not None}
-        edits = removals.edits(others, in_place=in_place) if others else ()
+        fits = {unit.name: fit.stand_in for unit, _, fit in units if fit.stand_in is not None}
+        with removals.fitted(fits):
+            edits = removals.edits(others, in_place=in_place) if others else ()
         if not in_place:
             edits = with_blocks_taken_out(removals.model, removals.example, edits)
         for edit in edits:
             own: Mapping[str, Tensor] = {}
-            if isinstance(edit, Bypass) and edit.tensors:
-                own = {key.rpartition(".")[2]: value for key, value in removals.fits[edit.unit].tensors.items()}
+            if isinstance(edit, Bypass | Replace) and edit.tensors:
+                own = {key.rpartition(".")[2]: value for key, value in fits[edit.unit].tensors.items()}
             found.append((edit, own))
         return found
 

@@ -112,9 +112,7 @@ class Library:
         """Walks that fit choices in order."""
         session, paths = self.session, [station.reader for station in self.stations]
         weights = row_weights(session.model, paths, session.samples.fit, session.seed) if paths else []
-        return Walks(
-            session.model, self.maker, self.stations, self.blocks, session.samples.fit, self.fitted_at, weights
-        )
+        return Walks(session.model, self.maker, self.stations, self.blocks, session.samples.fit, self.fit_of, weights)
 
     @cached_property
     def scorers(self) -> Scorers:
@@ -135,25 +133,6 @@ class Library:
         branches = (site.name for site in self.sites.values() if site.kind in BRANCHES)
         return at.issuperset(branches) and ("block" not in kinds or bool(self.blocks.around))
 
-    def fitted_at(self, number: int, chosen: Chosen, moments: Moments) -> Chosen:
-        """Return the part of a choice fitted at a station: the site's variant, or else a removed block behind.
-
-        Args:
-            number: Number of the station.
-            chosen: Choice.
-            moments: Moments behind the choice. Without those that are needed, the choice's own fit stays.
-        """
-        station, gone = self.stations[number], self.maker.gone_blocks(chosen)
-        found, block = moments.get((number, self.blocks.aim(number, gone))), self.blocks.behind(number, gone)
-        if station.site in chosen:
-            variant, before = chosen[station.site]
-            fit = before if found is None else self.fit_of(station.site, station, variant, found)
-            return {station.site: (variant, fit)}
-        if block and found is not None:
-            reader = found.reader(None, get_module(self.session.model, station.reader))
-            return {block: (chosen[block][0], Fit({station.reader: reader}))}
-        return {}
-
     def changed(self, chosen: Chosen, site: str, name: str, moments: Moments) -> dict[str, tuple[Variant, Fit]]:
         """Return a choice with another variant at one site, fitted there by the moments behind the choice.
 
@@ -171,7 +150,7 @@ class Library:
             if station.site == site or self.blocks.aim(number, gone) != self.blocks.aim(number, before):
                 if block := self.blocks.behind(number, gone):
                     found[block] = found[block][0], Fit()  # fitted with the station's site now, or anew
-                found |= self.fitted_at(number, found, moments)
+                found |= self.walks.fitted_at(number, found, moments)
         return {own: found[own] for own in self.sites if own in found}
 
     def fit_of(self, site: str, station: Station | None, variant: Variant, moments: StationMoments | None) -> Fit:

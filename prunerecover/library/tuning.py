@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isfinite
 
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from prunerecover.model.checks import is_differentiable
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.model.paths import get_module
+from prunerecover.plan.edits import Bypass, Replace
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 
@@ -33,7 +35,7 @@ def tuned(session: Session, maker: EditMaker, chosen: Chosen) -> Chosen:
         chosen: Choice, fitted.
     """
     model, samples = session.model, session.samples
-    chosen = fitted_in_order(model, maker, chosen, samples.fit, narrowed=True)
+    chosen = _in_edits(maker, fitted_in_order(model, maker, chosen, samples.fit, narrowed=True))
     values = _values(chosen)
     if not (values and session.output.comparable and is_differentiable(model)):
         return chosen
@@ -47,8 +49,19 @@ def tuned(session: Session, maker: EditMaker, chosen: Chosen) -> Chosen:
     def divergence() -> float:
         return session.output.divergence_of(network)
 
+    if not isfinite(divergence()):
+        return chosen
     best = tuned_parameters(network, parameters, values, steps, divergence, lambda key: key[2] == "bias")
     return _with(chosen, best) if best else chosen
+
+
+def _in_edits(maker: EditMaker, chosen: Chosen) -> Chosen:
+    """Return a choice with the replacements in its edits alone: beside narrowed layers, some units leave none."""
+    placed = {edit.unit for edit in maker.edits(chosen)[0] if isinstance(edit, Bypass | Replace) and edit.tensors}
+    return {
+        site: (variant, fit if fit.stand_in is None or site in placed else replace(fit, stand_in=None))
+        for site, (variant, fit) in chosen.items()
+    }
 
 
 def _values(chosen: Chosen) -> dict[Key, Tensor]:

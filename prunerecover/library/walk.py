@@ -25,7 +25,7 @@ from prunerecover.recovery.batchnorm import normalisation
 from prunerecover.surgery.apply_edits import apply_edits
 
 Moments = Mapping[tuple[int, int], StationMoments]  # by numbers of a station, and of the station whose stream is wanted
-FitAt = Callable[[int, Chosen, Moments], Chosen]
+FitOf = Callable[[str, Station, Variant, StationMoments], Fit]
 
 
 class Walks:
@@ -37,7 +37,8 @@ class Walks:
         stations: Stations in order of execution.
         blocks: Blocks between stations.
         batches: Calibration samples on the model's device.
-        fitted_at: Function that returns the part of a choice fitted at a station, given the moments there.
+        fit_of: Function that fits a variant at the site's station; None: no station has a site, and only the layers
+            before removed blocks are fitted.
         weights: Weights of rows at each station; empty: equal weights.
         start: Network in which walks begin, such as a copy with other edits; None: the dense network.
     """
@@ -49,13 +50,13 @@ class Walks:
         stations: Sequence[Station],
         blocks: Blocks,
         batches: Sequence[ModelInputs],
-        fitted_at: FitAt,
+        fit_of: FitOf | None = None,
         weights: Sequence[TokenWeights] = (),
         start: nn.Module | None = None,
     ) -> None:
         self.model, self.start = model, model if start is None else start
         self.maker, self.stations, self.blocks = maker, stations, blocks
-        self.batches, self.fitted_at, self.weights = batches, fitted_at, weights
+        self.batches, self.fit_of, self.weights = batches, fit_of, weights
         self.streams = DenseStreams(model, stations, batches)
 
     @torch.no_grad()
@@ -76,6 +77,25 @@ class Walks:
             raise
         except Exception:  # the network's own code may raise anything without units
             return dict(chosen), {}
+
+    def fitted_at(self, number: int, chosen: Chosen, moments: Moments) -> Chosen:
+        """Return the part of a choice fitted at a station: the site's variant, or else a removed block behind.
+
+        Args:
+            number: Number of the station.
+            chosen: Choice.
+            moments: Moments behind the choice. Without those that are needed, the choice's own fit stays.
+        """
+        station, gone = self.stations[number], self.maker.gone_blocks(chosen)
+        found, block = moments.get((number, self.blocks.aim(number, gone))), self.blocks.behind(number, gone)
+        if station.site in chosen and self.fit_of is not None:
+            variant, before = chosen[station.site]
+            fit = before if found is None else self.fit_of(station.site, station, variant, found)
+            return {station.site: (variant, fit)}
+        if block and found is not None:
+            reader = found.reader(None, get_module(self.start, station.reader))
+            return {block: (chosen[block][0], Fit({station.reader: reader}))}
+        return {}
 
     def _walked(self, chosen: Chosen) -> tuple[dict[str, tuple[Variant, Fit]], dict[tuple[int, int], StationMoments]]:
         network, at = share_copy(self.start).eval(), {station.site for station in self.stations}
@@ -136,7 +156,7 @@ def fitted_in_order(
     edits, tensors = maker.edits(sized)
     ridges = {site: stand_in.ridge for site, stand_in in alone.items()}
     around = normalisation(model, batches, narrowed=maker.network is not None)
-    fits = refit_in_order(model, edits, batches, ridges, tensors=tensors, kept=kept, around=around)
+    fits = refit_in_order(model, edits, batches, ridges, maker.weights, tensors, kept, around)
     found = dict(sized if narrowed else chosen)
     for site, stand_in in fits.items():
         if narrowed or site not in kept:

@@ -188,7 +188,7 @@ def test_what_is_left_together_is_tuned_on_the_output(kind: str, monkeypatch: py
 
     batches = batches_of("timm", n=128)
     tuned = plan(batches)
-    monkeypatch.setattr("prunerecover.depth.fits.is_differentiable", lambda model: False)
+    monkeypatch.setattr("prunerecover.library.tuning.is_differentiable", lambda model: False)
     solved = plan(batches)
     assert tuned.removed == solved.removed
     assert [*tuned.evidence["divergence"].values()] < [*solved.evidence["divergence"].values()]

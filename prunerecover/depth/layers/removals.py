@@ -149,13 +149,13 @@ class Removals:
         return (*removed, *rewrites, *own, *taken, *activations, *finishing, *merged, *gone)
 
     @contextmanager
-    def bare(self) -> Iterator[None]:
-        """Leave out all fitted replacements inside a `with` block."""
-        fits, self.fits = self.fits, {}
+    def fitted(self, fits: Mapping[str, Fit]) -> Iterator[None]:
+        """Have other fitted replacements, by unit, inside a `with` block; empty: none."""
+        before, self.fits = self.fits, dict(fits)
         try:
             yield
         finally:
-            self.fits = fits
+            self.fits = before
 
     def units_on_graph(self) -> tuple[GraphUnit, ...]:
         """Return the blocks and branches seen in the graph, in order of execution."""

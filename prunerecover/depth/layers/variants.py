@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from prunerecover.calibration.places import tensors_of
@@ -79,15 +78,6 @@ class Variants:
         try:
             return self._measured(units, self.objective.few, None)
         except (NotRemovable, OtherShape):
-            return math.inf
-
-    @torch.no_grad()
-    def held_out_of(self, network: nn.Module) -> float:
-        """Return the divergence of a network in evaluation mode on held-out samples; infinite for another shape."""
-        numbers, run = self.objective.few, self.objective.run
-        try:
-            return self.objective.judge(numbers, (run(network, number) for number in numbers))
-        except OtherShape:
             return math.inf
 
     def rough(self, units: Sequence[Unit]) -> list[float]:
