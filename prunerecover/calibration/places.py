@@ -123,12 +123,6 @@ class Fit:
         return self.place.positions * self.place.channels**2 if self.leaves == "affine" else 0
 
 
-def tensors_of(edits: Sequence[Edit], fits: Mapping[str, Fit]) -> dict[str, Tensor]:
-    """Return the tensors named in edits, from fits by unit name."""
-    named = {key for edit in edits if isinstance(edit, Bypass | Replace) for key in edit.tensors}
-    return {key: value for one in fits.values() for key, value in one.tensors.items() if key in named}
-
-
 def numbered(edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> tuple[tuple[Edit, ...], dict[str, Tensor]]:
     """Return edits with tensor keys by the number of the edit, as in plans, and the tensors.
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Protocol
 
 from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig
-from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.runs import angles_at_the_end, cosine_distances, runs_for
 from prunerecover.depth.search.goals import Counted, Goal, Share, not_enough
 from prunerecover.depth.search.greedy import GreedySearch
@@ -17,6 +16,7 @@ from prunerecover.depth.search.in_turn import in_turn
 from prunerecover.depth.search.latency_shares import LatencyShares, searched_for_latency
 from prunerecover.depth.search.selection import check_comparable
 from prunerecover.depth.unit_costs import UnitCosts
+from prunerecover.depth.variants import Variants
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import is_supported
 from prunerecover.graph.block_lists import check_blocks_stay

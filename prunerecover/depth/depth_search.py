@@ -18,17 +18,16 @@ from prunerecover.depth.evidence import removed_by, steps_of, warn_of_excess
 from prunerecover.depth.feasible import check_share
 from prunerecover.depth.finished import Finished, finished
 from prunerecover.depth.fits import fit_alone, leave_by_name, weights_of
-from prunerecover.depth.layers.scoring import GraphContext
+from prunerecover.depth.graph_context import GraphContext
 from prunerecover.depth.layers.standard import with_blocks_taken_out
-from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.removable import units_that_may_go
 from prunerecover.depth.search.expected_passes import expected_passes
 from prunerecover.depth.search.goals import Counted, Goal, Share
 from prunerecover.depth.search.objectives import LossIncrease, Objective, OutputDivergence
 from prunerecover.depth.search.selection import count_by_kind
 from prunerecover.depth.unit_costs import UnitCosts
+from prunerecover.depth.variants import Variants
 from prunerecover.display.progress import progress
-from prunerecover.divergence.outputs import OtherShape
 from prunerecover.families.describe import is_supported
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.plan.budget import Budget
@@ -170,7 +169,7 @@ class DepthSearch:
 
     def _finished(self, units: Sequence[Unit]) -> Finished:
         weights = self._weights if self._fits else None
-        return finished(self.session, self.removals, units, weights, by_loss=self.config.by_loss)
+        return finished(self.session, self.variants, units, weights, by_loss=self.config.by_loss)
 
     def _goal(self, budget: Budget) -> Goal:
         """Return the goal of a budget."""
@@ -196,8 +195,9 @@ class DepthSearch:
 
     def _judged(self) -> Variants:
         """Return the judge of sets: by the loss, where the search minimises the loss, else by the output divergence."""
-        session, held_out = self.session, self._fits and is_supported(self.model)
-        objective: Objective = OutputDivergence(session.samples, held_out=held_out)
+        session, samples = self.session, self.session.samples
+        judged = samples.held_out if self._fits and is_supported(self.model) else samples.all_samples
+        objective: Objective = OutputDivergence(judged, few=len(samples.held_out))
         if self.config.by_loss and session.loss is not None:
             objective = LossIncrease(session.loss, session.batches, session.device)
         with progress("running the dense network"):
@@ -231,10 +231,7 @@ class DepthSearch:
         """Return the divergence of the output by the name of the last removed unit; empty if not comparable."""
         if self.config.by_loss or not chosen or not self.session.output.comparable:
             return {}
-        try:
-            found = self.session.output.divergence_of(self.session.output.pruned(edits, tensors))
-        except OtherShape:
-            return {}
+        found = self.session.output.divergence_of(self.session.output.pruned(edits, tensors))
         return {chosen[-1].name: found} if math.isfinite(found) else {}
 
     def _saved_scores(self) -> dict[str, float] | None:

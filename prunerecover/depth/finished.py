@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from prunerecover.calibration.places import numbered
 from prunerecover.calibration.stand_in_fits import PlaceWeights
-from prunerecover.depth.fits import choice_of, maker_of
-from prunerecover.depth.layers.removals import Removals
+from prunerecover.depth.variants import Variants
 from prunerecover.families.describe import is_supported
 from prunerecover.library.blocks_anew import layers_before_blocks
 from prunerecover.library.edits import Chosen, EditMaker
@@ -22,18 +22,18 @@ Finished = tuple[tuple[Edit, ...], dict[str, Tensor]]
 
 
 def finished(
-    session: Session, removals: Removals, units: Sequence[Unit], weights: PlaceWeights | None, *, by_loss: bool
+    session: Session, variants: Variants, units: Sequence[Unit], weights: PlaceWeights | None, *, by_loss: bool
 ) -> Finished:
     """Return the edits of a choice of units, and the edits' tensors by name.
 
     Args:
         session: Network and samples.
-        removals: Units of the network, with the replacements of single units.
+        variants: Judge of networks, with the replacements of single units.
         units: Removed units.
         weights: Weights of rows in fits; None: no value is fitted again.
         by_loss: Whether units are chosen by a loss; layers before blocks do not learn the dense output then.
     """
-    maker, chosen = maker_of(removals, weights), choice_of(removals, units)
+    maker, chosen = replace(variants.maker, weights=weights), variants.chosen(units)
     if weights is None:
         return numbered(*maker.edits(chosen, in_place=False))
     chosen = tuned(session, maker, chosen)

@@ -1,26 +1,23 @@
-"""Fitted replacements of units, each alone, and the choice of units as variants of a library."""
+"""Fitted replacements of units, each alone."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import torch
 
-from prunerecover.calibration.places import Fit as StandInFit
-from prunerecover.calibration.places import family_places
+from prunerecover.calibration.places import Fit, family_places
 from prunerecover.calibration.samples import CalibrationSet
 from prunerecover.calibration.stand_in_fits import PlaceWeights, fits_alone
 from prunerecover.depth.layers.fit_places import fit_places
 from prunerecover.depth.layers.removals import Removals
-from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.search.objectives import OutputDivergence
+from prunerecover.depth.variants import Variants
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import is_supported
-from prunerecover.library.edits import Chosen, EditMaker, Fit
 from prunerecover.library.tuning import tuned
-from prunerecover.library.variants import LibrarySite, Variant
 from prunerecover.plan.edits import PARAMETERS
-from prunerecover.plan.units import Unit
 from prunerecover.session.session import Session
 
 
@@ -35,7 +32,7 @@ def weights_of(removals: Removals, samples: CalibrationSet, seed: int) -> PlaceW
     return PlaceWeights(removals.model, fit_places(removals), samples.fit, seed)
 
 
-def fit_again(session: Session, forms: Mapping[str, str], blocks: Sequence[str]) -> dict[str, StandInFit]:
+def fit_again(session: Session, forms: Mapping[str, str], blocks: Sequence[str]) -> dict[str, Fit]:
     """Return fits of given forms for units of a supported family, fitted as in planning, by unit.
 
     Args:
@@ -45,38 +42,12 @@ def fit_again(session: Session, forms: Mapping[str, str], blocks: Sequence[str])
     """
     kinds, samples = ("block", "attention", "mlp", "activation"), session.samples
     removals = Removals(session.model, session.traced, kinds)
-    variants = Variants(removals, OutputDivergence(samples, held_out=True))
+    variants = Variants(removals, OutputDivergence(samples.held_out))
     weights = weights_of(removals, samples, session.seed)
     fit_alone(variants, samples, weights, forms)
-    chosen = choice_of(removals, [unit for unit in removals.units if unit.name in (*forms, *blocks)])
-    found = tuned(session, maker_of(removals, weights), chosen)
+    chosen = variants.chosen([unit for unit in removals.units if unit.name in (*forms, *blocks)])
+    found = tuned(session, dataclasses.replace(variants.maker, weights=weights), chosen)
     return {name: fit.stand_in for name, (_, fit) in found.items() if fit.stand_in is not None}
-
-
-def maker_of(removals: Removals, weights: PlaceWeights | None) -> EditMaker:
-    """Return the maker of the edits of units.
-
-    Args:
-        removals: Units of the network.
-        weights: Weights of the rows in fits.
-    """
-    sites = {unit.name: LibrarySite(unit.name, unit.kind, unit, (), ()) for unit in removals.units}
-    return EditMaker(sites, None, removals, weights=weights)
-
-
-def choice_of(removals: Removals, units: Sequence[Unit]) -> Chosen:
-    """Return units with their replacements as variants of a library.
-
-    Args:
-        removals: Units of the network, with the replacements.
-        units: Removed units, in order.
-    """
-    found = {}
-    for unit in units:
-        fit = removals.fits.get(unit.name)
-        leaves = "zero" if fit is None else fit.leaves
-        found[unit.name] = Variant(leaves, leaves=leaves), Fit(stand_in=fit)
-    return found
 
 
 def fit_alone(
@@ -99,7 +70,7 @@ def fit_alone(
     with progress("choosing what units leave", len(found)) as advance:
         for name, fits in found.items():
             unit = units[name]
-            price: dict[StandInFit | None, float] = {} if forms else {None: variants.held_out([unit])}
+            price: dict[Fit | None, float] = {} if forms else {None: variants.held_out([unit])}
             for one in (fit for fit in fits if forms is None or fit.leaves == forms[name]):
                 saved = 1 - one.macs / unit.macs if unit.macs else 1.0
                 if saved > 0:
@@ -122,7 +93,7 @@ def leave_by_name(removals: Removals, replace: str) -> None:
         (place, *_), found = family_places(removals.model, unit.name) or (None,), None
         if place is not None and place.kind == "activation" and replace == "zero":
             zeros = {name: torch.zeros(place.channels) for name in PARAMETERS["slope_bias"]}
-            found = StandInFit(place, "slope_bias", zeros, 0)
+            found = Fit(place, "slope_bias", zeros, 0)
         elif place is not None and place.kind != "activation" and replace == "identity":
-            found = StandInFit(place, "identity", {}, 0)
+            found = Fit(place, "identity", {}, 0)
         removals.fits |= {} if found is None else {unit.name: found}

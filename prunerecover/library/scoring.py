@@ -1,4 +1,4 @@
-"""Scores of variants: output divergence on held-out samples, from the first changed layer on.
+"""Scores of variants: the objective of the network with a choice, run from the first changed layer on.
 
 A search among hundreds of variants fits the samples of its scores: the divergence falls on these samples, and rises on
 others. Choices are therefore judged on further samples, too, where there are some, and each round of refinement scores
@@ -8,25 +8,26 @@ on another part.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from prunerecover.calibration.samples import CalibrationSet
 from prunerecover.depth.layers.prefix import PrefixRunner
-from prunerecover.divergence.kept_outputs import KeptOutputs
-from prunerecover.divergence.measure import mean_divergence
-from prunerecover.divergence.outputs import Outputs, compared
+from prunerecover.depth.search.objectives import Objective, OutputDivergence
 from prunerecover.graph.computation_graph import ComputationGraph
 from prunerecover.library.edits import Chosen, EditMaker
-from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import is_within, parent_path
 from prunerecover.recovery.batchnorm import normalisation
-from prunerecover.surgery.apply_edits import edited
+from prunerecover.surgery.apply_edits import Applied, edited
 
+Signature = dict[str, Any]
 PARTS = 4  # of held-out samples: the session's own, and of as many further samples each
 
 
@@ -37,79 +38,99 @@ class Scorer:
         model: Dense network, in evaluation mode.
         graph: Computation graph of the model.
         maker: Makes edits of variants.
-        batches: Held-out samples on the model's device.
+        objective: Measure of networks; "divergence" below is its value, also of a loss.
     """
 
-    def __init__(
-        self, model: nn.Module, graph: ComputationGraph, maker: EditMaker, batches: Sequence[ModelInputs]
-    ) -> None:
-        self.maker, self.batches, self._graph = maker, batches, graph
-        self._runner = PrefixRunner(graph, len(batches), self._run)
+    def __init__(self, model: nn.Module, graph: ComputationGraph, maker: EditMaker, objective: Objective) -> None:
+        self.maker, self.objective, self._model, self._graph = maker, objective, model, graph
+        self._runner = PrefixRunner(graph, len(objective.all), objective.run)
+        self._first: dict[str, int] = {}
+        for node in reversed(graph.nodes):
+            self._first |= dict.fromkeys((node.module, *(w.rpartition(".")[0] for w in node.weights)), node.index)
         self._twin = share_copy(model).eval()
-        self._numbers = range(len(batches))
-        self._dense = KeptOutputs(lambda number: self._run(share_copy(model).eval(), number))
-        self._base: Chosen = {}
-        self._around = normalisation(model, batches, narrowed=maker.network is not None)
+        self._dense = {id(tensor) for tensor in (*self._twin.parameters(), *self._twin.buffers())}
+        self._base: Signature = {}
+        objective.start(model, ())
 
     def begin(self) -> Scorer:
         """Make the dense network the base, whose unchanged prefix choices share; return the scorer."""
-        for number, output in enumerate(self._runner.keep(self._twin)):
-            self._dense.keep(number, output)
+        self.objective.start(self._model, self._runner.keep(self._twin))
+        self._base = self._signature(Applied())
         return self
 
-    @property
-    def n_samples(self) -> int:
-        """Number of samples."""
-        return sum(batch.n_samples for batch in self.batches)
-
     def divergence(self, chosen: Chosen) -> float:
-        """Return the mean divergence of a choice; infinite where the network fails, or gives another shape."""
+        """Return the divergence of a choice; infinite where the network fails, or gives another shape."""
         try:
-            found = self._divergence(chosen)
+            found = self.measured(chosen, self.objective.all)
         except torch.OutOfMemoryError:
             raise
         except Exception:  # the network's own code may raise anything without the removed units
             return math.inf
         return found if math.isfinite(found) else math.inf
 
-    def _divergence(self, chosen: Chosen) -> float:
-        first = self._first_change(chosen)
-        with torch.no_grad(), edited(self._twin, *self.maker.edits(chosen)):
-            outputs = self._runner.run(self._twin, first, self._numbers)
-            return mean_divergence(self.batches, map(self._dense.of, self._numbers), outputs)
+    def measured(self, chosen: Chosen, numbers: Sequence[int]) -> float:
+        """Return the divergence of a choice on some batches.
+
+        Args:
+            chosen: Variants with their fits, by site.
+            numbers: Numbers of the batches.
+
+        Raises:
+            NotRemovable: If the units of the choice cannot go together.
+        """
+        with self._pruned(chosen) as signature:
+            outputs = self._runner.run(self._twin, self._first_change(signature), numbers)
+            return self.objective.judge(numbers, outputs)
 
     def rebase(self, chosen: Chosen) -> float:
         """Make a choice the base, whose unchanged prefix later choices share; return the divergence of the base."""
-        first = self._first_change(chosen)
-        with torch.no_grad(), edited(self._twin, *self.maker.edits(chosen)):
-            outputs = self._runner.keep(self._twin, first)
-            found = mean_divergence(self.batches, map(self._dense.of, self._numbers), outputs)
-        self._base = dict(chosen)
+        with self._pruned(chosen) as signature:
+            outputs = self._runner.keep(self._twin, self._first_change(signature))
+            found = self.objective.judge(self.objective.all, outputs)
+        self._base = signature
         return found
 
     def forget(self) -> None:
-        """Give up the outputs of the base: choices are run as a whole."""
+        """Give up the base: choices are run as a whole."""
         self._runner.forget()
+        self._base = {}
 
-    def _first_change(self, chosen: Chosen) -> int:
-        """Return the index of the first node with a difference between a choice and the base."""
-        changed = [site for site in {*chosen, *self._base} if chosen.get(site) != self._base.get(site)]
-        fits = [own[site][1] for own in (chosen, self._base) for site in changed if site in own]
-        paths = {path for site in changed for path in self.maker.sites[site].modules}
-        paths |= {path for fit in fits for path in fit.modules}
-        return min(map(self._first_in, paths), default=0 if changed else len(self._graph.nodes))
+    @contextmanager
+    def _pruned(self, chosen: Chosen) -> Iterator[Signature]:
+        """Apply a choice to the twin inside a `with` block; yields the signature of the twin."""
+        with torch.no_grad(), edited(self._twin, *self.maker.edits(chosen)) as applied:
+            yield self._signature(applied)
+
+    def _first_change(self, signature: Signature) -> int:
+        """Return the index of the first node that is not computed as in the base."""
+        old = self._base
+        changed = [path for path in old.keys() | signature.keys() if old.get(path) != signature.get(path)]
+        return min(map(self._first_in, changed), default=len(self._graph.nodes))
 
     def _first_in(self, path: str) -> int:
+        """Return the first node inside a module; for a module without a call, inside the module around."""
         while path:
-            inside = [index for module, index in self._graph.first_in.items() if is_within(module, path)]
+            inside = [index for module, index in self._first.items() if is_within(module, path)]
             if inside:
                 return min(inside)
             path = parent_path(path)
         return 0
 
-    def _run(self, network: nn.Module, number: int) -> Outputs:
-        with self._around(network):
-            return compared(call(network, self.batches[number]))
+    def _signature(self, applied: Applied) -> Signature:
+        """Return the class of each module of the twin by path, with its tensors and their cuts."""
+        found: Signature = {}
+        for path, module in self._twin.named_modules():
+            held = (*module._parameters.items(), *module._buffers.items())
+            tensors = tuple((name, *self._told(tensor, applied)) for name, tensor in held if tensor is not None)
+            found[path] = (type(module).__name__, getattr(module, "rerouted", ()), tensors)
+        return found
+
+    def _told(self, tensor: Tensor, applied: Applied) -> tuple[Any, ...]:
+        """Return the identity and cuts of a dense tensor; sums of a fitted one, made anew with every edit."""
+        old, cuts = applied.cuts.get(tensor, (tensor, ()))  # type: ignore[call-overload]
+        if id(old) in self._dense:
+            return id(old), tuple((cut.dim, tuple(cut.kept.tolist())) for cut in cuts)
+        return float(tensor.sum(dtype=torch.float64)), float(torch.linalg.vector_norm(tensor.float()))
 
 
 class Scorers:
@@ -123,12 +144,12 @@ class Scorers:
     """
 
     def __init__(self, model: nn.Module, graph: ComputationGraph, maker: EditMaker, samples: CalibrationSet) -> None:
-        self._make, self._samples = partial(Scorer, model, graph, maker), samples
+        self._model, self._graph, self._maker, self._samples = model, graph, maker, samples
 
     @cached_property
     def alone(self) -> Scorer:
         """Scorer of variants alone, on the session's own held-out samples."""
-        return self._make(self._samples.held_out).begin()
+        return self._on(self._samples.held_out).begin()
 
     def near(self, base: Chosen, turn: int) -> Scorer:
         """Return a scorer of choices near a base, on the next part of the further samples if there are any.
@@ -147,12 +168,17 @@ class Scorers:
     def divergence(self, chosen: Chosen) -> float:
         """Return the mean divergence of a choice over the samples of all parts."""
         parts = (self.alone, *self._further)
-        return sum(part.divergence(chosen) * part.n_samples for part in parts) / sum(part.n_samples for part in parts)
+        sizes = [part.objective.n_samples for part in parts]
+        return sum(size * part.divergence(chosen) for size, part in zip(sizes, parts, strict=True)) / sum(sizes)
 
     @cached_property
     def _further(self) -> list[Scorer]:
-        size = self.alone.n_samples
-        return [self._make(part) for part in _in_parts(self._samples.further((PARTS - 1) * size), size)]
+        size = self.alone.objective.n_samples
+        return [self._on(part) for part in _in_parts(self._samples.further((PARTS - 1) * size), size)]
+
+    def _on(self, batches: Sequence[ModelInputs]) -> Scorer:
+        around = normalisation(self._model, batches, narrowed=self._maker.network is not None)
+        return Scorer(self._model, self._graph, self._maker, OutputDivergence(batches, around=around))
 
 
 def _in_parts(batches: Iterable[ModelInputs], size: int) -> list[list[ModelInputs]]:

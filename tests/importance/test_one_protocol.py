@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 import prunerecover
 from prunerecover import find_groups, find_units, plan_depth, plan_width
-from prunerecover.calibration.samples import CalibrationSet
+from prunerecover.depth.graph_context import GraphContext
 from prunerecover.depth.layers.removals import Removals
-from prunerecover.depth.layers.scoring import GraphContext
-from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.search.objectives import OutputDivergence
+from prunerecover.depth.variants import Variants
 from prunerecover.graph.trace import trace
 from prunerecover.importance.context import DepthContext, WidthContext
 from prunerecover.importance.registry import IMPORTANCES, compute_importances
@@ -42,16 +41,10 @@ def kinds_for(name: str) -> tuple[str, ...]:
     return PARTS[:3] if name in OF_STREAMS else PARTS
 
 
-def samples() -> CalibrationSet:
-    """Return samples for held-out judgement alone, the same in every context."""
-    batches = tuple(as_inputs(batch[0]) for batch in rows("vit"))
-    return CalibrationSet((), batches, 0, batches)
-
-
 def on_the_graph(model: nn.Module, name: str) -> dict[str, Tensor]:
     """Return the scores of planning."""
     removals = Removals(model, trace(model, as_inputs(inputs()["images"][:1])), kinds_for(name))
-    variants = Variants(removals, OutputDivergence(samples()))
+    variants = Variants(removals, OutputDivergence([as_inputs(batch[0]) for batch in rows("vit")]))
     return IMPORTANCES[name](GraphContext.of(variants, removals.units, (), **HOW))
 
 

@@ -109,3 +109,27 @@ def test_a_choice_that_does_not_run_stays_as_it_is() -> None:
     with one.session.evaluating():
         choice = one.library.chosen({**GONE, "1.2": "affine 0.01"})
         assert one.library.walks.walk(choice) == (choice, {})
+
+
+def linears() -> nn.Module:
+    """Return a network in which the removal of its third linear narrows the second."""
+    torch.manual_seed(0)
+    sizes = ((243, 12), (12, 12), (12, 8))
+    layers = [layer for size in sizes for layer in (nn.Linear(*size), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(8, 5)).eval()
+
+
+def test_a_layer_whose_removal_narrows_an_earlier_one_is_scored_by_the_whole_network() -> None:
+    one = planner(linears(), "layer")
+    with one.session.evaluating():
+        library, output = one.library, one.session.output
+        edits, tensors = library.maker.edits(library.chosen({"5": "zero"}))
+        assert [edit.unit for edit in edits] == ["3", "5"]
+        whole = output.divergence_of(output.pruned(edits, tensors))
+        assert library.scored["5"]["zero"].divergence == pytest.approx(whole, rel=1e-4)
+
+
+def test_a_unit_beside_a_narrowed_layer_leaves_no_replacement_to_tune() -> None:
+    one = planner(linears(), "layer")
+    found, _ = one.finished(chosen(one, {"3": "slope_bias", "5": "zero"}))
+    assert found["3"][1].stand_in is None

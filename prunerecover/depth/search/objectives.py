@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from prunerecover.calibration.samples import CalibrationSet
 from prunerecover.divergence.kept_outputs import KeptOutputs
 from prunerecover.divergence.measure import mean_divergence
 from prunerecover.divergence.outputs import Outputs, compared
 from prunerecover.importance.measuring.losses import Loss, check_loss
-from prunerecover.model.batches import as_inputs, call, on_device
+from prunerecover.model.batches import ModelInputs, as_inputs, call, on_device
 
 PART = 4  # a rough score reads a batch in four
 
@@ -24,9 +24,11 @@ class Objective(Protocol):
 
     Attributes:
         name: Name in messages.
+        n_samples: Number of samples.
     """
 
     name: str
+    n_samples: int
 
     @property
     def all(self) -> Sequence[int]:
@@ -50,21 +52,29 @@ class OutputDivergence:
     """The mean divergence of the output from the dense output; see `output_divergence`.
 
     Args:
-        samples: Calibration samples on the network's device; rough scores use held-out samples.
-        held_out: Whether all scores use held-out samples: for replacements with enough values to fit their samples.
+        batches: Samples on the network's device.
+        few: Number of the last batches, for rough scores; None: all.
+        around: Context of passes through a network, such as one in which BatchNorm normalises by the batch.
     """
 
     name = "output_divergence"
 
-    def __init__(self, samples: CalibrationSet, *, held_out: bool = False) -> None:
-        self.batches = samples.held_out if held_out else samples.all_samples
-        self.all = range(len(self.batches))
-        self.few = self.all[-len(samples.held_out) :]
+    def __init__(
+        self,
+        batches: Sequence[ModelInputs],
+        few: int | None = None,
+        around: Callable[[nn.Module], AbstractContextManager[None]] = lambda _: nullcontext(),
+    ) -> None:
+        self.batches, self._around = batches, around
+        self.n_samples = sum(batch.n_samples for batch in batches)
+        self.all = range(len(batches))
+        self.few = self.all if few is None else self.all[-few:]
         self._dense = KeptOutputs(partial(self.run, nn.Identity()))
 
     def run(self, network: nn.Module, number: int) -> Outputs:
         """Return the output."""
-        return compared(call(network, self.batches[number]))
+        with self._around(network):
+            return compared(call(network, self.batches[number]))
 
     def start(self, dense: nn.Module, found: Iterable[Outputs]) -> None:
         """Keep the dense network's outputs as long as there is room; further outputs are computed again each time."""
@@ -91,6 +101,7 @@ class LossIncrease:
     def __init__(self, loss: Loss, batches: Sequence[Any], device: torch.device) -> None:
         self.loss, self.batches = loss, [on_device(batch, device) for batch in batches]
         self._samples = [as_inputs(batch).n_samples for batch in self.batches]
+        self.n_samples = sum(self._samples)
         self.all = range(len(batches))
         self.few = self.all[-max(1, len(batches) // PART) :]
         self._dense: Sequence[Tensor] = ()

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from prunerecover.calibration.places import tensors_of
 from prunerecover.depth.layers.pruned_graph import NotRemovable
-from prunerecover.depth.layers.variants import Variants
+from prunerecover.depth.variants import Variants
 from prunerecover.importance.context import DepthContext, ValuesOf, sum_of, unit_parameters
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.model.copies import share_copy
@@ -152,6 +151,5 @@ def _without(variants: Variants, units: Sequence[Unit]) -> tuple[nn.Module, Appl
     Raises:
         NotRemovable: If the units cannot go.
     """
-    removals = variants.removals
-    network, edits = share_copy(removals.model), removals.edits(units, in_place=True)
-    return network, apply_edits(network, edits, tensors_of(edits, removals.fits))
+    network = share_copy(variants.removals.model)
+    return network, apply_edits(network, *variants.maker.edits(variants.chosen(units)))

@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
-from torch import Tensor, nn
-
-from prunerecover.calibration.places import tensors_of
-from prunerecover.depth.layers.prefix import PrefixRunner
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.search.objectives import Objective
 from prunerecover.display.progress import progress
 from prunerecover.divergence.outputs import OtherShape
 from prunerecover.importance.registry import check_finite
-from prunerecover.model.copies import share_copy
-from prunerecover.model.paths import is_within, parent_path
-from prunerecover.model.replacements import Affine, Constant, SlopeBias
+from prunerecover.library.edits import Chosen, EditMaker, Fit
+from prunerecover.library.scoring import Scorer
+from prunerecover.library.variants import LibrarySite, Variant
 from prunerecover.plan.units import Unit, names_of
 from prunerecover.store.search_store import SearchStore
-from prunerecover.surgery.apply_edits import Applied, edited
-
-Signature = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Base:
-    """Network with the shared beginning of variants: names of the removed units, and the signature."""
-
-    key: frozenset[str]
-    signature: Signature
 
 
 class Variants:
@@ -46,21 +28,27 @@ class Variants:
         store: Store of the search; None: no results are kept.
 
     Attributes:
-        runner: Runner of variants behind their first change.
+        maker: Maker of the edits of units.
         refused: Reason why the last refused set cannot go, or "".
     """
 
     def __init__(self, removals: Removals, objective: Objective, store: SearchStore | None = None) -> None:
         self.removals, self.objective, self.refused = removals, objective, ""
         self.store = store or SearchStore()
-        self.runner = PrefixRunner(removals.graph, len(objective.all), objective.run)
-        self._nodes: dict[str, int] = {}
-        for node in reversed(removals.graph.nodes):
-            self._nodes |= dict.fromkeys((node.module, *(w.rpartition(".")[0] for w in node.weights)), node.index)
+        sites = {unit.name: LibrarySite(unit.name, unit.kind, unit, (), ()) for unit in removals.units}
+        self.maker = EditMaker(sites, None, removals)
+        self._scorer = Scorer(removals.model, removals.graph, self.maker, objective).begin()
         self._known: dict[frozenset[str], float] = {frozenset(): 0.0}
-        self._twin = share_copy(removals.model).eval()
-        self._base = _Base(frozenset(), _signature(self._twin, Applied()))
-        objective.start(removals.model, self.runner.keep(self._twin))
+        self._base = frozenset[str]()
+
+    def chosen(self, units: Sequence[Unit]) -> Chosen:
+        """Return removed units, in order, with their replacements, as a choice of a library."""
+        found = {}
+        for unit in units:
+            fit = self.removals.fits.get(unit.name)
+            leaves = "zero" if fit is None else fit.leaves
+            found[unit.name] = Variant(leaves, leaves=leaves), Fit(stand_in=fit)
+        return found
 
     def divergence(self, units: Sequence[Unit]) -> float:
         """Return the objective's value for the network without some units: higher is worse.
@@ -99,11 +87,10 @@ class Variants:
 
     def _rebase(self, units: Sequence[Unit]) -> None:
         """Make the network without some units the base, so that later variants share its beginning."""
-        if names_of(units) != self._base.key:
-            with self.removals.trying(units), self._without(units) as signature:
-                for _ in self.runner.keep(self._twin, self._first_change(signature)):
-                    pass
-            self._base = _Base(names_of(units), signature)
+        if names_of(units) != self._base:
+            with self.removals.trying(units):
+                self._scorer.rebase(self.chosen(units))
+            self._base = names_of(units)
 
     def _divergence(self, units: Sequence[Unit], base: Sequence[Unit] | None) -> float:
         """Return the divergence without some units, measured once, from the network without the units of a base on."""
@@ -123,8 +110,8 @@ class Variants:
         """
         if base is not None:
             self._rebase(base)
-        with self.removals.trying(units), self._without(units) as signature:
-            return self.objective.judge(numbers, self.runner.run(self._twin, self._first_change(signature), numbers))
+        with self.removals.trying(units):
+            return self._scorer.measured(self.chosen(units), numbers)
 
     def _each(self, units: Sequence[Unit], score: Callable[[Unit], float]) -> list[float]:
         """Score units; infinite for refused units, and NaN raises an error."""
@@ -140,47 +127,3 @@ class Variants:
         named = zip(units, found, strict=True)
         check_finite({unit.name: one for unit, one in named if one != math.inf}, self.objective.name)
         return found
-
-    @contextmanager
-    def _without(self, units: Sequence[Unit]) -> Iterator[Signature]:
-        """Take units out of the twin inside a `with` block; yields the signature of the remaining network."""
-        edits = self.removals.edits(units, in_place=True)
-        with edited(self._twin, edits, tensors_of(edits, self.removals.fits)) as applied:
-            yield _signature(self._twin, applied)
-
-    def _first_change(self, signature: Signature) -> int:
-        """Return the index of the first node that is not computed as in the base."""
-        old = self._base.signature
-        changed = [path for path in old.keys() | signature.keys() if old.get(path) != signature.get(path)]
-        return min((self._first_node(path) for path in changed), default=len(self.removals.graph.nodes))
-
-    def _first_node(self, path: str) -> int:
-        """Return the first node inside a module; for a module without a call, inside the module around."""
-        while path:
-            inside = [i for module, i in self._nodes.items() if is_within(module, path)]
-            if inside:
-                return min(inside)
-            path = parent_path(path)
-        return 0
-
-
-def _signature(network: nn.Module, applied: Applied) -> Signature:
-    """Return the class of each module by path, with its tensors and their cuts."""
-    found: Signature = {}
-    for path, module in network.named_modules():
-        held = (*module._parameters.items(), *module._buffers.items())
-        told = _value if isinstance(module, Affine | Constant | SlopeBias) else partial(_identity, applied=applied)
-        tensors = tuple((name, *told(tensor)) for name, tensor in held if tensor is not None)
-        found[path] = (type(module).__name__, getattr(module, "rerouted", ()), tensors)
-    return found
-
-
-def _value(tensor: Tensor) -> tuple[float, float]:
-    """Return sums that differ between fitted tensors, whose identity changes with every edit."""
-    values = tensor.detach().double()
-    return float(values.sum()), float(values.square().sum())
-
-
-def _identity(tensor: Tensor, applied: Applied) -> tuple[Any, ...]:
-    old, cuts = applied.cuts.get(tensor, (tensor, ()))  # type: ignore[call-overload]
-    return id(old), tuple((cut.dim, tuple(cut.kept.tolist())) for cut in cuts)
