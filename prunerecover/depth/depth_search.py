@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from prunerecover.calibration.samples import MIN_SAMPLES
-from prunerecover.calibration.stand_in_fits import PlaceWeights
 from prunerecover.depth.arguments import DepthConfig, kinds_of
 from prunerecover.depth.choice import Choice
 from prunerecover.depth.evidence import removed_by, steps_of, warn_of_excess
 from prunerecover.depth.feasible import check_share
 from prunerecover.depth.finished import Finished, finished
-from prunerecover.depth.fits import fit_alone, leave_by_name, weights_of
+from prunerecover.depth.fits import fit_alone, leave_by_name
 from prunerecover.depth.graph_context import GraphContext
 from prunerecover.depth.layers.standard import with_blocks_taken_out
 from prunerecover.depth.removable import units_that_may_go
@@ -168,8 +167,7 @@ class DepthSearch:
         )
 
     def _finished(self, units: Sequence[Unit]) -> Finished:
-        weights = self._weights if self._fits else None
-        return finished(self.session, self.variants, units, weights, by_loss=self.config.by_loss)
+        return finished(self.session, self.variants, units, fitted=self._fits, by_loss=self.config.by_loss)
 
     def _goal(self, budget: Budget) -> Goal:
         """Return the goal of a budget."""
@@ -208,14 +206,10 @@ class DepthSearch:
         """Whether replacements are fitted."""
         return self.config.replace == "calibrated" and self.session.samples.enough
 
-    @cached_property
-    def _weights(self) -> PlaceWeights:
-        return weights_of(self.removals, self.session.samples, self.session.seed)
-
     def _fit_alone(self) -> None:
         samples, family = self.session.samples, is_supported(self.model)
         if self._fits:
-            fit_alone(self.variants, samples, self._weights)
+            fit_alone(self.session, self.variants)
         elif self.config.replace != "calibrated":
             leave_by_name(self.removals, self.config.replace)
         elif family and any(TRAITS[unit.kind].fitted for unit in self.units):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
 from prunerecover.calibration.places import numbered
-from prunerecover.calibration.stand_in_fits import PlaceWeights
 from prunerecover.depth.variants import Variants
 from prunerecover.families.describe import is_supported
 from prunerecover.library.blocks_anew import layers_before_blocks
@@ -21,25 +19,22 @@ from prunerecover.session.session import Session
 Finished = tuple[tuple[Edit, ...], dict[str, Tensor]]
 
 
-def finished(
-    session: Session, variants: Variants, units: Sequence[Unit], weights: PlaceWeights | None, *, by_loss: bool
-) -> Finished:
+def finished(session: Session, variants: Variants, units: Sequence[Unit], *, fitted: bool, by_loss: bool) -> Finished:
     """Return the edits of a choice of units, and the edits' tensors by name.
 
     Args:
         session: Network and samples.
         variants: Judge of networks, with the replacements of single units.
         units: Removed units.
-        weights: Weights of rows in fits; None: no value is fitted again.
+        fitted: Whether replacements are fitted again, in order, and tuned.
         by_loss: Whether units are chosen by a loss; layers before blocks do not learn the dense output then.
     """
-    maker, chosen = replace(variants.maker, weights=weights), variants.chosen(units)
-    if weights is None:
-        return numbered(*maker.edits(chosen, in_place=False))
-    chosen = tuned(session, maker, chosen)
-    learns = is_supported(session.model) and session.output.comparable and not by_loss
-    if learns and any(unit.kind == "block" for unit in units):
-        return _with_layers_before(session, maker, chosen)
+    maker, chosen = variants.maker, variants.chosen(units)
+    if fitted:
+        chosen = tuned(session, maker, chosen)
+        learns = is_supported(session.model) and session.output.comparable and not by_loss
+        if learns and any(unit.kind == "block" for unit in units):
+            return _with_layers_before(session, maker, chosen)
     return numbered(*maker.edits(chosen, in_place=False))
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from prunerecover.calibration.places import Fit, family_places
-from prunerecover.calibration.samples import CalibrationSet
 from prunerecover.calibration.stand_in_fits import PlaceWeights, fits_alone
 from prunerecover.depth.layers.fit_places import fit_places
 from prunerecover.depth.layers.removals import Removals
@@ -21,17 +19,6 @@ from prunerecover.plan.edits import PARAMETERS
 from prunerecover.session.session import Session
 
 
-def weights_of(removals: Removals, samples: CalibrationSet, seed: int) -> PlaceWeights:
-    """Return the weights of rows at the places of fitted replacements.
-
-    Args:
-        removals: Units of the network.
-        samples: Calibration samples.
-        seed: Seed of the labels drawn from the model's predictions.
-    """
-    return PlaceWeights(removals.model, fit_places(removals), samples.fit, seed)
-
-
 def fit_again(session: Session, forms: Mapping[str, str], blocks: Sequence[str]) -> dict[str, Fit]:
     """Return fits of given forms for units of a supported family, fitted as in planning, by unit.
 
@@ -40,32 +27,29 @@ def fit_again(session: Session, forms: Mapping[str, str], blocks: Sequence[str])
         forms: Forms of replacements, by unit.
         blocks: Names of the blocks that go as well.
     """
-    kinds, samples = ("block", "attention", "mlp", "activation"), session.samples
-    removals = Removals(session.model, session.traced, kinds)
-    variants = Variants(removals, OutputDivergence(samples.held_out))
-    weights = weights_of(removals, samples, session.seed)
-    fit_alone(variants, samples, weights, forms)
+    removals = Removals(session.model, session.traced, ("block", "attention", "mlp", "activation"))
+    variants = Variants(removals, OutputDivergence(session.samples.held_out))
+    fit_alone(session, variants, forms)
     chosen = variants.chosen([unit for unit in removals.units if unit.name in (*forms, *blocks)])
-    found = tuned(session, dataclasses.replace(variants.maker, weights=weights), chosen)
+    found = tuned(session, variants.maker, chosen)
     return {name: fit.stand_in for name, (_, fit) in found.items() if fit.stand_in is not None}
 
 
-def fit_alone(
-    variants: Variants, samples: CalibrationSet, weights: PlaceWeights, forms: Mapping[str, str] | None = None
-) -> None:
+def fit_alone(session: Session, variants: Variants, forms: Mapping[str, str] | None = None) -> None:
     """Give each unit the replacement of least output divergence, per MAC saved, of the unit as the only change.
 
     In supported families, where replacements of branches cost little, MACs of replacements do not count.
 
     Args:
-        variants: Judge of networks, whose removals get the fits.
-        samples: Samples: replacements are fitted on a part, and judged on the rest.
-        weights: Weights of rows.
+        session: Network and samples: replacements are fitted on a part, and judged on the rest.
+        variants: Judge of networks, whose removals get the fits, and whose maker gets the weights of rows.
         forms: Forms by unit, of the only fitted units; None: all units, and the best form of each.
     """
-    removals = variants.removals
-    places = [place for place in fit_places(removals) if forms is None or place.unit in forms]
-    found = fits_alone(removals.model, places, samples.fit, weights) if places else {}
+    removals, batches = variants.removals, session.samples.fit
+    places = fit_places(removals)
+    variants.maker.weights = PlaceWeights(removals.model, places, batches, session.seed)
+    places = tuple(place for place in places if forms is None or place.unit in forms)
+    found = fits_alone(removals.model, places, batches, variants.maker.weights) if places else {}
     units = {unit.name: unit for unit in removals.units}
     with progress("choosing what units leave", len(found)) as advance:
         for name, fits in found.items():
