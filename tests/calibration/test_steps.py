@@ -69,7 +69,7 @@ def test_searches_by_name_learn_from_further_samples(plan: str, monkeypatch: pyt
         seen.append(steps_of(*args, **how))
         return seen[-1]
 
-    for module in ("prunerecover.depth.fits", "prunerecover.width.tuning"):
+    for module in ("prunerecover.library.tuning", "prunerecover.width.tuning"):
         monkeypatch.setattr(f"{module}.steps_of", watched)
     if plan == "depth":
         plan_depth(vit(depth=2), Budget(remove={"attention": 1}), batches=images(4, 8), search="greedy")
