@@ -98,16 +98,23 @@ class Refiner:
         return [(EASY + step * (most - EASY) / steps) / most for step in range(steps)] + [1.0]
 
     def _refined(self, best: State, rounds: int, views: Views, advance: Callable[[], None]) -> State:
-        """Return a choice refined for the present need, while the divergence falls; the clock is read in between."""
-        enough, moves = None, MOVES
+        """Return a choice refined for the present need, while the divergence falls; the clock is read in between.
+
+        Args:
+            best: Choice to begin with.
+            rounds: Rounds at most, and none again after a move if there is none.
+            views: Views of options, tried in turn in each round while nothing much better is found.
+            advance: Function called after each round.
+        """
+        enough, moves, again = None, MOVES, AGAIN if rounds else 0
         while True:
             short = self._correct(best.names, clock=True) < -CLOCKS
             enough = enough if short else best
             if not (moves if short else rounds):
                 return best if enough is None else enough
             if short:
-                best, moves, rounds = self._moved(best), moves - 1, max(rounds, AGAIN)
-            found = self.better(best, views)
+                best, moves, rounds = self._moved(best), moves - 1, max(rounds, again)
+            found = self.better(best, views) if rounds else None
             advance()
             settled = found is None or found.divergence > best.divergence * (1 - GAIN)
             rounds = 0 if settled else rounds - 1
