@@ -169,10 +169,10 @@ BENCHMARK = Benchmark(
     points on the same images, paired, with their 95% interval. Splits by counts may miss the share: BoundaryDPT's at
     33% were picked for the latency, and take out less of the MACs. Latency is of one thread, by what it computes; of
     rows by MACs, that of networks without as many units of each kind, drawn at random. The epoch is at one learning
-    rate for all methods: [best rates](best_rates.md) says what was run at the best of three for each. All
-    rows of Prune but half of DeiT-Tiny's MACs, and DepthPrune on ResNet-56, are of the present planner, beside other
-    work on both cores; on ResNet-56 before Prune compared whole units alone. Half of the MACs, and DepthPrune at 33% of
-    DeiT-Tiny's MACs and latency, are from before the present rates of tuning; further rows were made by earlier
+    rate for all methods: [best rates](best_rates.md) says what was run at the best of three for each. Rows
+    of Prune by the latency are of the present planner, beside other work on both cores. Its third of DeiT-Tiny's MACs,
+    and DepthPrune on ResNet-56, were made when the search scored on 64 held-out samples alone; half of the MACs, and
+    DepthPrune at 33% of DeiT-Tiny's MACs and latency, before the present rates of tuning, too; further rows by earlier
     planners, tuned on the calibration images alone.""",
     measure=measure,
     axes={

@@ -8,7 +8,7 @@ on another part.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -24,8 +24,10 @@ from prunerecover.library.edits import Chosen, EditMaker
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import is_within, parent_path
+from prunerecover.plan.edits import Refit
 from prunerecover.recovery.batchnorm import normalisation
 from prunerecover.surgery.apply_edits import Applied, edited
+from prunerecover.surgery.narrowing import Cuts
 
 Signature = dict[str, Any]
 PARTS = 4  # of held-out samples: the session's own, and of as many further samples each
@@ -98,8 +100,10 @@ class Scorer:
     @contextmanager
     def _pruned(self, chosen: Chosen) -> Iterator[Signature]:
         """Apply a choice to the twin inside a `with` block; yields the signature of the twin."""
-        with torch.no_grad(), edited(self._twin, *self.maker.edits(chosen)) as applied:
-            yield self._signature(applied)
+        edits, tensors = self.maker.edits(chosen)
+        refitted = {edit.unit for edit in edits if isinstance(edit, Refit)}
+        with torch.no_grad(), edited(self._twin, edits, tensors) as applied:
+            yield self._signature(applied, refitted)
 
     def _first_change(self, signature: Signature) -> int:
         """Return the index of the first node that is not computed as in the base."""
@@ -116,18 +120,19 @@ class Scorer:
             path = parent_path(path)
         return 0
 
-    def _signature(self, applied: Applied) -> Signature:
-        """Return the class of each module of the twin by path, with its tensors and their cuts."""
+    def _signature(self, applied: Applied, refitted: Collection[str] = ()) -> Signature:
+        """Return the class of each module of the twin by path, with its tensors and their cuts, or fitted values."""
         found: Signature = {}
         for path, module in self._twin.named_modules():
             held = (*module._parameters.items(), *module._buffers.items())
-            tensors = tuple((name, *self._told(tensor, applied)) for name, tensor in held if tensor is not None)
+            origins = applied.cuts if path not in refitted else {}
+            tensors = tuple((name, *self._told(tensor, origins)) for name, tensor in held if tensor is not None)
             found[path] = (type(module).__name__, getattr(module, "rerouted", ()), tensors)
         return found
 
-    def _told(self, tensor: Tensor, applied: Applied) -> tuple[Any, ...]:
+    def _told(self, tensor: Tensor, origins: Mapping[Any, tuple[Tensor, Cuts]]) -> tuple[Any, ...]:
         """Return the identity and cuts of a dense tensor; sums of a fitted one, made anew with every edit."""
-        old, cuts = applied.cuts.get(tensor, (tensor, ()))  # type: ignore[call-overload]
+        old, cuts = origins.get(tensor, (tensor, ()))
         if id(old) in self._dense:
             return id(old), tuple((cut.dim, tuple(cut.kept.tolist())) for cut in cuts)
         return float(tensor.sum(dtype=torch.float64)), float(torch.linalg.vector_norm(tensor.float()))
