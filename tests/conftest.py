@@ -27,7 +27,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-BRIEFLY = ("callbacks", "recipes/cli", "recipes/plan_methods")  # folders without tests of how well values are tuned
+BRIEFLY = ("callbacks", "recipes/cli")  # folders without tests of how well values are tuned
+IN_FULL = ("callbacks/trainers",)  # of these, folders that compare fits with fits in other processes
 
 gc.disable()  # until all is imported: see `pytest_collection_finish`
 
@@ -97,7 +98,10 @@ def _quickly_written() -> Iterator[None]:
 def _briefly_tuned(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tune values for a few steps where tests are of something else."""
     with pytest.MonkeyPatch.context() as patch:
-        if any(Path(__file__).parent / folder in request.path.parents for folder in BRIEFLY):
+        briefly, in_full = (
+            any(Path(__file__).parent / folder in request.path.parents for folder in own) for own in (BRIEFLY, IN_FULL)
+        )
+        if briefly and not in_full:
             patch.setattr("prunerecover.calibration.learning.EPOCHS", 1)
             patch.setattr("prunerecover.calibration.steps.WANTED_OUTPUTS", 64)
         yield

@@ -187,13 +187,18 @@ class Scorers:
 
 
 def _in_parts(batches: Iterable[ModelInputs], size: int) -> list[list[ModelInputs]]:
-    """Return batches in parts of at least so many samples; a rest that is smaller joins the last part."""
-    found = [list[ModelInputs]()]
+    """Return batches in parts of so many samples, whatever the batches; a rest that is smaller joins the last part."""
+    found, room = list[list[ModelInputs]](), 0
     for batch in batches:
-        if sum(one.n_samples for one in found[-1]) >= size:
-            found.append([])
-        found[-1].append(batch)
-    if len(found) > 1 and sum(one.n_samples for one in found[-1]) < size:
+        begin = 0
+        while begin < batch.n_samples:
+            if not room:
+                found.append([])
+                room = size
+            end = min(batch.n_samples, begin + room)
+            found[-1].append(batch.select(torch.arange(begin, end)))
+            begin, room = end, room - (end - begin)
+    if room and len(found) > 1:
         rest = found.pop()
         found[-1] += rest
-    return [part for part in found if part]
+    return found

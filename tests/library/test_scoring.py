@@ -48,7 +48,8 @@ def test_choices_are_judged_on_all_held_out_samples() -> None:
 def test_each_round_scores_on_another_part_with_the_outputs_of_its_base() -> None:
     planner, chosen = planned(True)
     scorers = planner.unscored.scorers
-    parts = [FURTHER[:2], FURTHER[2:]]  # of 8 samples or more, as many as are held out
+    x = torch.cat(FURTHER)
+    parts = [[x[:8]], [x[8:]]]  # of 8 samples, as many as are held out, whatever the batches; the rest joins the last
     with planner.session.evaluating():
         for turn in range(3):
             near = scorers.near(chosen, turn)
@@ -57,6 +58,18 @@ def test_each_round_scores_on_another_part_with_the_outputs_of_its_base() -> Non
             assert scorers.alone.divergence(chosen) == pytest.approx(
                 by_hand(planner, chosen, [batch.args[0] for batch in planner.session.samples.held_out]), rel=1e-5
             )
+
+
+def test_other_values_of_a_refitted_layer_are_seen_behind_a_base() -> None:
+    planner, _ = planned(True)
+    site = planner.unscored.sites["blocks.0.mlp"]
+    reader = "blocks.0.mlp.fc2"
+    weight = planner.session.model.get_submodule(reader).get_parameter("weight").detach()
+    base, other = ({site.name: (Variant("as it was"), Fit({reader: {"weight": weight * by}}))} for by in (0.5, 2.0))
+    with planner.session.evaluating():
+        near = planner.unscored.scorers.near(base, 0)
+        assert near.divergence(other) == pytest.approx(by_hand(planner, other, [torch.cat(FURTHER)[:8]]), rel=1e-5)
+        assert near.divergence(other) != near.divergence(base)
 
 
 def test_without_further_samples_there_is_one_part() -> None:
