@@ -30,6 +30,8 @@ def test_written_again_is_the_same(name: str, tmp_path: Path) -> None:
     assert all(
         torch.equal(*(s["torch"] for s in pair)) for pair in zip(states, wanted.pop("random_states"), strict=True)
     )
+    for adapters in wanted["adapters"].values():
+        adapters["settings"].pop("vectors", None)  # written by earlier versions; `modules_to_save` says as much
     assert again == wanted
 
 
