@@ -24,7 +24,7 @@ from prunerecover.library.blocks import blocks_of
 from prunerecover.library.edits import FITTED, Chosen, EditMaker, Fit
 from prunerecover.library.head_sizes import smaller_heads
 from prunerecover.library.moments import StationMoments
-from prunerecover.library.scoring import Scorer, Scorers
+from prunerecover.library.scoring import Scorers
 from prunerecover.library.stations import Station, graph_of_few, is_read, stations_of
 from prunerecover.library.variants import BRANCHES, DENSE, LibrarySite, Variant, sites_of
 from prunerecover.library.walk import Moments, Walks
@@ -120,11 +120,6 @@ class Library:
         return Scorers(self.session.model, self.graph, self.maker, self.session.samples)
 
     @property
-    def scorer(self) -> Scorer:
-        """Scorer of variants alone."""
-        return self.scorers.alone
-
-    @property
     def fits_depth(self) -> bool:
         """Whether a fit takes over for units of depth: in their place, or for blocks in the layer before."""
         if not is_supported(self.session.model):
@@ -208,7 +203,7 @@ class Library:
 
         def divergence(number: int) -> float:
             site, name = new[number]
-            return self.scorer.divergence({site: (self.scored[site][name].variant, self.scored[site][name].fit)})
+            return self.scorers.alone.divergence({site: (self.scored[site][name].variant, self.scored[site][name].fit)})
 
         with progress("scoring variants", len(new)) as advance:
             found = self.store.results("variant", new, divergence, advance) if new else []

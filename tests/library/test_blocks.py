@@ -80,7 +80,7 @@ def test_a_block_alone_diverges_less_with_the_refit_and_is_scored_as_a_whole_net
     block = list(library.blocks.around)[0]
     one = library.scored[block]["zero"]
     with session.evaluating(), torch.no_grad():
-        bare = library.scorer.divergence({block: (one.variant, Fit())})
+        bare = library.scorers.alone.divergence({block: (one.variant, Fit())})
         network = copy.deepcopy(session.model)
         edits, tensors = library.maker.edits({block: (one.variant, one.fit)}, in_place=False)
         apply_edits(network, edits, tensors)
@@ -175,7 +175,7 @@ def test_replacements_stand_where_no_layer_scale_is_left_and_before_numbers_of_t
     variant, fit = library.scored[site.name]["affine"].variant, library.scored[site.name]["affine"].fit
     wrong = [Fit(replacement={key: factor * value for key, value in fit.replacement.items()}) for factor in (0.5, 2.0)]
     with own.session.evaluating():
-        best, *worse = [library.scorer.divergence({site.name: (variant, one)}) for one in (fit, *wrong)]
+        best, *worse = [library.scorers.alone.divergence({site.name: (variant, one)}) for one in (fit, *wrong)]
     assert best < min(worse)
 
 
@@ -188,4 +188,4 @@ def test_a_narrowed_site_before_a_removed_block_is_scored_with_one_fit_of_its_li
         start, moments = library.walks.walk(library.chosen({"blocks.1": "zero"}))
         changed = library.changed(start, site, narrowed, moments)
         assert not changed["blocks.1"][1].modules
-        assert library.scorer.divergence(changed) < float("inf")
+        assert library.scorers.alone.divergence(changed) < float("inf")

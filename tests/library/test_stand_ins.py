@@ -86,7 +86,7 @@ def test_replacements_are_tuned_on_the_output() -> None:
     state = chosen(one, GONE)
     found, before = one.finished(state)
     with one.session.evaluating():
-        assert one.library.scorer.divergence(found) < 0.9 * before
+        assert one.library.scorers.alone.divergence(found) < 0.9 * before
 
 
 def test_a_map_as_dear_as_the_layer_is_no_replacement() -> None:

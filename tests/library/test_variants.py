@@ -50,7 +50,7 @@ def test_sizes_are_multiples_that_were_asked_for_and_choosing_nothing_changes_no
         for variant in site.variants:
             for group in site.groups:
                 assert (group.size - len(variant.removed.get(group.name, ()))) % 16 == 0
-    assert library.scorer.divergence({}) == pytest.approx(0, abs=1e-6)
+    assert library.scorers.alone.divergence({}) == pytest.approx(0, abs=1e-6)
 
 
 def test_block_without_a_shortcut_stays_where_the_groups_of_its_ends_are_narrowed() -> None:

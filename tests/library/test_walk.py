@@ -96,7 +96,7 @@ def test_branches_known_from_the_graph_leave_fits_from_the_graph_beside_tuned_li
         narrowed = library.sites["layers.0.blocks.0.mlp"].variants[1].name
         chosen, _ = library.walks.walk(library.chosen({**names, "layers.0.blocks.0.mlp": narrowed}))
         found = tuned(planner.session, library.maker, chosen)
-        before, after = (library.scorer.divergence(one) for one in (chosen, found))
+        before, after = (library.scorers.alone.divergence(one) for one in (chosen, found))
     assert all((fit.stand_in is None) == (name == "zero") for name, fit in leaves.items())
     assert not any(fit.replacement for fit in leaves.values())
     assert after <= before
@@ -116,5 +116,5 @@ def test_networks_that_do_not_run_are_scored_infinite() -> None:
     narrow = next(variant for variant in site.variants if variant.removed)
     wrong = Fit({"blocks.0.mlp.fc2": {"weight": torch.zeros(3, 3)}})
     with planner.session.evaluating():
-        assert planner.library.scorer.divergence({site.name: (narrow, wrong)}) == math.inf
-        assert planner.library.scorer.divergence({}) == pytest.approx(0, abs=1e-6), "the twin is as it was"
+        assert planner.library.scorers.alone.divergence({site.name: (narrow, wrong)}) == math.inf
+        assert planner.library.scorers.alone.divergence({}) == pytest.approx(0, abs=1e-6), "the twin is as it was"
