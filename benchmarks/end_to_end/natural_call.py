@@ -14,6 +14,7 @@ takes between a quarter of an hour and an hour on two cores, most of it planning
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -24,7 +25,7 @@ from benchmarks.data.real import DEVICE
 from benchmarks.data.tiny_imagenet import QUIET
 from benchmarks.end_to_end.natural_call_subjects import SUBJECTS, Subject
 from benchmarks.runner.benchmark import Axis, Benchmark
-from benchmarks.runner.page import Column, Table, ahead, figure, text
+from benchmarks.runner.page import Column, Table, ahead, counts, figure, text
 from benchmarks.runner.rows import Figure, Results
 from prunerecover import Budget, merge
 from prunerecover.boundary.feasible import TYPES
@@ -35,6 +36,7 @@ from prunerecover.cost.environment import device_name
 from prunerecover.cost.latency import latency_ratio
 from prunerecover.cost.macs import count_macs
 from prunerecover.depth.depth_search import DepthSearch
+from prunerecover.display.progress import stage_under_way
 from prunerecover.session.session import Session
 
 NAME = "natural_call"
@@ -72,7 +74,7 @@ BY_COUNT = ("even split by remove=", "split of BoundaryDPT")
 
 
 class Watch(pl.Callback):
-    """Counts passes through blocks while others plan, and keeps the network as the surgery leaves it.
+    """Counts passes through blocks by stage while others plan, and keeps the network as the surgery leaves it.
 
     Two of these stand around the callback that prunes: the one before starts, the one behind ends.
 
@@ -83,7 +85,7 @@ class Watch(pl.Callback):
 
     def __init__(self, subject: Subject, before: Watch | None = None) -> None:
         self.subject, self.before = subject, before
-        self.seen, self._own = 0, subject.block.forward
+        self.seen, self._own = Counter[str](), subject.block.forward
         self.network: nn.Module | None = None
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -95,7 +97,7 @@ class Watch(pl.Callback):
         watch, own = self, self._own
 
         def forward(block: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-            watch.seen += len(x)
+            watch.seen[stage_under_way()] += len(x)
             return own(block, x, *args, **kwargs)
 
         self.subject.block.forward = forward  # type: ignore[method-assign]
@@ -131,10 +133,11 @@ def measure(subject: str, cost: str, budget: float, method: str, seed: int) -> I
     trainer = pl.Trainer(max_epochs=1, accelerator=DEVICE.type, callbacks=callbacks, **QUIET, **one.precision)
     trainer.fit(module, train_dataloaders=loader)
     ledger = Ledger.of(module)
-    blocks = sum(isinstance(part, one.block) for part in one.dense().modules())
+    images = surgeon.calibration * sum(isinstance(part, one.block) for part in one.dense().modules())
     plan = ledger.plans[one.target]
     notes = {
-        "passes": before.seen / (blocks * surgeon.calibration),
+        "passes": before.seen.total() / images,
+        "stages": {stage: passes for stage, seen in before.seen.most_common() if (passes := round(seen / images))},
         "planning_seconds": sum(event.seconds or 0.0 for event in ledger.events),
         "removed": {kind: len(names) for kind, names in plan.removed.items()},
         "depth_share": plan.evidence.get("depth_share"),
@@ -213,6 +216,13 @@ BENCHMARK = Benchmark(
             by=("subject", "cost", "budget"),
             line=("stage", "method"),
             where=lambda row: row.method != "dense",
+        ),
+        Table(
+            [text("budget", "", "{:.0%}"), text("cost"), text("method"), counts("stages", "passes by stage")],
+            title="Stages of {subject}",
+            by=("subject",),
+            line=("cost", "budget", "method"),
+            where=lambda row: row.get("stages") is not None,
         ),
     ),
 )

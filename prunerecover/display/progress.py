@@ -67,6 +67,17 @@ def progress(
         stages.under_way.pop()
 
 
+def stage_under_way() -> str:
+    """Return the description of the innermost running stage; empty outside of a search, and where progress is hidden.
+
+    >>> with progress("planning"), progress("ranking", 2):
+    ...     stage_under_way()
+    'ranking'
+    """
+    search = _SEARCH.get()
+    return search.stages.under_way[-1].description if isinstance(search, _Search) else ""
+
+
 @contextmanager
 def hidden(hide: bool = True) -> Iterator[None]:
     """Show no progress inside a `with` block, if `hide`.
