@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,10 +23,14 @@ def narrow_edits(groups: Sequence[Group], removed: Mapping[str, Tensor]) -> tupl
         groups: Groups in the order of narrowing.
         removed: Numbers of removed units `(k,)` by group name; groups without a name here keep all units.
     """
+    return edits_without((group, removed[group.name].long()) for group in groups if group.name in removed)
+
+
+def edits_without(removed: Iterable[tuple[Group, Tensor]]) -> tuple[Narrow, ...]:
+    """Return the edits that remove units `(k,)` from groups, perhaps of equal names; see `narrow_edits`."""
     edits: list[Narrow] = []
     gone: dict[tuple[str, int], list[Tensor]] = {}  # indices along a dimension, numbered before the first edit
-    for group in groups:
-        units = removed.get(group.name, torch.empty(0)).long()
+    for group, units in removed:
         if not len(units):
             continue
         moved = [_moved(part, group.size, gone.get((part.tensor, part.dim), [])) for part in group.slices]

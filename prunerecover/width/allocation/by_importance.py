@@ -15,7 +15,7 @@ from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.groups import Group
 from prunerecover.width.allocation.cost_model import Cost, CostModel
-from prunerecover.width.allocation.equal_layers import equal_counts, even_layers
+from prunerecover.width.allocation.equal_layers import alike
 from prunerecover.width.allocation.greedy_fill import NEVER, PriorityKey, RemovalTarget, Removed, fill, max_removable
 from prunerecover.width.allocation.removal_order import removal_order
 
@@ -89,14 +89,14 @@ def uniform(groups: Sequence[Group], scores: Scores, costs: CostModel, budget: B
     """
     _ranked(groups, scores)
     target = RemovalTarget.of(budget, groups, costs)
-    counts = equal_counts(even_layers(target.groups, most), costs, target, beyond=not target.in_units)
+    end = {group.name: max_removable(group, most) for group in target.groups}
+    sizes = {group.name: group.size for group in groups}
+
+    def key(name: str, gone: int, units: int, saving: Cost) -> float:
+        return (gone + units / 2) / sizes[name]
+
+    counts = fill(costs, target, key, end, layers=alike(target.groups), beyond=not target.in_units)
     if target.in_units:
-        sizes = {group.name: group.size for group in groups}
-
-        def key(name: str, gone: int, units: int, saving: Cost) -> float:
-            return (gone + units / 2) / sizes[name]
-
-        end = {group.name: max_removable(group, most) for group in target.groups}
         counts = fill(costs, target, key, end, start=counts)
     return lowest(groups, scores, counts)
 

@@ -1,14 +1,15 @@
 """Greedy fill of a budget unit by unit: the common loop of all allocations of width.
 
-Every group gives up units in a fixed order. A key decides the next group, lowest first; keys may grow as further groups
-give, never shrink: a heap with late updates finds the exact minimum. The loop stops when the budget is met, and prefers
-finer units to a unit that exceeds the budget by a point. The excess is given back, until less than the smallest unit is
-left over.
+Every group gives up units in a fixed order; equal layers give the next unit together. A key decides the next group,
+lowest first; keys may grow as further groups give, never shrink: a heap with late updates finds the exact minimum. The
+loop stops when the budget is met, and prefers finer units to a unit that exceeds the budget by a point. The excess is
+given back, until less than the smallest unit is left over.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,16 +23,17 @@ from prunerecover.width.allocation.cost_model import Cost, CostModel
 
 Removed = dict[str, Tensor]  # indices of the removed units, ascending, by group name
 PriorityKey = Callable[[str, int, int, Cost], float]  # group, units gone, units to go next, their saving; inf: never
+Layers = tuple[Group, ...]  # groups with equal numbers of removed units
 NEVER = float("inf")
 COARSE = 0.01  # share of the whole: largest excess of the last unit, while there are finer units
 
 
 @dataclass(frozen=True)
 class Step:
-    """The next units that a group gives up together."""
+    """The next units that layers give up together: units per group, and the amount saved in all."""
 
     units: int
-    saving: Cost
+    saved: int
     key: float
 
 
@@ -83,10 +85,6 @@ class RemovalTarget:
         """Whether units are counted, regardless of their cost."""
         return self.what not in Cost._fields
 
-    def saved(self, step: Step) -> int:
-        """Return the amount saved by a step."""
-        return step.units if self.in_units else int(getattr(step.saving, self.what))
-
     def __str__(self) -> str:
         if self.in_units:
             return f"{self.amount:.0f} of {self.full} {self.what}s"
@@ -131,6 +129,9 @@ def fill(
     key: PriorityKey,
     end: Mapping[str, int],
     start: Mapping[str, int] | None = None,
+    *,
+    layers: Sequence[Layers] | None = None,
+    beyond: bool = True,
 ) -> dict[str, int]:
     """Return the number of removed units per group that just meets the target.
 
@@ -140,35 +141,38 @@ def fill(
         key: Priority of the next group, lowest first.
         end: Largest number of removed units per group.
         start: Number of units removed before the first step.
+        layers: Tuples of groups with equal numbers of removed units, ranked by their first group; None: each group for
+            itself.
+        beyond: Whether to exceed the target, by less than the smallest step; False: at most the target.
 
     Raises:
         ValueError: If all removable units are not enough; the message states the possible amount.
     """
-    groups = target.groups
-    gone = {group.name: (start or {}).get(group.name, 0) for group in groups}
-    saved = saved_by(costs, target, gone)
+    gone = {group.name: (start or {}).get(group.name, 0) for group in target.groups}
+    steps, saved = _Steps(costs, target, key, end, gone), saved_by(costs, target, gone)
+    every, slack = layers or [(group,) for group in target.groups], math.inf if layers else COARSE * target.full
     heap: list[tuple[float, int]] = []
-    for number, group in enumerate(groups):
-        _push(heap, number, _next(group, costs, key, gone, end))
+    for number, one in enumerate(every):
+        _push(heap, number, steps.next(one))
     coarse: list[tuple[int, int]] = []  # units with too large a saving, by saving: the smallest goes
-    slack = COARSE * target.full
     while saved < target.amount and (heap or coarse):
         finer = bool(heap)
         _, number = heapq.heappop(heap) if finer else heapq.heappop(coarse)
-        group = groups[number]
-        step = _next(group, costs, key, gone, end)
+        step = steps.next(every[number])
         assert step is not None, "only groups that may lose more are on the heap"
         if heap and (step.key, number) > heap[0]:
             _push(heap, number, step)
             continue
-        if finer and saved + target.saved(step) > target.amount + slack:
-            heapq.heappush(coarse, (target.saved(step), number))
+        if finer and saved + step.saved > target.amount + slack:
+            heapq.heappush(coarse, (step.saved, number))
             continue
-        gone[group.name] += step.units
-        saved += target.saved(step)
-        _push(heap, number, _next(group, costs, key, gone, end))
-    check_met(target, saved, costs)
-    _give_back(costs, target, key, gone, saved)
+        if not beyond and saved + step.saved > target.amount:
+            return gone
+        saved += steps.take(every[number], step)
+        _push(heap, number, steps.next(every[number]))
+    if beyond:
+        check_met(target, saved, costs)
+    steps.give_back(every, saved)
     return gone
 
 
@@ -204,32 +208,51 @@ def _push(heap: list[tuple[float, int]], number: int, step: Step | None) -> None
         heapq.heappush(heap, (step.key, number))
 
 
-def _next(
-    group: Group, costs: CostModel, key: PriorityKey, gone: Mapping[str, int], end: Mapping[str, int]
-) -> Step | None:
-    units = units_taken_next(group, gone[group.name])
-    return _step(group, units, costs, key, gone) if gone[group.name] + units <= end[group.name] else None
+@dataclass(frozen=True)
+class _Steps:
+    """Steps of a fill; arguments as of `fill`, and the units removed so far, in `gone`."""
 
+    costs: CostModel
+    target: RemovalTarget
+    key: PriorityKey
+    end: Mapping[str, int]
+    gone: dict[str, int]
 
-def _step(group: Group, units: int, costs: CostModel, key: PriorityKey, gone: Mapping[str, int]) -> Step:
-    saving = costs.saving(group.name, gone, units)
-    return Step(units, saving, key(group.name, gone[group.name], units, saving))
+    def next(self, layers: Layers) -> Step | None:
+        """Return the next step of layers; None at their end."""
+        first = layers[0]
+        units = units_taken_next(first, self.gone[first.name])
+        return self._step(layers, units, self.gone) if self.gone[first.name] + units <= self.end[first.name] else None
 
+    def take(self, layers: Layers, step: Step, times: int = 1) -> int:
+        """Take a step, or take the step back; return the amount saved by it."""
+        for group in layers:
+            self.gone[group.name] += times * step.units
+        return times * step.saved
 
-def _give_back(costs: CostModel, target: RemovalTarget, key: PriorityKey, gone: dict[str, int], saved: int) -> None:
-    """Take back, in `gone`, the units with the highest keys beyond the target."""
-    while True:
-        last = {
-            group.name: _step(group, units, costs, key, {**gone, group.name: gone[group.name] - units})
-            for group in target.groups
-            if (units := units_taken_last(group, gone[group.name]))
-        }
-        spare = {name: s for name, s in last.items() if 0 < target.saved(s) <= saved - target.amount}
-        if not spare:
-            return
-        name = max(spare, key=lambda n: spare[n].key)
-        gone[name] -= spare[name].units
-        saved -= target.saved(spare[name])
+    def give_back(self, every: Sequence[Layers], saved: int) -> None:
+        """Take back the units with the highest keys beyond the target."""
+        while True:
+            last = [(one, step) for one in every if (step := self._last(one)) is not None]
+            spare = [(one, step) for one, step in last if 0 < step.saved <= saved - self.target.amount]
+            if not spare:
+                return
+            saved += self.take(*max(spare, key=lambda each: each[1].key), times=-1)
+
+    def _last(self, layers: Layers) -> Step | None:
+        units = units_taken_last(layers[0], self.gone[layers[0].name])
+        before = {group.name: self.gone[group.name] - units for group in layers}
+        return self._step(layers, units, {**self.gone, **before}) if units else None
+
+    def _step(self, layers: Layers, units: int, gone: Mapping[str, int]) -> Step:
+        name, after, macs, params = layers[0].name, dict(gone), 0, 0
+        for group in layers:
+            own = self.costs.saving(group.name, after, units)
+            after[group.name] += units
+            macs, params = macs + own.macs, params + own.params
+        saving = Cost(macs, params)
+        saved = units * len(layers) if self.target.in_units else int(getattr(saving, self.target.what))
+        return Step(units, saved, self.key(name, gone[name], units, saving))
 
 
 def units_taken_next(group: Group, gone: int) -> int:

@@ -202,7 +202,7 @@ class _Trials:
         kept = in_whole_strata(kept)
         stays = positions_that_stay(self.model, kept)
         try:
-            narrowed = narrow_copy(self.model, kept, stays)
+            narrowed = narrow_copy(self.model, kept)
             ties = trace_ties(narrowed, self.inputs)
         except Exception as error:  # code may raise anything when sizes do not fit
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from prunerecover.model.copies import share_copy
-from prunerecover.model.paths import get_module
-from prunerecover.model.settings import alone, like
 from prunerecover.plan.groups import Group
-from prunerecover.surgery.module_sizes import sizes_of
+from prunerecover.surgery.journal import Journal
+from prunerecover.surgery.narrowing import narrow
+from prunerecover.width.narrow_edits import edits_without
 
 TensorDim = tuple[str, int]
 Stays = Mapping[TensorDim, np.ndarray]
@@ -28,38 +27,32 @@ def units_that_stay(group: Group, count: int) -> np.ndarray:
     return np.arange(group.size).reshape(group.strata, -1)[:, : count // group.strata].flatten()
 
 
+def _units_that_go(group: Group, count: int) -> Tensor:
+    return torch.from_numpy(np.setdiff1d(np.arange(group.size), units_that_stay(group, count)))
+
+
 def positions_that_stay(model: nn.Module, kept: Mapping[Group, int]) -> Stays:
     """Return the mask of the remaining indices of each narrowed dimension, if groups keep their first units."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     stays: dict[TensorDim, np.ndarray] = {}
     for group, units in kept.items():
-        removed = torch.from_numpy(np.setdiff1d(np.arange(group.size), units_that_stay(group, units)))
+        removed = _units_that_go(group, units)
         for part in group.slices:
             mask = stays.setdefault((part.tensor, part.dim), np.ones(tensors[part.tensor].shape[part.dim], dtype=bool))
             mask[part.indices(removed).numpy()] = False
     return stays
 
 
-def narrow_copy(model: nn.Module, kept: Mapping[Group, int], stays: Stays) -> nn.Module:
+def narrow_copy(model: nn.Module, kept: Mapping[Group, int]) -> nn.Module:
     """Copy a model with fewer units; unchanged tensors are shared.
 
     Args:
         model: Network, left unchanged.
         kept: Number of kept units of each group.
-        stays: Masks of `positions_that_stay`.
     """
-
-    def without(tensor: Tensor, dim: int, mask: np.ndarray) -> Tensor:
-        return tensor.index_select(dim, _indices(mask, tensor))
-
-    twin = _copy_with(model, stays, without)
-    for group, units in kept.items():
-        for setting in group.settings:
-            holder, lost = get_module(twin, setting.module), setting.per_unit * (group.size - units)
-            value = getattr(holder, setting.attribute)
-            setattr(holder, setting.attribute, like(value, alone(value) - lost))
-    for path, module in twin.named_modules():
-        _follow(path, module)
+    twin, journal = share_copy(model), Journal()
+    for edit in edits_without((group, _units_that_go(group, units)) for group, units in kept.items()):
+        narrow(twin, edit, journal)
     return twin
 
 
@@ -116,20 +109,3 @@ def _copy_with(model: nn.Module, stays: Stays, changed: Callable[[Tensor, int, n
 
 def _like(tensor: Tensor, value: Tensor) -> Tensor:
     return nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
-
-
-def _follow(path: str, module: Any) -> None:
-    """Set the sizes used by forward passes of common layers, and by code around the layers."""
-    weight = getattr(module, "weight_ih_l0" if isinstance(module, nn.RNNBase) else "weight", None)
-    if not isinstance(weight, Tensor):
-        return
-    if isinstance(module, nn.modules.conv._ConvNd):
-        if 1 < module.groups == module.in_channels:
-            module.groups = weight.shape[0] // (module.out_channels // module.groups)
-        sizes = weight.shape[0], weight.shape[1] * module.groups
-        module.in_channels, module.out_channels = sizes if module.transposed else sizes[::-1]
-    elif isinstance(module, nn.RNNBase) or "weight" in module._parameters:  # spectral_norm computes the weight
-        held = {**module._parameters, **module._buffers}
-        shapes = {name: tuple(tensor.shape) for name, tensor in held.items() if tensor is not None}
-        for name, value in sizes_of(path, module, shapes).items():
-            setattr(module, name, value)
