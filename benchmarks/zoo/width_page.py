@@ -1,4 +1,4 @@
-"""Page of the zoo in width: successes of each suite, and all other outcomes."""
+"""Pages of the zoo in width and in both dimensions: successes of each suite, and all other outcomes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmarks.zoo.width_trial import ASKED, MISS
 NAMED = 5  # slowest networks to name
 ABOUT = (
     f"Random weights, seed {SEED}, one thread. Each network is planned at {ASKED:.0%} of its MACs with "
-    "`plan_width(model, Budget(macs=0.3), batches=...)`, pruned, trained for a step, saved, and loaded in "
+    "`{call}(model, Budget(macs=0.3), batches=...)`, pruned, trained for a step, saved, and loaded in "
     "another process. Ok: all of that works, the share that is gone is within "
     f"{100 * MISS:.0f} points of the one asked for (or a warning names both), and the loaded network gives "
     "the same bits. Nothing: there is nothing to prune. Refused: a plan is not made, and the error says why. "
     f"Where less than {ASKED:.0%} can go, as the refusal says, half of what can go is asked for instead; these "
     f"networks are named below. {SILENT} What can be pruned is all networks but those with nothing to prune. "
     "Removed: the share of the MACs, least to most of those that are ok; s: seconds per network by the clock, "
-    "the median; planning: the seconds of processor time of `plan_width` alone, the median."
+    "the median; planning: the seconds of processor time of `{call}` alone, the median."
 )
 
 
@@ -58,15 +58,20 @@ def _seconds(row: Row) -> float:
     return float(row["planning_seconds"])
 
 
-PAGE = Page(
-    name="zoo",
-    kind="width",
-    title="Pruning in width with default arguments: a zoo of networks",
-    about=ABOUT,
-    columns=("removed", "s", "planning", "ONNX"),
-    align="lrrrlrrrrrrr",
-    cells=_cells,
-    nothing="Nothing to prune",
-    before=_planning,
-    between=_between,
-)
+def _page(name: str, kind: str, call: str, title: str) -> Page:
+    return Page(
+        name=name,
+        kind=kind,
+        title=f"{title} with default arguments: a zoo of networks",
+        about=ABOUT.replace("{call}", call),
+        columns=("removed", "s", "planning", "ONNX"),
+        align="lrrrlrrrrrrr",
+        cells=_cells,
+        nothing="Nothing to prune",
+        before=_planning,
+        between=_between,
+    )
+
+
+PAGE = _page("zoo", "width", "plan_width", "Pruning in width")
+JOINT = _page("zoo_joint", "joint", "plan_pruning", "Pruning in depth and width")

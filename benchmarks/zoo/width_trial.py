@@ -1,4 +1,4 @@
-"""A network of the zoo pruned in width: planned with default arguments for 30% of the MACs.
+"""A network of the zoo pruned in width, or jointly: planned with default arguments for 30% of the MACs.
 
 If the refusal names a smaller maximum, half of the maximum is the budget instead. The outcome is "ok" only if the
 really removed share is the budget, or if a warning names both.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,27 @@ from benchmarks.zoo.trial import (
     timed,
     trained_and_saved,
 )
-from prunerecover import Budget, Plan, plan_width
+from prunerecover import Budget, Plan, plan_pruning, plan_width
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.batches import without_labels
 from prunerecover.refusal import Refusal
 
 ASKED, MISS = 0.3, 0.02
 NOTHING = "to have groups of kind"  # words of the error without units to prune
-AT_MOST = re.compile(r"at most ([\d.]+)% can go")  # words of the error on a budget beyond the maximum
+AT_MOST = re.compile(r"at most ([\d.]+)%(?: of the macs)? can go")  # words on a budget beyond the maximum
 
 
 def pruned(suite: str, name: str, folder: Path) -> Row:
+    """Return the row of a network pruned in width."""
+    return pruned_by(plan_width, suite, name, folder)
+
+
+def pruned_jointly(suite: str, name: str, folder: Path) -> Row:
+    """Return the row of a network pruned in depth and width."""
+    return pruned_by(plan_pruning, suite, name, folder)
+
+
+def pruned_by(planned: Callable[..., Plan], suite: str, name: str, folder: Path) -> Row:
     """Plan, apply, train and save a network; save its outputs, too, and return entries for the row."""
     network = networks_of(suite)[name]
     model, given = dense(network, SEED), batches(network)
@@ -47,7 +57,7 @@ def pruned(suite: str, name: str, folder: Path) -> Row:
     row: Row = {"asked": ASKED}
     try:
         with timed(row):
-            plan, told = _planned(model, given, network, row)
+            plan, told = _planned(planned, model, given, network, row)
         applied(model, plan)
         removed = 1 - count_macs(model, example) / before
         row["dead"] = trained_and_saved(model, plan, given, network, folder)
@@ -84,22 +94,24 @@ def _names(text: str, share: float) -> bool:
     return any(abs(float(number) / 100 - share) < 0.006 for number in re.findall(r"(\d+(?:\.\d+)?) ?%", text))
 
 
-def _planned(model: nn.Module, given: list[Any], network: Network, row: Row) -> tuple[Plan, list[str]]:
+def _planned(
+    planned: Callable[..., Plan], model: nn.Module, given: list[Any], network: Network, row: Row
+) -> tuple[Plan, list[str]]:
     """Return the plan by default arguments, and the warnings; note the budget in the row, and the reason if reduced."""
     loss = {} if network.loss is None else {"loss": network.loss}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            plan = plan_width(model, Budget(macs=row["asked"]), batches=given, **loss)
+            plan = planned(model, Budget(macs=row["asked"]), batches=given, **loss)
         except ValueError as error:
             if NOTHING in str(error):
                 raise Ended("nothing", str(error), error) from error
             most = AT_MOST.search(str(error)) if isinstance(error, Refusal) and "less" not in row else None
             if most is not None and float(most[1]) > 0:
                 row |= {"asked": round(float(most[1]) / 200, 4), "less": str(error), "less_parts": parts_of(error)}
-                return _planned(model, given, network, row)
+                return _planned(planned, model, given, network, row)
             refused = isinstance(error, Refusal)
-            raise Ended("refused" if refused else "failed", f"plan_width: {error}", error) from error
+            raise Ended("refused" if refused else "failed", f"{planned.__name__}: {error}", error) from error
         except Exception as error:
-            raise Ended("failed", f"plan_width: {type(error).__name__}: {error}") from error
+            raise Ended("failed", f"{planned.__name__}: {type(error).__name__}: {error}") from error
     return plan, [str(warning.message) for warning in caught]

@@ -1,9 +1,10 @@
-"""Pruning in width or in depth on networks of all kinds, with random weights: a row per network.
+"""Pruning in width, in depth or in both on networks of all kinds, with random weights: a row per network.
 
-    python -m benchmarks.zoo.zoo --kind width|depth [--suite SUITE ...] [--only NAME ...] [--again-failed] [--no-onnx]
+    python -m benchmarks.zoo.zoo --kind width|depth|joint [--suite SUITE ...] [--only NAME ...] [--sample N]
+        [--again-failed] [--no-onnx]
     python -m benchmarks.zoo.zoo --kind depth --sequences N [--only NAME ...]
 
-Every network of benchmarks/zoo/networks is planned (in width at 30% of its MACs, in depth for three of its units, drawn
+Every network of benchmarks/zoo/networks is planned (in width and jointly at 30% of its MACs, in depth for three of its units, drawn
 at random), pruned, trained for a step, saved, loaded in another process with bitwise equal outputs, and exported as
 ONNX in a third process, where onnxruntime has to compute the same outputs, with free sizes or with fixed ones. With
 `--sequences N`, up to five units in a row are removed from each small architecture of tests/cases/depth, in N random
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from rich.progress import track
@@ -58,8 +60,10 @@ class Dimension:
         return self.pruned, reloaded, exported
 
 
+SHARE: Row = {"asked": width_trial.ASKED, "removed": None} | UNKNOWN
 DIMENSIONS = {
-    "width": Dimension(width_page.PAGE, width_trial.pruned, {"asked": width_trial.ASKED, "removed": None} | UNKNOWN),
+    "width": Dimension(width_page.PAGE, width_trial.pruned, SHARE),
+    "joint": Dimension(width_page.JOINT, width_trial.pruned_jointly, SHARE),
     "depth": Dimension(depth_page.PAGE, depth_trial.pruned, UNKNOWN),
 }
 
@@ -79,6 +83,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kind", choices=DIMENSIONS, required=True, help="the dimension in which units go")
     parser.add_argument("--suite", nargs="+", choices=SUITES, default=SUITES, help="these suites alone")
     parser.add_argument("--only", nargs="+", metavar="NAME", default=["*"], help="these alone, as shell patterns")
+    parser.add_argument("--sample", type=int, metavar="N", help="at most so many of these, drawn at random")
     parser.add_argument("--again-failed", action="store_true", help="measure anew what is not ok")
     parser.add_argument("--no-onnx", action="store_true", help="leave exports out, which take longest")
     parser.add_argument("--timeout", type=float, default=120, help="seconds that a network may take")
@@ -99,6 +104,8 @@ def measure_networks(options: argparse.Namespace) -> None:
     rows = {key(row): row for row in earlier if row["name"] in found.get(row["suite"], {row["name"]: None})}
     names = [(suite, name) for suite in options.suite for name in found.get(suite, {})]
     chosen = [name for name in names if is_chosen(name, options.only)]
+    drawn = Random(SEED).sample(chosen, min(options.sample or len(chosen), len(chosen)))
+    chosen = [name for name in chosen if name in drawn]
     due = [name for name in chosen if is_due(rows.get(name), options.again_failed, dimension)]
     steps = dimension.steps[: -1 if options.no_onnx else None]
     workers = {step: Worker(prepare) for step in steps}
@@ -183,7 +190,7 @@ def save(kind: str, rows: Iterable[Row], missing: dict[str, str], others: list[R
     """Write the rows and the page, suite by suite.
 
     Args:
-        kind: Kind of the trials, "width" or "depth".
+        kind: Kind of the trials.
         rows: Rows of networks.
         missing: Reasons for missing suites; they count for suites without rows.
         others: Rows of sequences in depth; None: the rows of earlier runs.
