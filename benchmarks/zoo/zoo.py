@@ -4,12 +4,12 @@
         [--again-failed] [--no-onnx]
     python -m benchmarks.zoo.zoo --kind depth --sequences N [--only NAME ...]
 
-Every network of benchmarks/zoo/networks is planned (in width and jointly at 30% of its MACs, in depth for three of its units, drawn
-at random), pruned, trained for a step, saved, loaded in another process with bitwise equal outputs, and exported as
-ONNX in a third process, where onnxruntime has to compute the same outputs, with free sizes or with fixed ones. With
-`--sequences N`, up to five units in a row are removed from each small architecture of tests/cases/depth, in N random
-ways. Rows are written at once; an interrupted run continues, and rows with missing figures are measured again. A
-network that crashes or takes longer than `--timeout` has a row, too. torchvision, timm and transformers come with the
+Every network of benchmarks/zoo/networks is planned (in width and jointly at 30% of its MACs, in depth for three of its
+units, drawn at random), pruned, trained for a step, saved, loaded in another process with bitwise equal outputs, and
+exported as ONNX in a third process, where onnxruntime has to compute the same outputs, with free sizes or with fixed
+ones. With `--sequences N`, up to five units in a row are removed from each small architecture of tests/cases/depth, in
+N random ways. Rows are written at once; an interrupted run continues, and rows with missing figures are measured again.
+A network that crashes or takes longer than `--timeout` has a row, too. torchvision, timm and transformers come with the
 project; the suite ultralytics (AGPL-3.0) is no dependency, and its package has to be installed by hand, or the page
 lists it as missing. Two hours on one core.
 """
