@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from prunerecover.callbacks.arguments import check_distillation
 from prunerecover.callbacks.distill_recover import DistillRecover
 from prunerecover.callbacks.distillation.student import Student
-from prunerecover.callbacks.distillation.wrapped_method import StepContext
+from prunerecover.callbacks.distillation.wrapped_method import WrappedMethod
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.lora_recover import LoRARecover
 from prunerecover.callbacks.pruning import PruneCallback
@@ -95,7 +94,7 @@ class RoutedLoRARecover(LoRARecover):
         teacher_weight = renamed("RoutedLoRARecover(distill=)", distill, teacher_weight)
         check_distillation(teacher_weight, temperature)
         self.teacher_weight, self.temperature = teacher_weight, temperature
-        self._step: StepContext | None = None
+        self._step: WrappedMethod | None = None
         self._student: Student | None = None
         self._running: WithoutUnits | None = None
 
@@ -160,18 +159,19 @@ class RoutedLoRARecover(LoRARecover):
         target = self.network_path(trainer, pl_module)
         network = unwrap(get_module(pl_module, target))
 
-        def context() -> AbstractContextManager[Any]:
+        def step(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if target not in Ledger.of(pl_module).adapters:  # an epoch before `start`
                 self._running = None
-                return nullcontext()
+                return original(*args, **kwargs)
             number = set_of_step(trainer.global_step, len(self.sets.plans), self.seed)
             self._running = WithoutUnits(network, self.sets.plans[number].edits)
-            return self._running
+            with self._running:
+                return original(*args, **kwargs)
 
         def add_term(module: pl.LightningModule, loss: Tensor, inputs: ModelInputs, output: Any) -> Tensor:
             return loss if self._running is None else self._with_teacher(module, network, loss, inputs, output)
 
-        self._step = StepContext(pl_module, context)
+        self._step = WrappedMethod(pl_module, "training_step", step)
         self._student = Student(pl_module, network, add_term, lambda: None) if self.teacher_weight else None
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

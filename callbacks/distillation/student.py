@@ -30,10 +30,11 @@ class Student:
     def __init__(
         self, module: pl.LightningModule, network: nn.Module, add_term: AddTerm, forget: Callable[[], None]
     ) -> None:
-        self.module = module
+        self.module, self.add_term = module, add_term
         self.tap = FirstCall(network)
         self._forget = forget
-        self._wrapper = (_Step if module.automatic_optimization else _Backward)(self, add_term)
+        name, call = ("training_step", self._step) if module.automatic_optimization else ("manual_backward", self._back)
+        self._wrapper = WrappedMethod(module, name, call)
 
     def begin_step(self) -> None:
         """Forget calls of the network outside training steps."""
@@ -45,35 +46,17 @@ class Student:
         self.tap.detach()
         self._wrapper.detach()
 
-
-class _WithTerm(WrappedMethod):
-    """Method, by name, through which the loss passes."""
-
-    name: str
-
-    def __init__(self, student: Student, add_term: AddTerm) -> None:
-        super().__init__(student.module, self.name)
-        self.student, self.add_term = student, add_term
-
-    def with_term(self, loss: Tensor) -> Tensor:
+    def _with_term(self, loss: Tensor) -> Tensor:
         """Return the loss with the term if the network was called."""
-        seen = self.student.tap.take()
+        seen = self.tap.take()
         return loss if seen is None else self.add_term(self.module, loss, *seen)
 
-
-class _Step(_WithTerm):
-    name = "training_step"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.student.begin_step()
-        output = self.original(*args, **kwargs)
+    def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.begin_step()
+        output = original(*args, **kwargs)
         if isinstance(output, Mapping):
-            return {**output, "loss": self.with_term(output["loss"])}
-        return output if output is None else self.with_term(output)
+            return {**output, "loss": self._with_term(output["loss"])}
+        return output if output is None else self._with_term(output)
 
-
-class _Backward(_WithTerm):
-    name = "manual_backward"
-
-    def __call__(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        self.original(self.with_term(loss), *args, **kwargs)
+    def _back(self, original: Callable[..., Any], loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        original(self._with_term(loss), *args, **kwargs)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -20,6 +21,7 @@ from prunerecover.files.atomic import atomic_file
 BLACK, GREY, LIGHT = "#1a1a1a", "#767676", "#e6e6e6"
 BLUE, ORANGE, GREEN, VERMILION = "#0072b2", "#e69f00", "#009e73", "#d55e00"
 PURPLE, SKY = "#cc79a7", "#56b4e9"
+MOST = 40  # columns of a panel side by side; more go below
 
 
 class ShownFigure(Figure):
@@ -134,6 +136,37 @@ class Panel(Protocol):
 
     def draw(self, figure: FigureBase) -> None:
         """Draw into an empty figure or subfigure."""
+
+
+class Banded:
+    """Panel of several lines of axes, with a heading above and a legend below.
+
+    Args:
+        count: Number of columns.
+        title: Heading.
+        handles: Artists of the legend, with labels.
+    """
+
+    def __init__(self, count: int, title: str, handles: Sequence[Artist]) -> None:
+        self.bands, self.title, self.handles = bands(count, MOST), title, handles
+        self.labels = [str(handle.get_label()) for handle in handles]
+
+    def around(self, width: float) -> float:
+        """Return the height of heading and legend, in inches, at a given width."""
+        return heading_height(self.title, width) + 0.25 * legend_lines(self.labels, width)
+
+    def lines(self, figure: FigureBase, below: str) -> list[Axes]:
+        """Add the axes, with heading and legend.
+
+        Args:
+            figure: Empty figure or subfigure.
+            below: Label below the last line.
+        """
+        lines = [styled(axes) for axes in figure.subplots(len(self.bands), squeeze=False).flat]
+        lines[-1].set_xlabel(below, fontsize=9)
+        add_heading(figure, self.title)
+        add_legend(figure, self.handles, self.labels, "lower left")
+        return lines
 
 
 def draw_panels(panels: Sequence[Panel]) -> Figure:

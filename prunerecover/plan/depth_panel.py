@@ -15,28 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
 
-from prunerecover.display.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    LIGHT,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    add_heading,
-    add_legend,
-    bands,
-    heading_height,
-    legend_lines,
-    styled,
-)
+from prunerecover.display.style import BLACK, BLUE, GREEN, GREY, LIGHT, ORANGE, PURPLE, SKY, VERMILION, Banded
 from prunerecover.display.unit_grid import arranged
 from prunerecover.plan.kinds import DEPTH_KINDS, TRAITS
 
 ROWS = sorted(DEPTH_KINDS, key=lambda kind: len(TRAITS[kind].holds))
-MOST = 40  # columns side by side; more go below
 LETTER = 0.065  # inches per letter of a label
 GONE = "went with what holds it"
 
@@ -60,7 +43,7 @@ LOOKS = {
 }
 
 
-class DepthPanel:
+class DepthPanel(Banded):
     """Cells: a column per block, a row per kind or place.
 
     Args:
@@ -79,11 +62,10 @@ class DepthPanel:
     ) -> None:
         self.kinds, self.left, self.bars = kinds, left, bars
         self.grid = arranged(kinds, _row_of)
-        self.bands = bands(len(self.grid.columns), MOST)
-        self.cell = min(0.46, 16 / len(self.bands[0]))
-        self.title = _count(kinds, left, whole)
         self.tallest = {kind: max(bars.get(n, 0.0) for n in kinds if kinds[n] == kind) for kind in set(kinds.values())}
-        self.handles = _handles([_status(name, left) for name in kinds], max(self.tallest.values()) > 0)
+        handles = _handles([_status(name, left) for name in kinds], max(self.tallest.values()) > 0)
+        super().__init__(len(self.grid.columns), _count(kinds, left, whole), handles)
+        self.cell = min(0.46, 16 / len(self.bands[0]))
 
     @property
     def width(self) -> float:
@@ -93,12 +75,11 @@ class DepthPanel:
     def height(self, width: float) -> float:
         """Lines of cells with labels, heading and legend."""
         names = LETTER * self._longest + 0.1 if self._are_upright else 0.25
-        around = heading_height(self.title, width) + 0.25 * legend_lines(self._labels, width)
-        return (self.cell * len(self.grid.rows) + names + 0.15) * len(self.bands) + 0.5 + around
+        return (self.cell * len(self.grid.rows) + names + 0.15) * len(self.bands) + 0.5 + self.around(width)
 
     def draw(self, figure: FigureBase) -> None:
         """Draw the cells and the legend."""
-        lines = [styled(axes) for axes in figure.subplots(len(self.bands), squeeze=False).flat]
+        lines = self.lines(figure, self._of_columns)
         for axes, band in zip(lines, self.bands, strict=True):
             self._label(axes, band)
         for name, (x, y) in self.grid.cells.items():
@@ -106,9 +87,6 @@ class DepthPanel:
             highest = self.tallest[self.kinds[name]]
             share = max(self.bars.get(name, 0.0), 0.0) / highest if highest > 0 else 0.0
             _draw_cell(lines[line], (at, y), _status(name, self.left), share)
-        lines[-1].set_xlabel(self._of_columns, fontsize=9)
-        add_heading(figure, self.title)
-        add_legend(figure, self.handles, self._labels, "lower left")
 
     def _label(self, axes: Axes, band: range) -> None:
         axes.set_xlim(-0.6, len(self.bands[0]) - 0.4)
@@ -133,10 +111,6 @@ class DepthPanel:
     @property
     def _are_upright(self) -> bool:
         return self._longest > 2
-
-    @property
-    def _labels(self) -> list[str]:
-        return [str(handle.get_label()) for handle in self.handles]
 
 
 def _row_of(kind: str) -> int:

@@ -14,18 +14,7 @@ from matplotlib.figure import Figure, FigureBase
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MultipleLocator
 
-from prunerecover.display.style import (
-    BLACK,
-    LIGHT,
-    add_heading,
-    add_legend,
-    bands,
-    draw_panels,
-    heading_height,
-    inches,
-    legend_lines,
-    styled,
-)
+from prunerecover.display.style import BLACK, LIGHT, Banded, draw_panels, inches
 from prunerecover.display.unit_grid import parts_of, shared_prefix
 from prunerecover.plan.depth_panel import DepthPanel
 from prunerecover.plan.edits import Edit
@@ -34,7 +23,6 @@ from prunerecover.plan.kept_groups import KeptGroup, kept_groups
 from prunerecover.plan.kinds import TRAITS, WIDTH_KINDS, plural
 from prunerecover.plan.removed_units import removed_units
 
-MOST = 40  # groups side by side; more go below
 STEP = 0.3  # inches from one group to the next
 LETTER = 0.068  # inches per letter of a group's name
 
@@ -101,7 +89,7 @@ def _named(gone: Mapping[str, str], ranked: Iterable[str]) -> dict[str, str]:
     return alike | dict(gone)
 
 
-class WidthPanel:
+class WidthPanel(Banded):
     """Bars: the kept share of every group, coloured by kind.
 
     Args:
@@ -109,12 +97,10 @@ class WidthPanel:
     """
 
     def __init__(self, groups: Sequence[KeptGroup]) -> None:
+        super().__init__(len(groups), _count(groups), _handles(groups))
         self.groups = groups
-        self.bands = bands(len(groups), MOST)
-        self.title = _count(groups)
         self.prefix = shared_prefix([group.name for group in groups])
         self.names = [group.name.removeprefix(self.prefix) for group in groups]
-        self.handles = _handles(groups)
 
     @property
     def width(self) -> float:
@@ -124,23 +110,14 @@ class WidthPanel:
     def height(self, width: float) -> float:
         """Lines of bars with names, heading and legend."""
         names = LETTER * max(map(len, self.names))
-        around = heading_height(self.title, width) + 0.25 * legend_lines(self._labels, width)
-        return (1.9 + names) * len(self.bands) + 0.3 + around
+        return (1.9 + names) * len(self.bands) + 0.3 + self.around(width)
 
     def draw(self, figure: FigureBase) -> None:
         """Draw the bars and name the groups."""
-        lines = [styled(axes) for axes in figure.subplots(len(self.bands), squeeze=False).flat]
-        for axes, band in zip(lines, self.bands, strict=True):
+        for axes, band in zip(self.lines(figure, self.prefix.removesuffix(".")), self.bands, strict=True):
             _draw_bars(axes, self.groups[band.start : band.stop])
             axes.set_xticks(range(len(band)), self.names[band.start : band.stop], rotation=90, fontsize=7.5)
             axes.set_xlim(-0.7, int((inches(figure) - 1.0) / STEP) - 0.3)
-        lines[-1].set_xlabel(self.prefix.removesuffix("."), fontsize=9)
-        add_heading(figure, self.title)
-        add_legend(figure, self.handles, self._labels, "lower left")
-
-    @property
-    def _labels(self) -> list[str]:
-        return [str(handle.get_label()) for handle in self.handles]
 
 
 def _draw_bars(axes: Axes, groups: Sequence[KeptGroup]) -> None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
+from pkgutil import resolve_name
 
 from prunerecover.recipes.cli.trainer_commands import TRAINER_COMMANDS, with_values
 from prunerecover.recipes.data.needed import check_installed
@@ -34,6 +35,13 @@ A callback of the recipe is addressed by its name: --trainer.callbacks.DepthPrun
 --config replaces a whole list such as the callbacks; to add one, use --trainer.callbacks+=DepthPrune.
 `prunerecover COMMAND --help` lists the options of a command, `prunerecover plan --method.help depth` those of a method:
 depth, graph, boundary, boundary_dpt, width, per_cost, fair_pruner, joint, frontier, pudding, sensitivity or sites."""
+
+# Functions of the commands without a trainer.
+PLAIN_COMMANDS = {
+    "quickstart": "prunerecover.recipes.quickstart:run_quickstart",
+    "report": "prunerecover.recipes.cli.report:show_report",
+    "export": "prunerecover.recipes.cli.export:export",
+}
 
 
 def recipe_names() -> list[str]:
@@ -83,23 +91,15 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, description in TRAINER_COMMANDS.items():
         commands.add_parser(name, help=description, add_help=False)
-    _add_quickstart(commands)
-    _add_report(commands)
+    text = "train a small ViT on digits, prune it, recover it and compare: no download, a few minutes on a laptop"
+    command = commands.add_parser("quickstart", help=text, description=text)
+    command.add_argument("--seeds", type=int, default=3, help="number of runs to average (default: 3)")
+    command.add_argument("--output", default="report", help="folder to write (default: report)")
+    text = "show a saved report.json on the terminal"
+    command = commands.add_parser("report", help=text, description=text)
+    command.add_argument("path", help="a report.json, or its folder")
     _add_export(commands)
     return parser
-
-
-def _add_quickstart(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "train a small ViT on digits, prune it, recover it and compare: no download, a few minutes on a laptop"
-    parser = commands.add_parser("quickstart", help=text, description=text)
-    parser.add_argument("--seeds", type=int, default=3, help="number of runs to average (default: 3)")
-    parser.add_argument("--output", default="report", help="folder to write (default: report)")
-
-
-def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "show a saved report.json on the terminal"
-    parser = commands.add_parser("report", help=text, description=text)
-    parser.add_argument("path", help="a report.json, or its folder")
 
 
 def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -109,7 +109,7 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser("export", help=text, description=text)
     parser.add_argument("path", help="a Lightning .ckpt, or a folder made by save_pruned")
     parser.add_argument("--output", required=True, help="a file that ends in .onnx, .pt2 or .gguf, or a folder")
-    parser.add_argument("--unmerged", action="store_true", help="keep mergeable linears apart")
+    parser.add_argument("--unmerged", action="store_false", dest="merged", help="keep mergeable linears apart")
     parser.add_argument(
         "--model",
         metavar="CLASS",
@@ -124,7 +124,10 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--batch-size", type=int, default=2, help="batch size of the example input; the only one with --fixed-sizes"
     )
     parser.add_argument(
-        "--fixed-sizes", action="store_true", help="export for the example input's sizes alone, if other sizes fail"
+        "--fixed-sizes",
+        action="store_false",
+        dest="dynamic",
+        help="export for the example input's sizes alone, if other sizes fail",
     )
     parser.add_argument(
         "--format",
@@ -136,31 +139,11 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
 
 
-def _runner(command: str) -> Callable[[argparse.Namespace], object]:
-    """Import the module of a plain command."""
-    if command == "quickstart":
-        from prunerecover.recipes.quickstart import run_quickstart
-
-        return lambda options: run_quickstart(seeds=options.seeds, output=options.output)
-    if command == "report":
-        from prunerecover.recipes.cli.report import show_report
-
-        return lambda options: show_report(options.path)
-    _let_import_from_here()
-    from prunerecover.recipes.cli.export import export
-
-    return lambda options: export(
-        options.path,
-        options.output,
-        merged=not options.unmerged,
-        batch_size=options.batch_size,
-        model=options.model,
-        target=options.target,
-        input_size=options.input_size,
-        dynamic=not options.fixed_sizes,
-        format=options.format,
-        tokenizer=options.tokenizer,
-    )
+def _runner(command: str) -> Callable[..., object]:
+    """Import the function of a plain command, with the command's options as arguments."""
+    if command == "export":
+        _let_import_from_here()
+    return resolve_name(PLAIN_COMMANDS[command])  # type: ignore[no-any-return]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -187,8 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] not in TRAINER_COMMANDS:
-        options = build_parser().parse_args(arguments)
-        _runner(options.command)(options)
+        options = vars(build_parser().parse_args(arguments))
+        _runner(options.pop("command"))(**options)
         return 0
     resolved = [arguments[0], *with_recipe_paths(arguments[1:])]
     _let_import_from_here()

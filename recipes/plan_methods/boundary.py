@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
-
 from prunerecover.boundary.accuracy_map import AccuracyMap
 from prunerecover.boundary.designs import Split
 from prunerecover.boundary.feasible import TYPES, feasible_within
@@ -21,7 +19,6 @@ from prunerecover.boundary.figure import plot_map
 from prunerecover.boundary.plan_boundary import PUBLISHED
 from prunerecover.boundary.search import BoundaryConfig, BoundarySearch
 from prunerecover.callbacks.calibration.surgery import Surgery
-from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.callbacks.trials.records import TrialRecord, table
 from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings, from_first_rank, resumable_trials
 from prunerecover.cost.memory import peak_memory, reset_peak_memory
@@ -120,15 +117,14 @@ class BoundaryPlan(PlanMethod):
     def _planner(self, task: PlanTask) -> DepthSearch:
         """Return the planner of splits, calibrated and scored at the start of a fit, as in `DepthPrune`."""
 
-        def start(trainer: pl.Trainer, module: pl.LightningModule) -> DepthSearch:
-            surgery = Surgery(trainer, module, task.target, task.calibration, self.depth.seed)
+        def start(surgery: Surgery) -> DepthSearch:
             config = dataclasses.replace(self.depth, loss=surgery.loss if self.depth.reads_loss else None)
             planner = DepthSearch(surgery.session(config.loss), TYPES, config)
             if config.reads_loss:
                 planner.rank()  # the loss needs the training step of the fit
             return planner
 
-        planner = at_start_of_fit(task.module, task.datamodule, start, self.depth.seed)
+        planner = task.at_start(start, self.depth.seed)
         planner.model.to(task.module.device)  # the end of a fit moves the model to the CPU
         return planner
 

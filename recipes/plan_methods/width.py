@@ -113,8 +113,8 @@ class PerCostPlan(WidthPlan):
     """Remove the channels, heads, neurons or experts of least importance per saved cost."""
 
     def __init__(self, **arguments: Unpack[WidthPlanArguments]) -> None:
-        merged: WidthPlanArguments = {**arguments, "allocation": arguments.get("allocation") or "per_cost"}
-        super().__init__(**merged)
+        arguments["allocation"] = arguments.get("allocation") or "per_cost"
+        super().__init__(**arguments)
 
 
 @spelled_out(WidthPlan)
@@ -134,5 +134,4 @@ class FairPrunerPlan(WidthPlan):
             raise ValueError(
                 f"Expected no allocation for the method fair_pruner, but got {other!r}. Use the method width."
             )
-        merged: WidthPlanArguments = {**arguments, "allocation": "fair_pruner"}
-        super().__init__(**merged)
+        super().__init__(**{**arguments, "allocation": "fair_pruner"})

@@ -77,7 +77,7 @@ def test_a_callbacks_option(option: str, message: str, tmp_path: Path, capsys: p
 
 @pytest.mark.parametrize("cause", [TypeError, ValueError, KeyError])
 def test_bugs_keep_their_traceback(cause: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_door, "_runner", lambda _: lambda _: int(cause("Expected nothing")))  # type: ignore
+    monkeypatch.setattr(front_door, "_runner", lambda _: lambda **_: int(cause("Expected nothing")))  # type: ignore
     with pytest.raises(TypeError):
         main(["report", "nothing"])
 
