@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
-from prunerecover.files.in_short import errors_in_short, in_short
+from prunerecover.files.in_short import in_short, validated
 from prunerecover.model.settings import Use
 from prunerecover.plan.kinds import TRAITS, plural
 from prunerecover.plan.plan import Plan
@@ -237,9 +237,5 @@ class LedgerRecord(_Record):
             )
         plans = {target: Plan.from_dict(plan) for target, plan in held["plans"].items()}
         adapters = {target: Adapters.from_dict(found) for target, found in held["adapters"].items()}
-        try:
-            return cls.model_validate({**data, "plans": plans, "adapters": adapters})
-        except ValidationError as error:
-            raise ValueError(
-                f"Expected a complete ledger, but {errors_in_short(error)}. Was the checkpoint edited?"
-            ) from None
+        held = {**data, "plans": plans, "adapters": adapters}
+        return validated(cls, held, "a complete ledger", "Was the checkpoint edited?")

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prunerecover.files.atomic import atomic_file, write_text
 from prunerecover.files.hashes import sha256_of
-from prunerecover.files.in_short import errors_in_short, in_short
+from prunerecover.files.in_short import in_short, validated
 from prunerecover.files.json_file import read_json
 
 LONGEST = 240  # bytes of a file's name, with room for a hidden name beside
@@ -86,13 +86,8 @@ def read_saved(data: Any) -> Saved:
         ValueError: If the origin has another form.
     """
     found = data.get(SAVED, {}) if isinstance(data, Mapping) else {}
-    try:
-        return Saved.model_validate(found)
-    except ValidationError as error:
-        raise ValueError(
-            f"Expected hashes by file name in '{SAVED}' of a plan's file, but {errors_in_short(error)}. Copy the file "
-            "again from where it was made."
-        ) from None
+    what = f"hashes by file name in '{SAVED}' of a plan's file"
+    return validated(Saved, found, what, "Copy the file again from where it was made.")
 
 
 def read_tensors(path: Path, sidecar: Mapping[str, str] | None) -> dict[str, Tensor]:

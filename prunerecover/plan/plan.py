@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import Field, PrivateAttr
 from torch import Tensor
 
 from prunerecover.display.summary import Summarised, Summary
-from prunerecover.files.in_short import errors_in_short, in_short
+from prunerecover.files.in_short import in_short, validated
 from prunerecover.files.plan_file import SAVED, read_data, read_tensors, write_plan
 from prunerecover.model.checks import warn_unless_finite
 from prunerecover.plan.edits import FITTED, OPS, Edit
@@ -106,12 +106,9 @@ class Plan(Summarised, Record):
                 f"It was made by prunerecover {_version_of(data)}; install that version or newer to read it."
             )
         _check_ops(data)
-        try:
-            return cls.model_validate({key: data[key] for key in data if key != SAVED}).with_tensors(tensors or {})
-        except ValidationError as error:
-            raise ValueError(
-                f"Expected a valid plan, but {errors_in_short(error)}. Was it edited? Plan anew, or copy it again."
-            ) from None
+        held = {key: data[key] for key in data if key != SAVED}
+        plan = validated(cls, held, "a valid plan", "Was it edited? Plan anew, or copy it again.")
+        return plan.with_tensors(tensors or {})
 
     def save(self, path: str | Path) -> Path:
         """Write the JSON file and a file with the fitted tensors; return the path of the JSON file.

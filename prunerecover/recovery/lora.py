@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import nn
 from torch.nn import Parameter
 
 from prunerecover.families.standard_saving import check_saving, uncheck_saving
-from prunerecover.files.in_short import errors_in_short
+from prunerecover.files.in_short import validated
 from prunerecover.model.checks import check_unquantised
 from prunerecover.model.paths import get_module, is_of_peft, parent_path, unwrap
 from prunerecover.plan.records import Items, Source
@@ -88,13 +88,7 @@ class Adapters(BaseModel):
         Raises:
             ValueError: If the primitives describe no adapters.
         """
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            raise ValueError(
-                f"Expected a description of adapters, but {errors_in_short(error)}. Was it written by a newer "
-                "prunerecover?"
-            ) from None
+        return validated(cls, data, "a description of adapters", "Was it written by a newer prunerecover?")
 
 
 def plan_adapters(network: nn.Module, settings: LoraSettings) -> Adapters:

@@ -13,11 +13,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from prunerecover.display.summary import Summarised, Summary
 from prunerecover.files.atomic import atomic_file, write_text
-from prunerecover.files.in_short import errors_in_short, in_short
+from prunerecover.files.in_short import in_short, validated
 from prunerecover.former import warn_of
 from prunerecover.plan.evidence import PlanningCost
 from prunerecover.report import render
@@ -55,12 +53,7 @@ class Report(Summarised, ReportData):
                 f"Expected a report of schema '{SCHEMA}', but got '{in_short(found)}'. Read it with the version that "
                 "wrote it."
             )
-        try:
-            return cls.model_validate(dict(data))
-        except ValidationError as error:
-            raise ValueError(
-                f"Expected a complete report, but {errors_in_short(error)}. Was the file edited?"
-            ) from error
+        return validated(cls, dict(data), "a complete report", "Was the file edited?")
 
     def to_markdown(self, figures: Iterable[str] = ()) -> str:
         """Return the report as Markdown, with links to `figures` given as file names."""

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from prunerecover.display.summary import Summarised, Summary
 from prunerecover.files.atomic import write_text
-from prunerecover.files.in_short import errors_in_short, in_short
+from prunerecover.files.in_short import in_short, validated
 from prunerecover.files.json_file import read_json
 from prunerecover.plan.edits import Fold, Refit
 from prunerecover.plan.plan import Plan
@@ -130,13 +130,7 @@ class PlanSet(Summarised, Record):
                 f'Expected a set of plans ("schema": "{SCHEMA}"), but got {in_short(found)!r}. Is it such a file, and '
                 "of this version?"
             )
-        try:
-            return cls.model_validate(dict(data))
-        except ValidationError as error:
-            raise ValueError(
-                f"Expected a valid set of plans, but {errors_in_short(error)}. Was it edited? Plan anew, or copy it "
-                "again."
-            ) from None
+        return validated(cls, dict(data), "a valid set of plans", "Was it edited? Plan anew, or copy it again.")
 
     def save(self, path: str | Path) -> Path:
         """Write a JSON file, whole or not at all; return the path."""

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from prunerecover.files.atomic import atomic_folder, whole_folder
 from prunerecover.files.hashes import sha256_of
-from prunerecover.files.in_short import errors_in_short, in_short
+from prunerecover.files.in_short import in_short, validated
 from prunerecover.files.json_file import read_json
 from prunerecover.files.refused_writes import naming_the_folder
 from prunerecover.model.checks import NOT_IN_FILES, check_unquantised, warn_unless_finite
@@ -149,13 +148,8 @@ def _read(path: Path) -> RoutedRecord:
     data = read_json(path / ROUTING, "a routed model")
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise ValueError(f"Expected a routed model of schema {SCHEMA} at {path}, but got something else.")
-    try:
-        return RoutedRecord.model_validate(data)
-    except ValidationError as error:
-        raise ValueError(
-            f"Expected a routed model as `save_routed` writes it at {path / ROUTING}, but {errors_in_short(error)}. "
-            "Copy it again."
-        ) from None
+    what = f"a routed model as `save_routed` writes it at {path / ROUTING}"
+    return validated(RoutedRecord, data, what, "Copy it again.")
 
 
 def _saved(router: Router, folder: Path) -> RouterRecord:

@@ -39,18 +39,41 @@ class SceneReader:
     Args:
         image: Column of images.
         objects: Column of objects.
-        target_of: Function from a row's objects to boxes and labels.
+        fields: Names of bounding boxes, categories, areas and crowds in the table.
+        labels: Labels by the id of the category.
+        bbox_format: Format of the boxes.
         transform: Transform of image and objects.
     """
 
     image: str
     objects: str
-    target_of: Callable[[Any], dict[str, Tensor]]
+    fields: Mapping[str, str]
+    labels: Mapping[int, int]
+    bbox_format: str
     transform: Callable[[Any, dict[str, Tensor]], Scene]
 
     def __call__(self, row: Any, number: int) -> Scene:
-        """Return the image and the objects of a row."""
-        return self.transform(row[self.image].convert("RGB"), self.target_of(row[self.objects]))
+        """Return the image and the objects of a row.
+
+        Raises:
+            ValueError: If the row names an unknown category.
+        """
+        from torchvision.ops import box_area, box_convert
+
+        values = {field: _values(row[self.objects], name) for field, name in self.fields.items()}
+        unknown = [number for number in values["category"] if number not in self.labels]
+        if unknown:
+            raise ValueError(
+                f"Expected categories among {_some(self.labels)}, but an object is of {unknown[0]}. Is the split "
+                "annotated as the others are?"
+            )
+        boxes = torch.tensor(values["bbox"], dtype=torch.float32).reshape(-1, 4)
+        boxes = box_convert(boxes, self.bbox_format, "xyxy")
+        labels = torch.tensor([self.labels[number] for number in values["category"]], dtype=torch.long)
+        area = torch.tensor(values["area"], dtype=torch.float32) if "area" in values else box_area(boxes)
+        crowd = torch.tensor(values["iscrowd"]) if "iscrowd" in values else torch.zeros(len(labels))
+        target = {"boxes": boxes, "labels": labels, "area": area, "iscrowd": crowd.long()}
+        return self.transform(row[self.image].convert("RGB"), target)
 
 
 def listed(scenes: Sequence[Scene]) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
@@ -111,47 +134,10 @@ class CocoData(TableData):
         fields = _fields(rows.features[objects], objects)
         if not self.categories:
             self.categories = _categories(self.open_splits(), objects, fields["category"])
-        target_of = Targets(fields, {number: label for label, number in enumerate(self.categories)}, self.bbox_format)
+        labels = {number: label for label, number in enumerate(self.categories)}
         transform = SceneTransform(self.image_size, role == "train" and self.augment)
-        reader = SceneReader(image, objects, target_of, transform)
+        reader = SceneReader(image, objects, fields, labels, self.bbox_format, transform)
         return Samples(as_images(rows, image), reader, listed, self.source(role))
-
-
-@dataclass(frozen=True)
-class Targets:
-    """Function from the objects in a row to boxes and labels.
-
-    Args:
-        fields: Names of bounding boxes, categories, areas and crowds in the table.
-        labels: Labels by the id of the category.
-        bbox_format: Format of the boxes.
-    """
-
-    fields: Mapping[str, str]
-    labels: Mapping[int, int]
-    bbox_format: str
-
-    def __call__(self, objects: Any) -> dict[str, Tensor]:
-        """Return the tensors of a row.
-
-        Raises:
-            ValueError: If the row names an unknown category.
-        """
-        from torchvision.ops import box_area, box_convert
-
-        values = {field: _values(objects, name) for field, name in self.fields.items()}
-        unknown = [number for number in values["category"] if number not in self.labels]
-        if unknown:
-            raise ValueError(
-                f"Expected categories among {_some(self.labels)}, but an object is of {unknown[0]}. Is the split "
-                "annotated as the others are?"
-            )
-        boxes = torch.tensor(values["bbox"], dtype=torch.float32).reshape(-1, 4)
-        boxes = box_convert(boxes, self.bbox_format, "xyxy")
-        labels = torch.tensor([self.labels[number] for number in values["category"]], dtype=torch.long)
-        area = torch.tensor(values["area"], dtype=torch.float32) if "area" in values else box_area(boxes)
-        crowd = torch.tensor(values["iscrowd"]) if "iscrowd" in values else torch.zeros(len(labels))
-        return {"boxes": boxes, "labels": labels, "area": area, "iscrowd": crowd.long()}
 
 
 class SceneTransform:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from operator import methodcaller
 from typing import Any
 
@@ -23,17 +24,9 @@ from prunerecover.recipes.networks.model_names import preprocessing
 LABEL_COLUMNS = ("label", "fine_label", "labels", "cls", "class")
 
 
-@dataclass(frozen=True)
-class LabelledImage:
-    """Reader of a row as (transformed image, label)."""
-
-    image: str
-    label: str
-    transform: Callable[[Any], Tensor]
-
-    def __call__(self, row: Any, number: int) -> tuple[Tensor, int]:
-        """Return the tensor and the label of a row."""
-        return self.transform(row[self.image]), int(row[self.label])
+def _labelled(image: str, label: str, transform: Callable[[Any], Tensor], row: Any, number: int) -> tuple[Tensor, int]:
+    """Return the tensor and the label of a row."""
+    return transform(row[image]), int(row[label])
 
 
 @spelled_out(TableData)
@@ -81,7 +74,7 @@ class ImageData(TableData):
                 "Encode them first (datasets: class_encode_column), or set label_column."
             )
         transform = self.transform(training=role == "train" and self.augment)
-        return Samples(rows, LabelledImage(image, label, transform), source=self.source(role))
+        return Samples(rows, partial(_labelled, image, label, transform), source=self.source(role))
 
     def transform(self, training: bool) -> Callable[[Any], Tensor]:
         """Return timm's transform: random for training, a resize and centre crop otherwise."""
