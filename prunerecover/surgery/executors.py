@@ -101,7 +101,7 @@ class EditContext:
         for name, value in values.items():
             old = get_module(self.model, path).get_parameter(name)
             new = Parameter(torch.empty_like(old.detach()).copy_(value), requires_grad=old.requires_grad)
-            self.journal.replace_tensor(self.model, places_of(self.model, [id(old)])[id(old)], new)
+            self.journal.replace(self.model, places_of(self.model, [id(old)])[id(old)], new)
             self.likes[new], self.cuts[new] = old, (old, ())
 
     def replace_module(self, path: str, new: nn.Module) -> None:

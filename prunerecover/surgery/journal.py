@@ -5,49 +5,41 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prunerecover.families.describe import unnamed_stacks
 from prunerecover.families.standard_saving import check_saving, uncheck_saving
 from prunerecover.families.transformers_layers import is_transformers_config
 from prunerecover.model.paths import get_module, holder_of, set_module
-from prunerecover.surgery.forward.devices import move_tensor, moved
+from prunerecover.surgery.forward.changes import Change, moved
 from prunerecover.surgery.forward.rerouted import reroute
 from prunerecover.surgery.transformers_depth import apply_config, check_depth, config_edits, numbered_after
 
 
-class Change(Protocol):
-    """A change to a model, with the data for an undo."""
+@dataclass(frozen=True)
+class Replaced(Change):
+    """Replacement of parts or attributes of modules at `places`: path of a module, name in it, and the old value."""
+
+    places: tuple[tuple[str, str, Any], ...]
+
+    @property
+    def parts(self) -> Iterable[Any]:
+        """The old values."""
+        return (old for *_, old in self.places)
 
     def undo(self, model: nn.Module, device: torch.device) -> None:
-        """Take the change back; returning parts move to the device of the model."""
-
-    def to_cpu(self) -> None:
-        """Move removed parts to the CPU."""
+        """Put the old values back."""
+        for path, name, old in self.places:
+            holder = get_module(model, path)
+            if getattr(holder, name) is not old:
+                _put(holder, name, moved(old, device))
 
 
 @dataclass(frozen=True)
-class ModuleReplaced:
-    """Replacement of the module `old` at `path`."""
-
-    path: str
-    old: nn.Module
-
-    def undo(self, model: nn.Module, device: torch.device) -> None:
-        """Put the old module back."""
-        if get_module(model, self.path) is not self.old:
-            set_module(model, self.path, moved(self.old, device))
-
-    def to_cpu(self) -> None:
-        """Move the old module to the CPU."""
-        self.old.cpu()
-
-
-@dataclass(frozen=True)
-class BlockRemoved:
+class BlockRemoved(Change):
     """Removal of block `index` of `count` in the container at `path`, with the container's training mode."""
 
     path: str
@@ -55,6 +47,11 @@ class BlockRemoved:
     count: int
     old: nn.Module
     training: bool
+
+    @property
+    def parts(self) -> Iterable[Any]:
+        """The block."""
+        return (self.old,)
 
     def undo(self, model: nn.Module, device: torch.device) -> None:
         """Put the block back."""
@@ -66,69 +63,14 @@ class BlockRemoved:
             self.old.train(blocks.training)
         blocks.insert(self.index, moved(self.old, device))
 
-    def to_cpu(self) -> None:
-        """Move the block to the CPU."""
-        self.old.cpu()
-
 
 @dataclass(frozen=True)
-class ConfigsCopied:
-    """Copies of the config objects at `places`: path of a module, name in the module, and old object."""
-
-    places: tuple[tuple[str, str, Any], ...]
-
-    def undo(self, model: nn.Module, device: torch.device) -> None:
-        """Put the old objects back."""
-        for path, name, old in self.places:
-            setattr(get_module(model, path), name, old)
-
-    def to_cpu(self) -> None:
-        """Hold no tensors."""
-
-
-@dataclass(frozen=True)
-class TensorReplaced:
-    """Replacement of the parameter or buffer `old` at `places`: paths of modules, and the name in each."""
-
-    places: tuple[tuple[str, str], ...]
-    old: Tensor
-
-    def undo(self, model: nn.Module, device: torch.device) -> None:
-        """Put the old tensor back under all names."""
-        move_tensor(self.old, device)
-        _put(model, self.places, self.old)
-
-    def to_cpu(self) -> None:
-        """Move the old tensor to the CPU."""
-        move_tensor(self.old, torch.device("cpu"))
-
-
-@dataclass(frozen=True)
-class AttributeSet:
-    """A set attribute of the module at `path`, with the previous value."""
-
-    path: str
-    attribute: str
-    previous: Any
-
-    def undo(self, model: nn.Module, device: torch.device) -> None:
-        """Restore the previous value."""
-        setattr(get_module(model, self.path), self.attribute, self.previous)
-
-    def to_cpu(self) -> None:
-        """Hold no tensors."""
-
-
-@dataclass(frozen=True)
-class SavingChecked:
+class SavingChecked(Change):
     """A check in `save_pretrained` of transformers models in the network, which warns."""
 
     def undo(self, model: nn.Module, device: torch.device) -> None:
         """Save without a check, as before."""
         uncheck_saving(model, "surgery")
-
-    def to_cpu(self) -> None:
-        """Hold no tensors."""
 
 
 @dataclass
@@ -157,8 +99,8 @@ class Journal:
             path: Path of the submodule.
             new: New module.
         """
-        self.entries.append(ModuleReplaced(path, get_module(model, path)))
-        set_module(model, path, new)
+        parent, _, name = path.rpartition(".")
+        self.replace(model, [(parent, name)], new)
 
     def remove_block(self, model: nn.Module, container: str, index: int) -> None:
         """Remove a block; the later blocks move up by one.
@@ -190,7 +132,7 @@ class Journal:
         Args:
             model: Network without wrappers.
             path: Path of the module; the empty path is the model itself.
-            calls: Names of calls, see `without_calls`.
+            calls: Names of calls, see `find_rewriting`.
 
         Raises:
             ValueError: If the forward cannot be traced, or lacks a call.
@@ -217,22 +159,22 @@ class Journal:
         )
         memo: dict[int, Any] = {}  # shared by all copies: a config may be an entry of another
         copies = [copy.deepcopy(old, memo) for *_, old in places]
-        self.entries.append(ConfigsCopied(places))
+        self.entries.append(Replaced(places))
         for (path, name, _), new in zip(places, copies, strict=True):
             setattr(get_module(model, path), name, new)
 
-    def replace_tensor(self, model: nn.Module, places: Iterable[tuple[str, str]], new: Tensor) -> None:
-        """Replace a parameter or buffer by a new tensor.
+    def replace(self, model: nn.Module, places: Iterable[tuple[str, str]], new: Any) -> None:
+        """Replace a parameter, buffer, submodule or attribute.
 
         Args:
             model: Network without wrappers.
-            places: All places of the old tensor, at least 1: path of a module, and the name in the module.
-            new: New tensor, of the same or another shape.
+            places: All places of the old value: path of a module, and the name in the module.
+            new: New value; a tensor may have another shape, and a module gets the training mode of the old.
         """
-        places = tuple(places)
-        path, name = places[0]
-        self.entries.append(TensorReplaced(places, getattr(get_module(model, path), name)))
-        _put(model, places, new)
+        held = [(path, name, get_module(model, path)) for path, name in places]
+        self.entries.append(Replaced(tuple((path, name, getattr(holder, name)) for path, name, holder in held)))
+        for _, name, holder in held:
+            _put(holder, name, new)
 
     def set_attribute(self, model: nn.Module, path: str, attribute: str, value: Any) -> None:
         """Set an attribute of a module, or of its config, which is copied first.
@@ -246,11 +188,10 @@ class Journal:
         module = get_module(model, path)
         holder, name = holder_of(module, attribute)
         if holder is module:
-            self.entries.append(AttributeSet(path, attribute, getattr(holder, name)))
+            self.replace(model, [(path, name)], value)
         else:
             self.copy_configs(model, getattr(module, attribute.partition(".")[0]))
-            holder, name = holder_of(module, attribute)
-        setattr(holder, name, value)
+            setattr(*holder_of(module, attribute), value)
 
     def check_saving(self, model: nn.Module) -> None:
         """Make transformers models warn when saved in a form unknown to `from_pretrained`."""
@@ -259,20 +200,18 @@ class Journal:
 
     def undo(self, model: nn.Module, keep: int = 0) -> None:
         """Take back all changes but the first `keep`, last first. Removed parts return to the model's device."""
-        device = _device_of(model)
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
         while len(self.entries) > keep:
             self.entries.pop().undo(model, device)
 
     def to_cpu(self) -> None:
         """Move removed parts to the CPU, where they wait for an undo without device memory."""
-        for entry in self.entries:
-            entry.to_cpu()
+        for part in (part for entry in self.entries for part in entry.parts):
+            moved(part, torch.device("cpu"))
 
 
-def _device_of(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
-def _put(model: nn.Module, places: Iterable[tuple[str, str]], tensor: Tensor) -> None:
-    for path, name in places:
-        setattr(get_module(model, path), name, tensor)
+def _put(holder: nn.Module, name: str, value: Any) -> None:
+    if isinstance(value, nn.Module):
+        set_module(holder, name, value)
+    else:
+        setattr(holder, name, value)

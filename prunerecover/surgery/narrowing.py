@@ -92,7 +92,7 @@ def narrow(
     made: dict[Parameter, tuple[Parameter, Cuts]] = {}
     for key, (old, cuts) in found.items():
         new = _cut(old, cuts, values.get(key))
-        journal.replace_tensor(model, places[key], new)
+        journal.replace(model, places[key], new)
         if isinstance(old, Parameter) and isinstance(new, Parameter):
             made[new] = (old, cuts)
     for (path, name), value in attributes.items():

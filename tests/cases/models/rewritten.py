@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from prunerecover.model.copies import share_copy
+from prunerecover.surgery.forward.calls import named_calls
+from prunerecover.surgery.forward.rewritten_forward import find_rewriting, install
+from prunerecover.surgery.forward.tracing import trace_forward
+
+
+def without_calls(module: nn.Module, calls: Sequence[str]) -> nn.Module:
+    """Return a copy with shared tensors and without some calls."""
+    rewriting, new = find_rewriting(module, calls), share_copy(module)
+    install(new, rewriting)
+    return new
+
+
+def calls_of(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of all calls in a module's own forward."""
+    return tuple(named_calls(trace_forward(module, "this module").graph, module))
 
 
 class Block(nn.Module):

@@ -194,7 +194,7 @@ def plain_attributes(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def tensors_held(entry: Any) -> list[Tensor]:
-    return [entry.old] if isinstance(getattr(entry, "old", None), Tensor) else []
+    return [part for part in entry.parts if isinstance(part, Tensor)]
 
 
 def bias_of(path: str) -> Slice:

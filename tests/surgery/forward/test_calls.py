@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from cases.models.rewritten import Plain, grown
+from cases.models.rewritten import Plain, calls_of, grown, without_calls
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from prunerecover.surgery.forward.rewritten_forward import calls_of, without_calls
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 import torch
 from cases.engine import snapshot
-from cases.models.rewritten import Joined, Plain, grown
+from cases.models.rewritten import Joined, Plain, calls_of, grown, without_calls
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
-
-from prunerecover.surgery.forward.rewritten_forward import calls_of, without_calls
 
 
 class Base(nn.Module):
