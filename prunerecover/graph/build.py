@@ -6,66 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node, NodeKind
+from prunerecover.graph.dimensions.operation_names import (
+    BATCH_NORMS,
+    COPIES,
+    GROUP_NORMS,
+    LAYER_NORMS,
+    MOVEMENTS,
+    STATISTICS,
+)
 from prunerecover.graph.recorder import ModuleCall, Recorded, Recorder, Source
 
 WEIGHED = frozenset(["convolution", "_convolution", "addmm", "mm", "bmm", "baddbmm", "linear", "_grouped_mm"])
 ROUTED = "_grouped_mm"  # product of rows with the weights of the chosen experts
 KERNELS = "_scaled_dot_product"  # prefix of the names of attention's kernels
-NORMS = frozenset(
-    [
-        "native_batch_norm",
-        "_native_batch_norm_legit_no_training",
-        "_native_batch_norm_legit",
-        "_batch_norm_no_update",
-        "cudnn_batch_norm",
-        "miopen_batch_norm",
-        "native_layer_norm",
-        "native_group_norm",
-        "_fused_rms_norm",
-    ]
-)
-STATISTICS = frozenset(["mean", "var", "var_mean", "std", "std_mean", "linalg_vector_norm", "norm", "sum"])
+NORMS = BATCH_NORMS | LAYER_NORMS | GROUP_NORMS | {"_native_batch_norm_legit"}
 ROOTS = frozenset(["rsqrt", "sqrt", "div", "reciprocal", "std", "std_mean", "linalg_vector_norm", "norm"])
 ARITHMETIC = frozenset(["add", "sub", "rsub", "mul", "div", "addcmul"])
 CONCATENATIONS = frozenset(["cat", "stack"])
 AFFINE = frozenset(["add", "sub", "rsub", "mul", "div", "neg", "addcmul"])  # with a constant
-COPIES = frozenset(["alias", "clone", "detach", "_to_copy", "contiguous", "lift_fresh"])
-MOVEMENTS = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "_reshape_alias",
-        "reshape",
-        "permute",
-        "transpose",
-        "t",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-        "select",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "unsafe_split",
-        "unsafe_split_with_sizes",
-        "unbind",
-        "index",
-        "index_select",
-        "flip",
-        "roll",
-        "repeat",
-        "unfold",
-        "diagonal",
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "channel_shuffle",
-        "native_channel_shuffle",
-        "as_strided",
-        "constant_pad_nd",
-        "im2col",
-        "col2im",
-    ]
-)
+MOVING = MOVEMENTS | {"as_strided", "constant_pad_nd", "im2col", "col2im"}
 
 
 def graph_of(recorder: Recorder) -> ComputationGraph:
@@ -86,7 +45,7 @@ class _Builder:
             for source in operation.inputs:
                 self.readers[source.operation].append(number)
         self.nodes: list[Node] = []
-        self.edges: dict[Source, Edge] = {}
+        self.node_of: dict[int, int] = {}  # by number of the operation
 
     def build(self) -> ComputationGraph:
         """Go through the operations; a call with a single step becomes a node at the last operation."""
@@ -103,10 +62,12 @@ class _Builder:
                 ran = [self.operations[i] for i in own]
                 kind = _kind(ran)
                 self._add(kind, _telling(kind, ran), single[operation.call].path, True, operation.call, own)
-        entered = (None if call.given is None else self.edges.get(call.given) for call in self.calls)
-        judged = None if self.judged is None else self.edges.get(self.judged)
+        entered = (None if call.given is None else self._edge(call.given) for call in self.calls)
+        judged = None if self.judged is None else self._edge(self.judged)
         read = {edge.node for node in self.nodes if node.kind != "output" for edge in node.inputs}
-        handed_on = [path for path, given in self.hooks.items() if any(self.edges[s].node in read for s in given)]
+        handed_on = [
+            path for path, given in self.hooks.items() if any(self.node_of[s.operation] in read for s in given)
+        ]
         classes = {self.classes[path] for path in handed_on}  # places in a list of collected outputs are counted
         hooked = frozenset(path for path in self.hooks if self.classes[path] in classes)
         return ComputationGraph(tuple(self.nodes), tuple(self.calls), self.reads, tuple(entered), judged, hooked)
@@ -125,7 +86,7 @@ class _Builder:
         ran, own = [self.operations[i] for i in numbers], set(numbers)
         index, last = len(self.nodes), ran[-1]
         entering = (source for operation in ran for source in operation.inputs if source.operation not in own)
-        inputs = tuple(self.edges[source] for source in (entering if len(ran) == 1 else dict.fromkeys(entering)))
+        inputs = tuple(map(self._edge, (entering if len(ran) == 1 else dict.fromkeys(entering))))
         overwrites = any(o.in_place and (not o.inputs or o.inputs[0].operation not in own) for o in ran)
         weights = tuple(dict.fromkeys(weight for operation in ran for weight in operation.weights))
         occurrence = 0 if whole else last.occurrence
@@ -147,21 +108,10 @@ class _Builder:
                 last.differentiable,
             )
         )
-        for k in range(
-            max(
-                [
-                    s.output
-                    for i in numbers
-                    for r in self.readers[i]
-                    for s in self.operations[r].inputs
-                    if s.operation in own
-                ],
-                default=0,
-            )
-            + 1
-        ):
-            for i in numbers:
-                self.edges[Source(i, k)] = Edge(index, k)
+        self.node_of |= dict.fromkeys(numbers, index)
+
+    def _edge(self, source: Source) -> Edge:
+        return Edge(self.node_of[source.operation], source.output)
 
 
 def _kind(ran: Sequence[Recorded]) -> NodeKind:
@@ -180,7 +130,7 @@ def _kind(ran: Sequence[Recorded]) -> NodeKind:
         return "norm"
     if names <= COPIES:
         return "identity"
-    if names <= COPIES | MOVEMENTS:
+    if names <= COPIES | MOVING:
         return "movement"
     several = len(ran) == 1 and len(ran[0].inputs) > 1
     if several:
@@ -200,7 +150,7 @@ def _weighed(ran: Sequence[Recorded]) -> list[Recorded]:
 def _telling(kind: NodeKind, ran: Sequence[Recorded]) -> str:
     """Return the name of the operation that decided the kind."""
     wanted: dict[Any, frozenset[str]] = {"layer": WEIGHED, "norm": NORMS | {"rsqrt"}}
-    quiet = COPIES | MOVEMENTS | AFFINE
+    quiet = COPIES | MOVING | AFFINE
     known = [o.name for o in ran if o.name in wanted.get(kind, frozenset())]
     loud = [o.name for o in ran if o.name not in quiet]
     return (known or loud or [ran[-1].name])[0]

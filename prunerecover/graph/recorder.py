@@ -16,27 +16,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from prunerecover.graph.dimensions.operation_names import BLANK
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.key_values import without_kept
-
-# Tensors in the likeness of another tensor, independent of the values.
-BLANK = frozenset(
-    [
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "empty_like",
-        "rand_like",
-        "randn_like",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "new_empty",
-        "new_empty_strided",
-        "sym_size",
-    ]
-)
-
 
 JUDGED = ("logits", "last_hidden_state")  # outputs by which a model is judged, if named
 
