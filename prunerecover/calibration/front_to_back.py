@@ -10,11 +10,12 @@ than tensors, or if later code writes to their output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +81,7 @@ class FrontToBack:
         try:
             with ExitStack() as stack:
                 for path, output in handed_on.items():
-                    stack.enter_context(_handing_on(self._modules[path], output.value))
+                    stack.enter_context(patch.object(self._modules[path], "forward", _returning(output.value)))
                 for path in self._complete_before(before):
                     if path not in handed_on:
                         note = self._modules[path].register_forward_hook(_noting(path, seen))
@@ -176,18 +177,8 @@ class FrontToBack:
         self._room += self._kept.pop(key).nbytes
 
 
-@contextmanager
-def _handing_on(module: nn.Module, output: Any) -> Iterator[None]:
-    """Have a module return an output inside a `with` block."""
-    own = vars(module).get("forward")
-    setattr(module, "forward", lambda *_, **__: output)  # noqa: B010  (mypy: a method)
-    try:
-        yield
-    finally:
-        if own is None:
-            vars(module).pop("forward", None)
-        else:
-            setattr(module, "forward", own)  # noqa: B010
+def _returning(output: Any) -> Callable[..., Any]:
+    return lambda *_, **__: output
 
 
 def _noting(path: str, seen: dict[str, _Output]) -> Callable[..., None]:

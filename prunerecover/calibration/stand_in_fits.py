@@ -51,7 +51,7 @@ class PlaceWeights:
 
     def of(self, place: FitPlace, number: int) -> Tensor | None:
         """Return the weights of a place's rows in a batch."""
-        return self._weights[place.gives].of(0, number) if place.gives in self._weights else None
+        return self._weights[place.gives].of(number) if place.gives in self._weights else None
 
 
 @dataclass

@@ -23,42 +23,42 @@ FLOOR = 1.0
 
 
 class TokenWeights:
-    """Token weights of mean about 1 for every block and batch; padding has weight 0.
+    """Weights of the tokens of a module's output, of mean about 1, by batch; padding has weight 0.
 
-    While all batches have the same number of tokens, memory does not grow with the number of batches. Otherwise weights
-    are kept while there is room, and all tokens of later batches weigh the same.
+    While all batches have the same number of tokens, weights are averaged over samples. Otherwise weights are kept
+    while there is room, and all tokens of later batches weigh the same.
 
     Args:
         batches: Batches on the model's device.
     """
 
     def __init__(self, batches: Sequence[ModelInputs]) -> None:
-        self._batches, self._shapes, self._averaged = batches, list[torch.Size](), True
-        self._sums, self._kept, self._scales = list[Tensor](), list[list[Tensor]](), list[float]()
+        self._batches, self._shapes, self._kept = batches, list[torch.Size](), list[Tensor]()
+        self._sum, self._averaged, self._scale = torch.zeros(()), True, 0.0
 
-    def add(self, gradients: Sequence[Tensor]) -> None:
-        """Add the squared gradients of the next batch, a tensor `(N, T)` per block."""
-        sums, room = [each.sum(0) for each in gradients], MOST_KEPT - sum(w.nbytes for own in self._kept for w in own)
-        if len(self._kept) == len(self._shapes) and sum(each.nbytes for each in gradients) <= room:
-            self._kept.append(list(gradients))
-        self._shapes.append(gradients[0].shape)
-        self._averaged = self._averaged and self._shapes[0][1:] == self._shapes[-1][1:]
+    def add(self, squares: Tensor) -> None:
+        """Add the squared gradients of the next batch, `(N, T)`."""
+        room = MOST_KEPT - sum(kept.nbytes for kept in self._kept)
+        if len(self._kept) == len(self._shapes) and squares.nbytes <= room:
+            self._kept.append(squares)
+        self._shapes.append(squares.shape)
+        self._averaged = self._averaged and self._shapes[0][1:] == squares.shape[1:]
         if self._averaged:
-            self._sums = [old + new for old, new in zip(self._sums, sums, strict=True)] if self._sums else sums
+            self._sum = self._sum.to(squares) + squares.sum(0)
 
     def finish(self) -> None:
         """Normalise, once all batches were added."""
         if self._averaged:
-            self._kept = [[total / sum(shape[0] for shape in self._shapes) for total in self._sums]]
-        tokens = sum(own[0].numel() for own in self._kept)
-        self._scales = [sum(float(w.sum()) for w in own) / tokens for own in zip(*self._kept, strict=True)]
+            self._kept = [self._sum / sum(shape[0] for shape in self._shapes)]
+        total = sum(float(kept.sum()) for kept in self._kept)
+        self._scale = total / max(1, sum(kept.numel() for kept in self._kept))
 
-    def of(self, block: int, number: int) -> Tensor:
-        """Return the weights of a block's output on a batch, `(N, T)` (`(N,)` if states have no token axis)."""
+    def of(self, number: int) -> Tensor:
+        """Return the weights on a batch, `(N, T)` (`(N,)` if states have no token axis)."""
         shape, place = self._shapes[number], 0 if self._averaged else number
-        found = self._sums[block].new_ones(shape)
-        if place < len(self._kept) and self._scales[block] > 0:
-            found = ((self._kept[place][block] / self._scales[block] + FLOOR) / (1 + FLOOR)).expand(shape)
+        found = self._sum.new_ones(shape)
+        if place < len(self._kept) and self._scale > 0:
+            found = ((self._kept[place] / self._scale + FLOOR) / (1 + FLOOR)).expand(shape)
         return found.masked_fill(is_padding(self._batches[number], found), 0)
 
 
@@ -89,7 +89,7 @@ def row_weights(
         per_row = ones is not None
         squares = _squares_by_row(model, own, batch, generator) if ones is None else ones
         for weights, rows in zip(found, squares, strict=True):
-            weights.add([rows])
+            weights.add(rows)
     for weights in found:
         weights.finish()
     return found

@@ -85,7 +85,7 @@ class Timed:
             return _told_seconds
         if self.clock == TORCH:
             return stopwatch_for(device_of(self.network))
-        return _wall_seconds if torch.get_num_threads() > 1 else _process_seconds
+        return partial(_seconds, clock=time.perf_counter if torch.get_num_threads() > 1 else time.process_time)
 
 
 def latency_ratio(
@@ -170,34 +170,22 @@ def stopwatch_for(device: torch.device) -> Stopwatch:
     Where PyTorch uses one thread of a CPU, the seconds are processor time of the thread; with several, wall time.
     """
     if device.type == "cpu":
-        return _wall_seconds if torch.get_num_threads() > 1 else _thread_seconds
+        return partial(_seconds, clock=time.perf_counter if torch.get_num_threads() > 1 else time.thread_time)
     if device.type == "cuda":
         return partial(_cuda_seconds, device=device)
     return partial(_synchronised_seconds, device=device)
 
 
-def _wall_seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def _seconds(run: Callable[[], object], clock: Callable[[], float]) -> float:
+    start = clock()
     run()
-    return time.perf_counter() - start
-
-
-def _process_seconds(run: Callable[[], object]) -> float:
-    start = time.process_time()
-    run()
-    return time.process_time() - start
+    return clock() - start
 
 
 def _told_seconds(run: Callable[[], object]) -> float:
     """Return the seconds that a clock itself returns."""
     seconds: Any = run()
     return float(seconds)
-
-
-def _thread_seconds(run: Callable[[], object]) -> float:
-    start = time.thread_time()
-    run()
-    return time.thread_time() - start
 
 
 def _cuda_seconds(run: Callable[[], object], device: torch.device) -> float:
@@ -218,7 +206,7 @@ def _synchronised_seconds(run: Callable[[], object], device: torch.device) -> fl
         torch.accelerator.synchronize(device)
 
     torch.accelerator.synchronize(device)
-    return _wall_seconds(finished)
+    return _seconds(finished, time.perf_counter)
 
 
 def _timed_pair(

@@ -64,59 +64,48 @@ class Family:
     parallel: bool = False
 
 
-def _llama_like(name: str, classes: str = "", linears: tuple[str, str, str] | str = GATED, returns: int = 1) -> Family:
-    attention = Part("self_attn", norm="input_layernorm", returns=2)
-    mlp = Part("mlp", norm="post_attention_layernorm", returns=returns)
-    return Family(f"transformers {name}", f"{classes or name}DecoderLayer", attention, mlp, linears)
+SANDWICH, ONE_NORM = ("input_layernorm", "pre_feedforward_layernorm"), ("input_layernorm", None)
+NORMS_BEHIND = ("post_attention_layernorm",), ("post_feedforward_layernorm",)
 
 
-def _sandwich(name: str, classes: str) -> Family:
-    attention = Part("self_attn", ("post_attention_layernorm",), norm="input_layernorm", returns=2)
-    mlp = Part("mlp", ("post_feedforward_layernorm",), norm="pre_feedforward_layernorm")
-    return Family(f"transformers {name}", f"{classes}DecoderLayer", attention, mlp, GATED)
-
-
-def _norms_after(name: str, classes: str) -> Family:
-    attention = Part("self_attn", ("post_attention_layernorm",), returns=2)
-    mlp = Part("mlp", ("post_feedforward_layernorm",))
-    return Family(f"transformers {name}", f"{classes}DecoderLayer", attention, mlp, GATED)
-
-
-def _one_norm(name: str, linears: tuple[str, str, str] | str = GATED) -> Family:
-    attention = Part("self_attn", norm="input_layernorm", returns=2)
-    return Family(f"transformers {name}", f"{name}DecoderLayer", attention, Part("mlp"), linears, parallel=True)
+def _decoder(
+    name: str,
+    classes: str = "",
+    linears: tuple[str, str, str] | str = GATED,
+    norms: tuple[str | None, str | None] = ("input_layernorm", "post_attention_layernorm"),
+    then: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
+    returns: int = 1,
+    parallel: bool = False,
+) -> Family:
+    """Return a family with the names of Llama: norms and further modules of the attention, and of the MLP."""
+    attention, mlp = Part("self_attn", then[0], norms[0], returns=2), Part("mlp", then[1], norms[1], returns)
+    return Family(f"transformers {name}", f"{classes or name}DecoderLayer", attention, mlp, linears, parallel)
 
 
 _BERT_MLP = Part("intermediate", ("output.dense", "output.dropout"))
 _BERT_LINEARS = ("intermediate.dense", "intermediate.intermediate_act_fn", "output.dense")
 FAMILIES = (
-    _llama_like("Llama"),
-    _llama_like("Mistral"),
-    _llama_like("Qwen2"),
-    _llama_like("Qwen3"),
-    _llama_like("Gemma"),
-    _sandwich("Gemma 2", "Gemma2"),
-    _sandwich("Gemma 3", "Gemma3"),
-    _llama_like("SmolLM3"),
-    _llama_like("OLMo", "Olmo"),
-    _norms_after("OLMo 2", "Olmo2"),
-    _norms_after("OLMo 3", "Olmo3"),
-    _llama_like("Granite"),
-    _llama_like("Starcoder2", linears=("mlp.c_fc", "mlp.act", "mlp.c_proj")),
-    _llama_like("Mixtral", linears=MIXTURE),
-    _llama_like("Qwen2-MoE", "Qwen2Moe", linears=MIXTURE),
-    _llama_like("Qwen3-MoE", "Qwen3Moe", linears=MIXTURE),
-    _llama_like("gpt-oss", "GptOss", linears=MIXTURE, returns=2),
-    _one_norm("Phi", ("mlp.fc1", "mlp.activation_fn", "mlp.fc2")),
-    _one_norm("Cohere"),
-    _one_norm("Cohere2"),
-    Family(
-        "transformers Phi-3",
-        "Phi3DecoderLayer",
-        Part("self_attn", ("resid_attn_dropout",), norm="input_layernorm", returns=2),
-        Part("mlp", ("resid_mlp_dropout",), norm="post_attention_layernorm"),
-        GATED,
-    ),
+    _decoder("Llama"),
+    _decoder("Mistral"),
+    _decoder("Qwen2"),
+    _decoder("Qwen3"),
+    _decoder("Gemma"),
+    _decoder("Gemma 2", "Gemma2", norms=SANDWICH, then=NORMS_BEHIND),
+    _decoder("Gemma 3", "Gemma3", norms=SANDWICH, then=NORMS_BEHIND),
+    _decoder("SmolLM3"),
+    _decoder("OLMo", "Olmo"),
+    _decoder("OLMo 2", "Olmo2", norms=(None, None), then=NORMS_BEHIND),
+    _decoder("OLMo 3", "Olmo3", norms=(None, None), then=NORMS_BEHIND),
+    _decoder("Granite"),
+    _decoder("Starcoder2", linears=("mlp.c_fc", "mlp.act", "mlp.c_proj")),
+    _decoder("Mixtral", linears=MIXTURE),
+    _decoder("Qwen2-MoE", "Qwen2Moe", linears=MIXTURE),
+    _decoder("Qwen3-MoE", "Qwen3Moe", linears=MIXTURE),
+    _decoder("gpt-oss", "GptOss", linears=MIXTURE, returns=2),
+    _decoder("Phi", "", ("mlp.fc1", "mlp.activation_fn", "mlp.fc2"), norms=ONE_NORM, parallel=True),
+    _decoder("Cohere", norms=ONE_NORM, parallel=True),
+    _decoder("Cohere2", norms=ONE_NORM, parallel=True),
+    _decoder("Phi-3", "Phi3", then=(("resid_attn_dropout",), ("resid_mlp_dropout",))),
     Family(
         "transformers GPT-NeoX",
         "GPTNeoXLayer",
@@ -124,13 +113,7 @@ FAMILIES = (
         Part("mlp", ("post_mlp_dropout",), norm="post_attention_layernorm"),
         ("mlp.dense_h_to_4h", "mlp.act", "mlp.dense_4h_to_h"),
     ),
-    Family(
-        "transformers StableLM",
-        "StableLmDecoderLayer",
-        Part("self_attn", norm="input_layernorm", returns=2),
-        Part("mlp", ("dropout",), norm="post_attention_layernorm"),
-        GATED,
-    ),
+    _decoder("StableLM", "StableLm", then=((), ("dropout",))),
     Family(
         "transformers GPT-2",
         "GPT2Block",

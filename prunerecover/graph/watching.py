@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -116,15 +117,9 @@ def watching_code(model: nn.Module, observer: CodeObserver) -> Iterator[None]:
 
         return registered
 
-    nn.Module.__getattr__ = noted  # type: ignore[method-assign]
-    nn.Module.register_forward_hook = registering(after)  # type: ignore[method-assign]
-    nn.Module.register_forward_pre_hook = registering(before)  # type: ignore[method-assign]
-    try:
+    hooks = {"register_forward_hook": registering(after), "register_forward_pre_hook": registering(before)}
+    with mock.patch.multiple(nn.Module, __getattr__=noted, **hooks):
         yield
-    finally:
-        nn.Module.__getattr__ = read  # type: ignore[method-assign]
-        nn.Module.register_forward_hook = after  # type: ignore[method-assign]
-        nn.Module.register_forward_pre_hook = before  # type: ignore[method-assign]
 
 
 @contextmanager

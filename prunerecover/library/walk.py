@@ -129,7 +129,7 @@ class Walks:
                 continue
             rows = sum(batch.n_samples for batch in self.batches) * len(now.read) // max(1, inputs.n_samples)
             step = max(1, rows // (ROWS * now.read.shape[-1]))
-            weight = self.weights[number].of(0, at).flatten() if self.weights else None
+            weight = self.weights[number].of(at).flatten() if self.weights else None
             for aim, totals in aims.items():
                 total = totals[at]
                 if total is not None and total.shape == now.total.shape:

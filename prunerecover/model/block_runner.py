@@ -8,8 +8,9 @@ the stored hidden state. Embeddings, masks and rotary tables are computed anew e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor, nn
 
@@ -116,15 +117,7 @@ class BlockRunner:
 
             return hand_on
 
-        originals = {index: vars(self.blocks[index]).get("forward") for index in indices}
-        try:
-            for index in originals:
-                block = self.blocks[index]
-                setattr(block, "forward", handing_on(block.forward))  # noqa: B010  (mypy: a method)
+        with ExitStack() as stack:
+            for block in (self.blocks[index] for index in indices):
+                stack.enter_context(patch.object(block, "forward", handing_on(block.forward)))
             yield
-        finally:
-            for index, forward in originals.items():
-                if forward is None:
-                    vars(self.blocks[index]).pop("forward", None)
-                else:
-                    setattr(self.blocks[index], "forward", forward)  # noqa: B010

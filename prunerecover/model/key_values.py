@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from torch import nn
 
@@ -44,14 +45,11 @@ def without_kept(output: Any) -> Any:
 def caches_off(*models: nn.Module) -> Iterator[None]:
     """Turn caches off in the configs of models inside a `with` block."""
     held = [vars(module).get("config") for model in models for module in model.modules()]
-    on = {id(config): config for config in held if getattr(config, SWITCH, False) is True}
-    try:
-        for config in on.values():
-            setattr(config, SWITCH, False)
+    with ExitStack() as stack:
+        for config in {id(config): config for config in held}.values():
+            if getattr(config, SWITCH, False) is True:
+                stack.enter_context(patch.object(config, SWITCH, False))
         yield
-    finally:
-        for config in on.values():
-            setattr(config, SWITCH, True)
 
 
 def asking_for_cache(model: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -41,7 +41,7 @@ def test_token_weights_equal_squared_gradients_of_each_block(name: str) -> None:
     handle.remove()
     output.log_softmax(-1).gather(-1, drawn).sum().backward()
     raw = nudge[0].grad.square().sum(-1).mean(0, keepdim=True).expand(4, -1)
-    assert torch.allclose(weights[2].of(0, 0), (raw / raw.mean() + 1) / 2, rtol=1e-3, atol=1e-5)
+    assert torch.allclose(weights[2].of(0), (raw / raw.mean() + 1) / 2, rtol=1e-3, atol=1e-5)
 
 
 def test_token_weights_average_one_and_have_a_floor() -> None:
@@ -49,13 +49,13 @@ def test_token_weights_average_one_and_have_a_floor() -> None:
     with evaluating(model), unchanged(model):
         weights = weights_of(model, [b.as_inputs(batch_of("timm")), b.as_inputs(batch_of("timm", 2, seed=5))])
     for number in range(4):
-        block = [weights[number].of(0, i) for i in (0, 1)]
+        block = [weights[number].of(i) for i in (0, 1)]
         assert [w.shape for w in block] == [(4, 17), (2, 17)]
         assert torch.cat(block).mean().item() == pytest.approx(1, rel=1e-4)
         assert torch.cat(block).min() >= 0.5
     # Only the class token is read after the last block.
-    assert weights[3].of(0, 0)[0].argmax() == 0
-    assert torch.allclose(weights[3].of(0, 0)[0][1:], torch.tensor(0.5))
+    assert weights[3].of(0)[0].argmax() == 0
+    assert torch.allclose(weights[3].of(0)[0][1:], torch.tensor(0.5))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -63,7 +63,7 @@ def test_tokens_that_have_an_output_each_weigh_the_same(name: str) -> None:
     model = build(name)
     with evaluating(model):
         weights = weights_of(model, [b.as_inputs(batch_of(name))])
-    assert all(torch.equal(weights[block].of(0, 0), torch.ones(4, 9)) for block in range(4))
+    assert all(torch.equal(weights[block].of(0), torch.ones(4, 9)) for block in range(4))
 
 
 def _two_lengths() -> tuple[nn.Module, list[b.ModelInputs]]:
@@ -76,5 +76,5 @@ def test_batches_of_several_lengths_are_weighted_by_content() -> None:
     model, inputs = _two_lengths()
     with evaluating(model):
         weights = weights_of(model, inputs)
-    assert [weights[1].of(0, i).shape for i in (0, 1)] == [batch.kwargs["input_ids"].shape for batch in inputs]
-    assert not torch.equal(*weights[1].of(0, 0)[:2])
+    assert [weights[1].of(i).shape for i in (0, 1)] == [batch.kwargs["input_ids"].shape for batch in inputs]
+    assert not torch.equal(*weights[1].of(0)[:2])

@@ -191,12 +191,11 @@ def test_a_single_thread_is_timed_by_what_it_computes(
 
 def test_threads_that_are_held_decide_how_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The given number of threads decides, even if the process has another."""
-    asked: list[int] = []
-    monkeypatch.setattr("prunerecover.cost.latency._thread_seconds", lambda run: asked.append(1) or 1.0)
-    monkeypatch.setattr("prunerecover.cost.latency._wall_seconds", lambda run: asked.append(2) or 1.0)
+    asked: list[str] = []
+    monkeypatch.setattr("prunerecover.cost.latency._seconds", lambda run, clock: asked.append(clock.__name__) or 1.0)
     for threads in (1, 2):
         latency_ratio(mlp(), mlp(), X, pairs=1, warmup=0, threads=threads)
-    assert asked == [1, 1, 2, 2]
+    assert asked == ["thread_time"] * 2 + ["perf_counter"] * 2
 
 
 @pytest.mark.gpu

@@ -106,7 +106,7 @@ def test_branches_known_from_the_graph_leave_fits_from_the_graph_beside_tuned_li
 def test_stages_of_other_lengths_have_weights_of_their_own() -> None:
     planner = swin_planner("mlp", "neuron")
     with planner.session.evaluating():
-        rows = [weights.of(0, 0).shape for weights in planner.library.walks.weights]
+        rows = [weights.of(0).shape for weights in planner.library.walks.weights]
     assert rows == [(6, 64), (6, 16)]
 
 

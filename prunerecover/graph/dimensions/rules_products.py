@@ -20,7 +20,7 @@ def convolution(ties: Ties, operation: Operation) -> None:
     data, weight, bias = operation.args[:3]
     transposed, groups = operation.args[6], operation.args[8]
     own = ties.info(weight).maps
-    reads, makes = (_along(own, (d,)) for d in ((0, 1) if transposed else (1, 0)))
+    reads, makes = (along(own, (d,)) for d in ((0, 1) if transposed else (1, 0)))
     given = next((m.flatten() for m in channels(ties, data)), NONE)
     if groups == 1:
         _meet(ties, given, reads)
@@ -105,8 +105,8 @@ def _multiply(ties: Ties, operation: Operation, a: Tensor, b: Tensor, bias: Tens
         record_output(ties, operation, maps)
     elif left.static or right.static:
         weights, data, dim = (right.maps, a, inner[1]) if right.static else (left.maps, b, inner[0])
-        made = _along(weights, [d for d in range(b.ndim) if d != dim])
-        _weighed(ties, operation, Product(ties.path, "linear", made, _along(weights, (dim,))), data, maps)
+        made = along(weights, [d for d in range(b.ndim) if d != dim])
+        _weighed(ties, operation, Product(ties.path, "linear", made, along(weights, (dim,))), data, maps)
     else:
         _mark_streams(ties, a, b)
         ties.record_addends(left.chain, right.chain)
@@ -128,7 +128,7 @@ def _contract(ties: Ties, a: Maps, b: Maps, inner: tuple[int, int]) -> tuple[Map
     return tuple(left[0]), tuple(left[1])
 
 
-def _along(maps: Maps, dims: Sequence[int]) -> Tensor:
+def along(maps: Maps, dims: Sequence[int]) -> Tensor:
     """Ids along a dimension of `dims`, from maps that are constant in all other dimensions."""
     return next((m.flatten() for m in maps if len(varying(m)) == 1 and varying(m)[0] in dims), NONE)
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from prunerecover.graph.dimensions.dimension_ids import varying
+from prunerecover.graph.dimensions.rules_products import NONE, along
 from prunerecover.graph.dimensions.ties import Chain, Info, Product, Ties
 
 RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
-NONE = torch.empty(0, dtype=torch.long)
 
 
 def follow_recurrent(ties: Ties, module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -30,12 +30,12 @@ def follow_recurrent(ties: Ties, module: nn.RNNBase, args: tuple[Any, ...], kwar
         kwargs: Keyword arguments.
         out: Output of the layer.
     """
-    tensors: list[Tensor] = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-    given, *states = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and _is_floating(leaf)]
+    given, *states = _floating((args, kwargs))
     if module.proj_size:
         for tensor in (*module.parameters(), given, *states):
             ties.ids.pin(*ties.info(tensor).maps)
-        ties.record_product(Product(ties.path, "linear", _along(ties, module.get_parameter("weight_ih_l0"), 0), NONE))
+        made = along(ties.info(module.get_parameter("weight_ih_l0")).maps, (0,))
+        ties.record_product(Product(ties.path, "linear", made, NONE))
         ties.record_pins("proj_size")
         return
     units, recurrent = _units(ties, module)
@@ -43,7 +43,7 @@ def follow_recurrent(ties: Ties, module: nn.RNNBase, args: tuple[Any, ...], kwar
     for tensor in states:
         _meet(ties, tensor, units)
     directions = 2 if module.bidirectional else 1
-    for number, tensor in enumerate(t for t in tensors if _is_floating(t)):
+    for number, tensor in enumerate(_floating(out)):
         ids = units.repeat(directions) if number == 0 else units
         shape = (*[1] * (tensor.ndim - 1), len(ids))
         ties.note(tensor, Info((ids.view(shape),) if len(ids) > 1 else (), chain=chain))
@@ -52,15 +52,15 @@ def follow_recurrent(ties: Ties, module: nn.RNNBase, args: tuple[Any, ...], kwar
 def _units(ties: Ties, module: nn.RNNBase) -> tuple[Tensor, Tensor]:
     """Tie all parts of a hidden unit; return the ids of the units, and the ids of the weights that read the units."""
     size = module.hidden_size
-    units = _along(ties, module.get_parameter("weight_hh_l0"), 1)
+    units = along(ties.info(module.get_parameter("weight_hh_l0")).maps, (1,))
     read = []
     for names in module._all_weights:
         for name in names:
             weight = getattr(module, name)
-            rows = _along(ties, weight, 0)
+            rows = along(ties.info(weight).maps, (0,))
             if len(rows) and len(units):
                 ties.ids.tie(rows.view(-1, size), units)  # a row of each gate
-            columns = _along(ties, weight, 1) if weight.ndim > 1 else NONE
+            columns = along(ties.info(weight).maps, (1,)) if weight.ndim > 1 else NONE
             if len(columns) and not name.startswith("weight_ih_l0"):  # columns for both directions of the layer below
                 ties.ids.tie(columns.view(-1, size), units)
                 read.append(columns)
@@ -70,7 +70,7 @@ def _units(ties: Ties, module: nn.RNNBase) -> tuple[Tensor, Tensor]:
 def _read_input(ties: Ties, module: nn.RNNBase, given: Tensor, units: Tensor, recurrent: Tensor) -> Chain:
     """Note the products with the input and with hidden units; each direction reads the whole input."""
     firsts = [getattr(module, name) for names in module._all_weights for name in names if "weight_ih_l0" in name]
-    columns = [_along(ties, weight, 1) for weight in firsts]
+    columns = [along(ties.info(weight).maps, (1,)) for weight in firsts]
     for own in columns:
         _meet(ties, given, own)
     ties.record_addends(ties.info(given).chain)
@@ -91,10 +91,5 @@ def _meet(ties: Ties, tensor: Tensor, ids: Tensor) -> None:
         ties.ids.pin(*own, ids)
 
 
-def _along(ties: Ties, weight: Tensor, dim: int) -> Tensor:
-    """The ids along a dimension of a parameter; none for a single index."""
-    return next((m.flatten() for m in ties.info(weight).maps if varying(m) == (dim,)), NONE)
-
-
-def _is_floating(tensor: Tensor) -> bool:
-    return tensor.is_floating_point()
+def _floating(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
