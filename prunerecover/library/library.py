@@ -37,6 +37,8 @@ from prunerecover.store.search_store import SearchStore
 from prunerecover.width.compensation import moments_of, readers_of
 from prunerecover.width.narrowable import NarrowableNetwork
 
+ON_TOP, FITS = 2.0, 60  # scores on top of choices for each score alone; passes to fit choices and to tune one. Both are
+# of DeiT-Tiny and ResNet-56, for one budget.
 TINY = 1e-7  # divergence at which replacements are as good as each other, and the cheapest is the best
 
 
@@ -127,6 +129,14 @@ class Library:
         at, kinds = {station.site for station in self.stations}, {site.kind for site in self.sites.values()}
         branches = (site.name for site in self.sites.values() if site.kind in BRANCHES)
         return at.issuperset(branches) and ("block" not in kinds or bool(self.blocks.around))
+
+    @property
+    def expected_passes(self) -> float:
+        """Rough number of passes of all samples through the network for one more budget, scores alone included."""
+        samples, left = self.session.samples, ON_TOP if self.scored else 1 + ON_TOP
+        variants = sum(variant.scored for site in self.sites.values() for variant in site.variants[1:])
+        held_out = sum(batch.n_samples for batch in samples.held_out) / samples.n_samples
+        return left * variants * held_out / 2 + FITS  # half of the network is behind a variant
 
     def changed(self, chosen: Chosen, site: str, name: str, moments: Moments) -> dict[str, tuple[Variant, Fit]]:
         """Return a choice with another variant at one site, fitted there by the moments behind the choice.

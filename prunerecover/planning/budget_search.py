@@ -12,6 +12,7 @@ from prunerecover.boundary.search import Evaluate, Trial, accuracies_of
 from prunerecover.cost.met_share import Wanted, met_share
 from prunerecover.cost.units.cost_names import ALONE
 from prunerecover.depth.layers.pruned_graph import NotRemovable
+from prunerecover.display.progress import progress
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import SplitEvidence, TriedSplit
 from prunerecover.plan.plan import Plan
@@ -134,12 +135,15 @@ class BudgetSearch:
             states.append(planner.together(asked, *again, depth_alone=depth_alone))
             return states[-1]
 
-        state, saved = met_share(
-            self._asked(MISSED, 2 * CLOCKS),
-            together,
-            lambda state: planner.removed_shares(planner.edits(state.chosen)),
-        )
-        plan = kept_plan(planner.store, ("joint", *state.said), lambda: planner.plan(*planner.finished(state)))
+        with planner.session.evaluating():
+            expected = planner.unscored.expected_passes * planner.session.pass_seconds
+        with progress("choosing variants", expected=expected):
+            state, saved = met_share(
+                self._asked(MISSED, 2 * CLOCKS),
+                together,
+                lambda state: planner.removed_shares(planner.edits(state.chosen)),
+            )
+            plan = kept_plan(planner.store, ("joint", *state.said), lambda: planner.plan(*planner.finished(state)))
         return Candidate(plan, saved, state.divergence)
 
     def _out_of_library(self, *, depth_alone: bool = False) -> Candidate:

@@ -30,8 +30,6 @@ from prunerecover.width.arguments import WidthConfig, WidthReplace
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.rounding import RoundTo
 
-PASSES = 18  # of all samples through the dense network: what DeiT-Tiny took for a share of its MACs
-
 
 def plan_width(
     model: nn.Module,
@@ -139,7 +137,7 @@ def width_plan(session: Session, budget: Budget | None, config: WidthConfig) -> 
         budget: Budget, as in `plan_width`.
         config: All other arguments of `plan_width`, for this budget.
     """
-    with progress("planning width", expected=PASSES * session.pass_seconds):
+    with progress("planning width"):
         return plan_with(WidthAllocator(session, config), budget)
 
 

@@ -53,6 +53,14 @@ def test_sizes_are_multiples_that_were_asked_for_and_choosing_nothing_changes_no
     assert library.scorers.alone.divergence({}) == pytest.approx(0, abs=1e-6)
 
 
+def test_further_budgets_are_expected_to_take_less_by_the_scores_alone() -> None:
+    """A quarter of the samples is held out, and half of the network lies behind a variant."""
+    planner = Planner(Session(vit(depth=2), images()), "macs", PruningConfig())
+    first, sites = planner.unscored.expected_passes, planner.unscored.sites.values()
+    scored = sum(variant.scored for site in sites for variant in site.variants if variant.name != DENSE)
+    assert first - planner.library.expected_passes == pytest.approx(scored / 4 / 2)
+
+
 def test_block_without_a_shortcut_stays_where_the_groups_of_its_ends_are_narrowed() -> None:
     batches = [torch.randn(16, 3, 8, 8) for _ in range(3)]
     plain, residual = (Plain(shortcut).eval() for shortcut in (False, True))
