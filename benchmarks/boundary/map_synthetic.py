@@ -4,8 +4,8 @@
 
 See `synthetic_surfaces` for the surfaces and the divergences. The methods were tuned on other seeds than the reported
 ones. Budgets are 6, 8 and 10 layers; each run has noise of 0.5 points. Guided maps also see the divergence of every
-feasible split before training, drawn with half the usual scatter (as on real DeiT-Tiny), with twice the usual scatter,
-and without any information. No training; about six minutes on one core.
+feasible split before training, drawn with half the usual scatter, with twice the usual scatter, and without any
+information. No training; about six minutes on one core.
 """
 
 from __future__ import annotations
@@ -190,10 +190,9 @@ BENCHMARK = Benchmark(
     feasible split less that of the picked one, in points; also by family of surfaces. Runs leave out the dense model.
     Expected: the mean regret that the map announces; covered: how often its 95% interval reaches the true regret;
     refused: how often the map was refused for predicting above dense (it was scored all the same). Guided maps also see
-    the divergence of every split before any training, {SCATTER:.0%} of the loss off; that of [real
-    DeiT-Tiny](boundary_divergences.md) is half as far off. The last table is of fresh surfaces, with other scatters,
-    and with divergences that say nothing; gain: regret of the same map without divergences, less that with them (paired
-    95% interval).""",
+    the divergence of every split before any training, {SCATTER:.0%} of the loss off. The last table is of fresh
+    surfaces, with other scatters, and with divergences that say nothing; gain: regret of the same map without
+    divergences, less that with them (paired 95% interval).""",
     measure=measure,
     references=[
         *({"noise": NOISE, "divergences": "", "method": method} for method in METHODS),

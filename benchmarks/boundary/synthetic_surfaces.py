@@ -6,8 +6,7 @@ open how sharp the cliffs are and how they move with removed activations; these 
 with a polynomial have about a quarter of a point of regret.
 
 Divergences before training are proportional to a split's loss, up to a scatter of 8%: half of the variance is common to
-neighbours, half is not. The nine splits of real DeiT-Tiny scatter half as much around a straight line
-(`boundary_divergences`); other networks may scatter more.
+neighbours, half is not. Networks may scatter more.
 """
 
 from __future__ import annotations

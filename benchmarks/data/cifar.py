@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from benchmarks.data.real import autocast, data_root
+from benchmarks.runner.fits import train
 from prunerecover.recipes.networks.cifar_resnet import CONFIG
 
 EXAMPLE = torch.zeros(1, 3, 32, 32)
@@ -89,15 +90,10 @@ def train_one_epoch(
     parameters = [p for p in network.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, rate, momentum=0.9, weight_decay=5e-4, nesterov=True)
     order = torch.randperm(n, generator=generator).split(BATCH)
-    scheduler = schedule(optimizer, len(order))
-    network = network.to(memory_format=torch.channels_last).train()
-    for chosen in order:
-        loss = F.cross_entropy(network(augmented(pixels[chosen], generator)), labels[chosen])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-    return network.to(memory_format=torch.contiguous_format).eval()
+    given = ((augmented(pixels[chosen], generator), labels[chosen]) for chosen in order)
+    network = network.to(memory_format=torch.channels_last)
+    train(network, given, cross_entropy, optimizer, schedule(optimizer, len(order)))
+    return network.to(memory_format=torch.contiguous_format)
 
 
 def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:

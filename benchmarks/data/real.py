@@ -10,7 +10,6 @@ from typing import Any
 
 import timm
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from prunerecover.recipes.data.image_data import ImageData
@@ -38,14 +37,6 @@ def image_data(name: str, **kwargs: Any) -> ImageData:
     """Return an image set with DeiT-Tiny's transforms, without augmentation."""
     model = f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}"
     return ImageData(str(data_root() / "data" / name), model=model, **kwargs)
-
-
-def photos(folder: str) -> Tensor:
-    """Read a folder of unlabelled photos with DeiT-Tiny's evaluation transform, `(N, 3, 224, 224)`."""
-    model = deit_tiny()
-    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
-    paths = sorted((data_root() / "data" / "coco128" / folder).glob("*.jpg"))
-    return torch.stack([transform(Image.open(path).convert("RGB")) for path in paths])
 
 
 def autocast() -> torch.autocast:

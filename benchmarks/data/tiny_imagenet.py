@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.data.real import BF16, DEVICE, autocast, correct, data_root, deit_tiny, image_data
+from benchmarks.runner.fits import QUIET as QUIET
 from prunerecover.callbacks import DistillRecover, RecoverySchedule
 from prunerecover.recipes.data.image_data import ImageData
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier, read_label_map
 
 PRECISION = {"precision": "bf16-mixed" if BF16 else "32-true"}
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 
 
 def module(network: nn.Module | None = None, **options: Any) -> ImageClassifier:

@@ -11,7 +11,6 @@ a seed on a core.
 from __future__ import annotations
 
 import copy
-import tempfile
 import time
 from collections.abc import Sequence
 from functools import lru_cache
@@ -20,8 +19,8 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from benchmarks.data.tiny_imagenet import QUIET
 from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.fits import QUIET, fit
 from benchmarks.runner.page import Table, across, figure, text
 from benchmarks.runner.rows import Figure, Row
 from prunerecover import Budget, Quality, RecoverySchedule, WidthPrune
@@ -37,21 +36,7 @@ SHAPE, BATCH = {"depth": 4, "embed_dim": 32, "num_heads": 4}, 64
 TRAINED, EVERY, MOST, AFTER = 40, 2, 8, 3  # epochs: before, of a step; steps at most; epochs that are left for the end
 SHORT, LONG = EVERY + AFTER, EVERY * MOST + AFTER
 BUDGETS = tuple(round(STEP * number, 1) for number in range(1, 9))
-ON_CPU: dict[str, Any] = {"accelerator": "cpu", **QUIET}
 STEPS, HAND = "in steps", "by hand"
-
-
-def fitted(module: pl.LightningModule, data: DigitsData, epochs: int, callbacks: Sequence[pl.Callback]) -> pl.Trainer:
-    """Fit a module without writing files, and return the Trainer."""
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = pl.Trainer(
-            max_epochs=epochs,
-            callbacks=list(callbacks),
-            default_root_dir=folder,
-            **ON_CPU,
-        )
-        trainer.fit(module, datamodule=data)
-    return trainer
 
 
 @lru_cache(maxsize=1)
@@ -59,13 +44,13 @@ def dense(seed: int) -> tuple[DigitsClassifier, DigitsData]:
     """Return the network after its training, and the data."""
     pl.seed_everything(seed, verbose=False)
     data, module = DigitsData(batch_size=BATCH), DigitsClassifier(**SHAPE)
-    fitted(module, data, TRAINED, ())
+    fit(module, data, max_epochs=TRAINED)
     return module, data
 
 
 def scores(module: pl.LightningModule, data: DigitsData) -> dict[str, Figure]:
     """Return the accuracy on the validation and on the test images."""
-    trainer = pl.Trainer(**ON_CPU)
+    trainer = pl.Trainer(accelerator="cpu", **QUIET)
     (val,) = trainer.validate(module, datamodule=data, verbose=False)
     (test,) = trainer.test(module, datamodule=data, verbose=False)
     return {"val": Figure(val[MONITOR], n=149), "test": Figure(test["test_top1"], n=809)}
@@ -88,7 +73,7 @@ def measure(seed: int, epochs: int, budget: float, method: str) -> dict[str, Any
     prune = WidthPrune(goal, calibration=64, merge="never", seed=seed, **how)
     pl.seed_everything(seed, verbose=False)
     started = time.perf_counter()
-    fitted(module, data, epochs, [prune, RecoverySchedule()])
+    fit(module, data, [prune, RecoverySchedule()], max_epochs=epochs)
     trail = [one.model_dump(mode="json") for one in Ledger.of(module).quality.values()]
     found = {"seconds": time.perf_counter() - started, "macs_left": macs_left(module, before), **scores(module, data)}
     return found | ({"trail": trail[0]} if trail else {})

@@ -8,8 +8,7 @@ same two splits, among 0.001, 0.003 and 0.006 (`--learning-rates`).
 from __future__ import annotations
 
 import copy
-import tempfile
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,32 +19,27 @@ from torch.utils.data import DataLoader
 from benchmarks.data.real import BF16, DEVICE
 from benchmarks.data.smollm2 import tokenizer
 from benchmarks.data.text import documents, token_ids
+from benchmarks.runner.fits import Learner, fit
 from prunerecover.callbacks import LoRARecover
 from prunerecover.callbacks.ledger.ledger import Ledger
 
 SOURCES = (("wikitext2", "valid.txt"), ("tinystories", "train.jsonl"))
 STEPS, BATCH, LENGTH = 96, 4, 128
 RANK, LEARNING_RATE, SEED = 16, 3e-3, 0
+PRECISION = {"precision": "bf16-mixed" if BF16 else "32-true", "gradient_clip_val": 1.0}
 HELD_OUT = 16  # sequences that the learning rate was picked on, of each source
 
 
-class NextToken(pl.LightningModule):
-    """An ordinary module: next-token loss, AdamW under a cosine over the steps of the fit."""
+def next_token(network: nn.Module, learning_rate: float) -> Learner:
+    """Return an ordinary module: next-token loss, AdamW under a cosine over the steps of the fit."""
+    optimizer = partial(torch.optim.AdamW, lr=learning_rate, weight_decay=0.0)
+    return Learner(network, next_token_loss, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR)
 
-    def __init__(self, network: nn.Module, learning_rate: float, steps: int) -> None:
-        super().__init__()
-        self.model, self.learning_rate, self.steps = network, learning_rate, steps
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """Return the loss of the next tokens."""
-        loss: Tensor = self.model(input_ids=batch, labels=batch, use_cache=False).loss
-        return loss
-
-    def configure_optimizers(self) -> Any:
-        """Return the optimizer and its schedule."""
-        optimizer = torch.optim.AdamW(self.parameters(), self.learning_rate, weight_decay=0.0)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
-        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+def next_token_loss(network: nn.Module, batch: Tensor) -> Tensor:
+    """Return the loss of the next tokens."""
+    loss: Tensor = network(input_ids=batch, labels=batch, use_cache=False).loss
+    return loss
 
 
 @cache
@@ -76,21 +70,8 @@ def recovered(
     """Return a copy of a network after the recovery, with adapters merged."""
     texts = sequences()[0] if texts is None else texts
     pl.seed_everything(SEED, verbose=False)
-    module = NextToken(copy.deepcopy(network).train(), learning_rate, steps)
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = pl.Trainer(
-            max_steps=steps,
-            max_epochs=1,
-            accelerator=DEVICE.type,
-            precision="bf16-mixed" if BF16 else "32-true",
-            default_root_dir=folder,
-            enable_checkpointing=False,
-            gradient_clip_val=1.0,
-            callbacks=[LoRARecover(rank=RANK, modules_to_save=("norm",), seed=SEED)],
-            **quiet,
-        )
-        trainer.fit(module, DataLoader(texts, BATCH))  # type: ignore[arg-type]
-    if trainer.global_step != steps:
-        raise RuntimeError(f"Expected {steps} steps, but the fit made {trainer.global_step}.")
+    module = next_token(copy.deepcopy(network).train(), learning_rate)
+    adapters = LoRARecover(rank=RANK, modules_to_save=("norm",), seed=SEED)
+    how: dict[str, Any] = {"max_steps": steps, "max_epochs": 1, "accelerator": DEVICE.type, **PRECISION}
+    fit(module, DataLoader(texts, BATCH), [adapters], **how)  # type: ignore[arg-type]
     return Ledger.of(module).plain_copy(module, "model").to(DEVICE).eval()

@@ -10,7 +10,6 @@ other split, which nothing is fitted to, right after the surgery and at the end.
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
@@ -24,9 +23,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from benchmarks.data.fastestdet import Scenes, boxes_of, detection_loss, fastestdet, mean_precision, scenes
-from benchmarks.data.tiny_imagenet import QUIET
 from benchmarks.end_to_end.segmentation import interval
 from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.fits import AfterSurgery, Learner, fit
 from benchmarks.runner.page import Table, figure, text, told
 from benchmarks.runner.plans import shares
 from benchmarks.runner.rows import Row
@@ -50,33 +49,9 @@ METHODS: Mapping[str, Callable[..., PruneCallback]] = {
 PEER = "torch-pruning"
 
 
-class Detector(pl.LightningModule):
-    """An ordinary module around the network."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = fastestdet().train()
-
-    def training_step(self, batch: tuple[Tensor, list[Tensor]], batch_idx: int) -> Tensor:
-        """Return the loss of labelled images."""
-        return detection_loss(self.model(batch[0]), batch[1])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the optimizer."""
-        return torch.optim.AdamW(self.parameters(), RATE, weight_decay=0.01)
-
-
-class Snapshot(pl.Callback):
-    """The network right after the surgery."""
-
-    network: nn.Module | None = None
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Copy the network before the first step."""
-        if self.network is None:
-            self.network = Ledger.of(pl_module).plain_copy(pl_module, "model").eval()
+def loss(network: nn.Module, batch: tuple[Tensor, list[Tensor]]) -> Tensor:
+    """Return the loss of labelled images."""
+    return detection_loss(network(batch[0]), batch[1])
 
 
 def training_batches() -> DataLoader[Any]:
@@ -140,17 +115,13 @@ def measure(budget: float, method: str) -> Iterator[dict[str, Any]]:
     elif method == PEER:
         yield {"stage": "untrained", "failure": peer(budget)}
     else:
-        snapshot, module = Snapshot(), Detector()
+        after = AfterSurgery()
+        module = Learner(fastestdet().train(), loss, partial(torch.optim.AdamW, lr=RATE, weight_decay=0.01))
         surgeon = METHODS[method](Budget(macs=budget), calibration=CALIBRATION, seed=SEED)
-        callbacks = [surgeon, snapshot, DistillRecover(), RecoverySchedule()]
-        with tempfile.TemporaryDirectory() as folder:
-            pl.seed_everything(SEED, verbose=False)
-            trainer = pl.Trainer(
-                max_epochs=EPOCHS, accelerator="cpu", callbacks=callbacks, default_root_dir=folder, **QUIET
-            )
-            trainer.fit(module, training_batches())
-        assert snapshot.network is not None
-        yield {"stage": "untrained", **scored(snapshot.network)}
+        pl.seed_everything(SEED, verbose=False)
+        fit(module, training_batches(), [surgeon, after, DistillRecover(), RecoverySchedule()], max_epochs=EPOCHS)
+        assert after.network is not None
+        yield {"stage": "untrained", **scored(after.network)}
         yield {"stage": "distilled", **scored(Ledger.of(module).plain_copy(module, "model"))}
 
 

@@ -22,10 +22,10 @@ from torch import nn
 from benchmarks.recovery.distillation_subjects import BASE, PLANS, SUBJECTS
 from benchmarks.recovery.fits import fit
 from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.fits import AfterSurgery
 from benchmarks.runner.page import Column, Line, Table, ahead, text
 from benchmarks.runner.rows import Figure, Row
 from prunerecover import DistillRecover, RecoverySchedule
-from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.model.paths import get_module
 
 DENSE, UNTRAINED = "dense", "pruned, untrained"
@@ -34,23 +34,10 @@ TEACHERS: dict[str, dict[str, Any] | None] = {
     "teacher": {"teacher_weight": 1.0},
     BASE: {"teacher_weight": 0.5},
     f"{BASE} and features": {"teacher_weight": 0.5, "features": True},
-    "teacher, T=1": {"teacher_weight": 1.0, "temperature": 1.0},
     f"{BASE}, T=1": {"teacher_weight": 0.5, "temperature": 1.0},
-    "teacher and features": {"teacher_weight": 1.0, "features": True},
 }
 USUAL = tuple(TEACHERS)[:4]
 RATES = ("middle", "lowest", "highest")  # in the order of the subjects' rates
-
-
-class AfterSurgery(pl.Callback):
-    """Keeps the network right after the surgery, and ends the fit."""
-
-    network: nn.Module
-
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Keep the network before the only step."""
-        self.network = Ledger.of(pl_module).plain_copy(pl_module, "net").eval()
-        trainer.should_stop = True
 
 
 class SameStart(pl.Callback):
@@ -62,13 +49,13 @@ class SameStart(pl.Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Load the weights after the surgery."""
         if trainer.current_epoch == 0:
-            get_module(pl_module, "net").load_state_dict(self.start.state_dict())
+            get_module(pl_module, "model").load_state_dict(self.start.state_dict())
 
 
 @cache
 def untrained(model: str) -> nn.Module:
     """Return the pruned network before the recovery."""
-    one, kept, file = SUBJECTS[model], AfterSurgery(), PLANS / f"{model}.pt"
+    one, kept, file = SUBJECTS[model], AfterSurgery(stop=True), PLANS / f"{model}.pt"
     if not file.is_file():
         fit(one.subject, 0.0, 1, 0, [one.surgeon(one.plan()), *one.beside(), kept])
         torch.save(kept.network, file)

@@ -14,12 +14,12 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW
 
 from benchmarks.data import cifar, smollm2, tiny_imagenet
 from benchmarks.data.real import DEVICE, deit_tiny
-from benchmarks.language.llm_depth_lora import drawn_sequences
+from benchmarks.language.llm_depth_lora import drawn_sequences, next_token_loss
 from benchmarks.language.llm_depth_scores import window_losses, windows
 from benchmarks.recovery.fits import Subject, deit, resnet, shuffled
 from benchmarks.runner.plans import saved_plan
@@ -71,11 +71,6 @@ def _smollm2_plan() -> Plan:
     return plan_depth(smollm2.network(), remove={"block": len(BLOCKS)}, **how)
 
 
-def _next_token(network: nn.Module, batch: Any) -> Tensor:
-    loss: Tensor = network(input_ids=batch[0], labels=batch[0], use_cache=False).loss
-    return loss
-
-
 def _text_losses(network: nn.Module) -> Scores:
     """Return the loss of each held-out window, in nats per token, of both sources."""
     every = [windows(text) for text in ("wikitext2", "tinystories")]
@@ -115,7 +110,7 @@ SUBJECTS: Mapping[str, Distilled] = {
             "lower better.",
             dense=lambda: copy.deepcopy(smollm2.network()),
             loader=lambda seed: shuffled((drawn_sequences(SEQUENCES),), 4, seed),
-            loss=_next_token,
+            loss=lambda network, batch: next_token_loss(network, batch[0]),
             optimizer=partial(AdamW, weight_decay=0.0),
             scores=_text_losses,
             rates=(3e-3, 1e-3, 1e-2),

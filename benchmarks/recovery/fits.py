@@ -1,12 +1,10 @@
-"""Fits of the benchmarks of recovery: an ordinary module at a constant rate, in a silent Trainer."""
+"""Fits of the benchmarks of recovery: networks with their data, trained at a constant rate."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -18,14 +16,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.data import cifar, tiny_imagenet
 from benchmarks.data.real import deit_tiny
+from benchmarks.runner import fits
+from benchmarks.runner.fits import Learner
 from benchmarks.runner.rows import Scores
 from benchmarks.width.cifar_models import load
 from prunerecover.callbacks.ledger.ledger import Ledger
-
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "SGD": partial(SGD, momentum=0.9, weight_decay=5e-4),
-    "AdamW": partial(AdamW, weight_decay=0.01),
-}
 
 
 @dataclass(frozen=True)
@@ -37,7 +32,7 @@ class Subject:
         dense: Function that loads the network.
         loader: Function from a seed to the training batches.
         loss: Loss of a network on a batch.
-        optimizer: Optimizer of parameters at a rate.
+        optimizer: Maker of an optimizer of parameters at a rate.
         scores: Function from a network to the scores by image or text, outside the training data.
         rates: Learning rates, the middle one first.
         scale: Factor of the scores on the page; 100 for a share in percent.
@@ -50,7 +45,7 @@ class Subject:
     dense: Callable[[], nn.Module]
     loader: Callable[[int], Any]
     loss: Callable[[nn.Module, Any], Tensor]
-    optimizer: Callable[[Any, float], Optimizer]
+    optimizer: Callable[..., Optimizer]
     scores: Callable[[nn.Module], Scores]
     rates: tuple[float, ...]
     scale: float = 100
@@ -58,11 +53,17 @@ class Subject:
     mirrored: bool = True
     settings: Any = None
 
+    def loss_of(self, network: nn.Module, batch: list[Tensor]) -> Tensor:
+        """Return the loss of a training batch, mirrored at random."""
+        first, *rest = batch
+        mirrored = self.mirrored and first.ndim == 4 and bool(torch.rand(()) < 0.5)
+        return self.loss(network, [first.flip(3) if mirrored else first, *rest])
+
 
 def resnet(model: str, **more: Any) -> Subject:
     """Return a ResNet of CIFAR-10 under SGD, with further entries."""
-    sgd = OPTIMIZERS["SGD"]
-    return Subject(dense=partial(load, model), loss=cifar.cross_entropy, **{"optimizer": sgd, **more})
+    sgd = partial(SGD, momentum=0.9, weight_decay=5e-4)
+    return Subject(dense=partial(load, model), loss=cifar.cross_entropy, optimizer=sgd, **more)
 
 
 def deit(tested: int, **more: Any) -> Subject:
@@ -76,60 +77,21 @@ def deit(tested: int, **more: Any) -> Subject:
     )
 
 
-class Learner(pl.LightningModule):
-    """An ordinary module around a subject's network, at a constant rate."""
-
-    def __init__(self, subject: Subject, rate: float) -> None:
-        super().__init__()
-        self.subject, self.rate = subject, rate
-        self.net = subject.dense().train()
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        """Return the loss by the labels."""
-        first, *rest = batch
-        mirrored = self.subject.mirrored and first.ndim == 4 and bool(torch.rand(()) < 0.5)
-        return self.subject.loss(self.net, [first.flip(3) if mirrored else first, *rest])
-
-    def configure_optimizers(self) -> Optimizer:
-        """Return the optimizer."""
-        return self.subject.optimizer(self.parameters(), self.rate)
-
-
-def fit(
-    subject: Subject,
-    rate: float,
-    epochs: int,
-    seed: int,
-    callbacks: Iterable[pl.Callback],
-    resume: Path | None = None,
-    save: Path | None = None,
-) -> nn.Module:
-    """Train a subject's network on a core, and return it, with adapters merged.
+def fit(subject: Subject, rate: float, epochs: int, seed: int, callbacks: Iterable[pl.Callback]) -> nn.Module:
+    """Train a subject's network at a constant rate on a core, and return it, with adapters merged.
 
     Args:
         subject: Network and its data.
         rate: Learning rate.
-        epochs: Epoch at which the fit ends.
+        epochs: Number of epochs.
         seed: Seed of everything random in the fit.
         callbacks: Callbacks of the Trainer.
-        resume: Checkpoint to go on from.
-        save: Path for a checkpoint at the end.
     """
-    with tempfile.TemporaryDirectory() as folder, isolate_rng():
+    with isolate_rng():
         pl.seed_everything(seed, verbose=False)
-        module = Learner(subject, rate)
-        trainer = pl.Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            callbacks=[*callbacks],
-            default_root_dir=folder,
-            **tiny_imagenet.QUIET,
-            **(subject.settings or {}),
-        )
-        trainer.fit(module, subject.loader(seed), ckpt_path=None if resume is None else str(resume))
-        if save is not None:
-            trainer.save_checkpoint(save)
-    return Ledger.of(module).plain_copy(module, "net").eval()
+        module = Learner(subject.dense().train(), subject.loss_of, partial(subject.optimizer, lr=rate))
+        fits.fit(module, subject.loader(seed), callbacks, max_epochs=epochs, **(subject.settings or {}))
+    return Ledger.of(module).plain_copy(module, "model").eval()
 
 
 def shuffled(data: tuple[Tensor, ...], size: int, seed: int | None = None) -> DataLoader[Any]:

@@ -11,19 +11,20 @@ same plan, and train on the same batches. An hour on a core.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 import torchvision
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
 
-from benchmarks.data.cifar import hits, training_images
+from benchmarks.data.cifar import cross_entropy, hits, training_images
 from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.fits import train
 from benchmarks.runner.page import Column, Line, Table, text, told
 from benchmarks.runner.rows import CHECKPOINTS, Figure
 from benchmarks.width.cifar_models import load
@@ -50,10 +51,10 @@ class Training:
     linear: bool = True
     warmup: int = 0
 
-    def at(self, step: int, steps: int) -> float:
-        """Return the rate of a step."""
+    def factor(self, step: int, steps: int) -> float:
+        """Return the share of the rate at a step."""
         rising = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
-        return self.rate * rising * (1 - step / steps if self.linear else 1.0)
+        return rising * (1 - step / steps if self.linear else 1.0)
 
 
 UNTRAINED = "before"
@@ -70,19 +71,15 @@ def trained(network: nn.Module, n: int, seed: int, how: Training, epochs: int = 
     pixels, labels = training_images(n, seed)
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.SGD(network.parameters(), how.rate, momentum=0.9, weight_decay=5e-4)
-    steps = n // BATCH
-    network.train()
-    for step in range(epochs * steps):
-        if step % steps == 0:
-            order = torch.randperm(n, generator=generator)
-        chosen = order[step % steps * BATCH :][:BATCH]
-        images = pixels[chosen]
-        images = images.flip(3) if torch.rand(1, generator=generator) < 0.5 else images
-        optimizer.param_groups[0]["lr"] = how.at(step, epochs * steps)
-        optimizer.zero_grad()
-        F.cross_entropy(network(images), labels[chosen]).backward()
-        optimizer.step()
-    return network.eval()
+    scheduler = LambdaLR(optimizer, partial(how.factor, steps=epochs * n // BATCH))
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(epochs):
+            for chosen in torch.randperm(n, generator=generator).split(BATCH):
+                mirrored = torch.rand(1, generator=generator) < 0.5
+                yield pixels[chosen].flip(3) if mirrored else pixels[chosen], labels[chosen]
+
+    return train(network, batches(), cross_entropy, optimizer, scheduler)
 
 
 def half_trained(seed: int) -> nn.Module:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from torch.optim import AdamW
+
 from benchmarks.data import cifar, tiny_imagenet
-from benchmarks.recovery.fits import OPTIMIZERS, deit, fit, resnet, shuffled
+from benchmarks.recovery.fits import deit, fit, resnet, shuffled
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Table, across, ahead, figure, mean, seeds, text
 from benchmarks.runner.plans import shares
@@ -38,7 +41,7 @@ SUBJECTS = {
         TESTED,
         text="600 images of tiny_imagenet's 200 classes an epoch, AdamW at 0.0001, planned on 64 of them",
         loader=lambda seed: shuffled(tiny_imagenet.training_images(600), 25),
-        optimizer=OPTIMIZERS["AdamW"],
+        optimizer=partial(AdamW, weight_decay=0.01),
         rates=(1e-4,),
     ),
 }

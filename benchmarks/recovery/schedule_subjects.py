@@ -61,8 +61,8 @@ class Curve(pl.Callback):
         """Append the last point."""
         images, labels = (tensor[:NOTED] for tensor in cifar.scored_images("cifar10"))
         with torch.no_grad():
-            right = torch.cat([pl_module.net.eval()(batch).argmax(1) for batch in images.split(100)]).eq(labels)
-        pl_module.net.train()
+            right = torch.cat([pl_module.model.eval()(batch).argmax(1) for batch in images.split(100)]).eq(labels)
+        pl_module.model.train()
         self.points.append((trainer.global_step, round(100 * right.double().mean().item(), 2)))
 
 

@@ -13,7 +13,6 @@ hour.
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -37,6 +36,7 @@ from benchmarks.routing.shared_lora_subjects import (
     set_of,
 )
 from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.fits import fit
 from benchmarks.runner.page import Column, Line, Table, across, figure, paired, text, told
 from benchmarks.runner.rows import Figure, Row, Scores
 from prunerecover import PlanSet
@@ -59,23 +59,10 @@ def recovered(subject: Subject, some: PlanSet, steps: int, distill: float) -> tu
         distill: Weight of the teacher.
     """
     pl.seed_everything(0, verbose=False)
-    module = subject.module(steps)
+    module = subject.module()
     callback = RoutedLoRARecover(some, rank=subject.rank, teacher_weight=distill)
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = pl.Trainer(
-            max_steps=steps,
-            max_epochs=-1,  # as many as the steps need
-            accelerator="cpu",
-            default_root_dir=folder,
-            enable_checkpointing=False,
-            callbacks=[callback],
-            **subject.trainer,
-            **quiet,
-        )
-        trainer.fit(module, DataLoader(subject.training(), BATCH, shuffle=True, drop_last=True))
-    if trainer.global_step != steps:
-        raise RuntimeError(f"Expected {steps} steps, but the fit made {trainer.global_step}.")
+    batches = DataLoader(subject.training(), BATCH, shuffle=True, drop_last=True)
+    fit(module, batches, [callback], max_steps=steps, max_epochs=-1, **subject.trainer)  # as many epochs as steps need
     network: Any = module.model
     return copy.deepcopy(network), Ledger.of(module).plain_copy(module, "model")
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.data import smollm2
-from benchmarks.data.real import BF16, data_root
+from benchmarks.data.real import data_root
 from benchmarks.data.text import TEXTS, calibration, losses
-from benchmarks.language.llm_depth_lora import BATCH, LENGTH, SOURCES, NextToken, drawn_sequences
+from benchmarks.language.llm_depth_lora import BATCH, LENGTH, PRECISION, SOURCES, drawn_sequences, next_token
 from prunerecover import Plan, PlanSet, plan_depth
 from prunerecover.recipes.data.language.text_data import TextData
 from prunerecover.recipes.networks.model_names import from_pretrained
@@ -46,7 +46,7 @@ class Subject:
         rank: Rank of the adapters.
         learning_rate: Peak learning rate.
         network: Returns the dense network.
-        module: Makes the LightningModule around a network, given the steps of the fit.
+        module: Maker of the LightningModule around a network.
         training: Function that returns the training sequences.
         held_out: Function that returns the held-out texts, `(N, LENGTH)`.
         sets: Function from a number of blocks to the sets.
@@ -59,7 +59,7 @@ class Subject:
     rank: int
     learning_rate: float
     network: Callable[[], nn.Module]
-    module: Callable[[int], pl.LightningModule]
+    module: Callable[[], pl.LightningModule]
     training: Callable[[], Any]
     held_out: Callable[[], Tensor]
     sets: Callable[[int], PlanSet]
@@ -95,7 +95,7 @@ def _stories_network() -> nn.Module:
     return CausalLM(_folder()).model
 
 
-def _stories_module(_: int) -> pl.LightningModule:
+def _stories_module() -> pl.LightningModule:
     return CausalLM(_folder(), learning_rate=SUBJECTS[STORIES].learning_rate, warmup_epochs=0.05)
 
 
@@ -126,8 +126,8 @@ def _least_missed(blocks: int) -> PlanSet:
     return set_of(["+".join(map(str, pair)) for pair in best], plans)
 
 
-def _llm_module(steps: int) -> pl.LightningModule:
-    return NextToken(copy.deepcopy(smollm2.network()).train(), SUBJECTS[LLM].learning_rate, steps)
+def _llm_module() -> pl.LightningModule:
+    return next_token(copy.deepcopy(smollm2.network()).train(), SUBJECTS[LLM].learning_rate)
 
 
 def _held_out_texts() -> Tensor:
@@ -177,6 +177,6 @@ SUBJECTS = {
         about="Without the blocks that change the output least, on eight texts of wikitext2's validation or of "
         "tinystories' training split, two draws of each. Half of the training sequences are of either split. The "
         "learning rate is that of the benchmark of blocks out of this model.",
-        trainer={"precision": "bf16-mixed" if BF16 else "32-true", "gradient_clip_val": 1.0},
+        trainer=PRECISION,
     ),
 }

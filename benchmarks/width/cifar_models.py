@@ -14,11 +14,11 @@ import torch
 from rich.progress import track
 from safetensors.torch import load_model, save_model
 from torch import nn
-from torch.nn import functional as F
 from torchvision.models import MobileNetV2
 
-from benchmarks.data.cifar import BATCH, augmented, hits, training_images
+from benchmarks.data.cifar import BATCH, augmented, cross_entropy, hits, training_images
 from benchmarks.data.real import data_root
+from benchmarks.runner import fits
 from benchmarks.runner.benchmark import command_line
 from benchmarks.runner.rows import CHECKPOINTS
 
@@ -57,16 +57,13 @@ def train(model: str) -> nn.Module:
     torch.manual_seed(0)
     pixels, labels = training_images(IMAGES, 0)
     generator = torch.Generator().manual_seed(0)
-    network = untrained(model).to(memory_format=torch.channels_last).train()
+    network = untrained(model).to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(network.parameters(), LEARNING_RATE, weight_decay=0.05)
     steps = [part for _ in range(EPOCHS[model]) for part in torch.randperm(IMAGES, generator=generator).split(BATCH)]
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=len(steps), pct_start=0.15)
-    for chosen in track(steps, f"training the {model}"):
-        optimizer.zero_grad()
-        F.cross_entropy(network(augmented(pixels[chosen], generator)), labels[chosen]).backward()
-        optimizer.step()
-        scheduler.step()
-    return network.to(memory_format=torch.contiguous_format).eval()
+    chosen = track(steps, f"training the {model}")
+    given = ((augmented(pixels[some], generator), labels[some]) for some in chosen)
+    return fits.train(network, given, cross_entropy, optimizer, scheduler).to(memory_format=torch.contiguous_format)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from benchmarks.data.real import data_root
 from benchmarks.data.text import losses
 from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.fits import train
 from benchmarks.runner.page import Table, across, ahead, figure, text
 from benchmarks.runner.rows import Figure
 from benchmarks.width.ream import merge_experts
@@ -91,15 +92,16 @@ def trained(training: Tensor, seed: int) -> nn.Module:
     network: nn.Module = Qwen3MoeForCausalLM(config)
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=0.1, betas=(0.9, 0.95))
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=STEPS, pct_start=0.1)
-    for _ in track(range(STEPS), f"training, seed {seed}"):
-        ids = training[torch.randint(len(training), (BATCH,))]
-        optimizer.zero_grad()
-        network(input_ids=ids, labels=ids).loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        scheduler.step()
+    steps = track(range(STEPS), f"training, seed {seed}")
+    batches = (training[torch.randint(len(training), (BATCH,))] for _ in steps)
+    train(network, batches, _next_tokens, optimizer, scheduler, clip=1.0)
     network.config.output_router_logits = False
-    return network.eval()
+    return network
+
+
+def _next_tokens(network: nn.Module, ids: Tensor) -> Tensor:
+    loss: Tensor = network(input_ids=ids, labels=ids).loss
+    return loss
 
 
 @lru_cache(maxsize=1)

@@ -2,8 +2,7 @@
 
 The loss of accuracy of a split is assumed roughly proportional to the divergence of the planned network, which needs no
 run. Divergences are observations of the surface: from a common, unknown height, with a scatter of about a tenth of the
-loss, partly shared with neighbours. On a real DeiT-Tiny the correlation is 0.992, and the scatter is 4% of the loss
-(`benchmarks/boundary/boundary_divergences.py`).
+loss, partly shared with neighbours.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from cases.paths import ROOT
 
+from benchmarks.depth import time_follows_macs
 from benchmarks.runner.rows import Results
-from benchmarks.width import tolerance
 
 BLOCK = 'if __name__ == "__main__":\n    main()\n'
 FILES = [path for path in sorted(ROOT.glob("benchmarks/*/*.py")) if "__name__ ==" in path.read_text()]
@@ -41,7 +41,7 @@ def test_help_of_a_benchmark(name: str, monkeypatch: pytest.MonkeyPatch, capsys:
     assert f"python -m {name}" in shown
 
 
-LONG = ("llm_depth", "boundary_divergences", "experts", "width")  # pages of many rows with all their samples
+LONG = ("llm_depth", "experts", "width")  # pages of many rows with all their samples
 
 
 def each_page() -> list[Any]:
@@ -59,7 +59,7 @@ def test_a_page_is_rendered_anew_to_the_same_bytes(name: str) -> None:
 def test_options_that_no_benchmark_has_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["tolerance", "--seed", "3"])
+    monkeypatch.setattr("sys.argv", ["time_follows_macs", "--seed", "3"])
     with pytest.raises(SystemExit, match="2"):
-        tolerance.main()
+        time_follows_macs.main()
     assert "unrecognized arguments: --seed 3" in capsys.readouterr().err
