@@ -6,11 +6,10 @@
 The dense ViT is trained here (see `long_recovery_training.py`). Every method removes a share of its MACs, and is scored
 on the 10,000 test images untrained, after a tenth of the recovery (with a short schedule of its own) and after the
 whole recovery, as long as the training was. The published method uses identities as replacements, ranks by gate
-gradients, and takes the split of its polynomial map, from the 22 runs of its published table; `boundary` is our map
-with its own five runs. All choices are made on training images. Plans and short runs are kept; no step takes longer
-than training. With `--learns-from teacher`, the dense network's outputs are half of the loss. To train another network,
-longer or on more images, first remove checkpoints/long_recovery, the results and their trials: rows of two networks are
-not comparable.
+gradients, and takes the split of its polynomial map, from the 22 runs of its published table. All choices are made on
+training images. Plans and short runs are kept; no step takes longer than training. To train another network, longer or
+on more images, first remove checkpoints/long_recovery, the results and their trials: rows of two networks are not
+comparable.
 """
 
 from __future__ import annotations
@@ -48,19 +47,13 @@ from prunerecover.display.markdown import table
 
 LAYERS = (12, 12)
 STAGES = {"untrained": 0, "a tenth": TENTH, "whole": EPOCHS}
-LABELS, TEACHER = "labels", "teacher"
-NAMES = {
-    "dense": "dense",
-    "book": "BoundaryDPT as published",
-    "default": "DepthPrune default",
-    "boundary": "plan_boundary default",
-}
+NAMES = {"dense": "dense", "book": "BoundaryDPT as published", "default": "DepthPrune default"}
 
 
 def book(budget: float) -> Plan:
     """BoundaryDPT: gate gradients within the type, identities, the split of a polynomial map of short recoveries."""
     how = {**PUBLISHED, "design": axes_and_staircase(LAYERS), "loss": cross_entropy}
-    return plan_boundary(dense(), Budget(macs=budget), batches=calibration(), evaluate=short_runs(RATE), **how)
+    return plan_boundary(dense(), Budget(macs=budget), batches=calibration(), evaluate=short_runs, **how)
 
 
 def default(budget: float) -> Plan:
@@ -68,22 +61,16 @@ def default(budget: float) -> Plan:
     return plan_depth(dense(), Budget(macs=budget), batches=calibration())
 
 
-def boundary(budget: float) -> Plan:
-    """Plan of `plan_boundary` with defaults: attentions and activations, five short recoveries along the budget."""
-    return plan_boundary(dense(), Budget(macs=budget), batches=calibration(), evaluate=short_runs(RATE))
+METHODS: dict[str, Callable[[float], Plan]] = {"default": default, "book": book}
 
 
-METHODS: dict[str, Callable[[float], Plan]] = {"default": default, "book": book, "boundary": boundary}
-
-
-def measure(learns_from: str, seed: int, budget: float, method: str, stage: str) -> dict[str, Any]:
+def measure(seed: int, budget: float, method: str, stage: str) -> dict[str, Any]:
     """Prune the trained network, recover it and score it on all test images."""
     plan = (
         Plan() if method == "dense" else saved_plan(f"{method}-{budget:.2f}", lambda: METHODS[method](budget), WEIGHTS)
     )
     network, started = pruned(plan), time.perf_counter()
-    teacher = dense() if learns_from == TEACHER else None
-    curve = train(network, STAGES[stage], RATE, seed, teacher) if STAGES[stage] else []
+    curve = train(network, STAGES[stage], RATE, seed) if STAGES[stage] else []
     seconds = time.perf_counter() - started
     merge(network)
     return {
@@ -97,11 +84,6 @@ def measure(learns_from: str, seed: int, budget: float, method: str, stage: str)
     }
 
 
-def skipped(learns_from: str, seed: int, budget: float, method: str, stage: str) -> bool:
-    """Whether a row would repeat the untrained score of another seed or loss."""
-    return stage == "untrained" and (seed > 0 or learns_from == TEACHER)
-
-
 def top1(line: Line) -> str:
     """Return the accuracy; of several seeds the mean, with the interval over images."""
     if len(line.rows) == 1:
@@ -112,7 +94,7 @@ def top1(line: Line) -> str:
 
 def curves(rows: Sequence[Row]) -> list[str]:
     """Return a table of the held-out accuracy on the way through the whole recovery."""
-    whole = [row for row in rows if row["held_out"] and row.method != "dense" and row["learns_from"] == LABELS]
+    whole = [row for row in rows if row["held_out"] and row.method != "dense"]
     if not whole:
         return []
     order = {"budget": sorted({row.budget for row in whole}), "method": list(NAMES)}
@@ -126,7 +108,7 @@ def curves(rows: Sequence[Row]) -> list[str]:
     return [title, table(("MACs out", "method", "seed", *epochs), cells)]
 
 
-DENSE = {"learns_from": LABELS, "seed": 0, "budget": 0.0, "method": "dense"}
+DENSE = {"seed": 0, "budget": 0.0, "method": "dense"}
 BENCHMARK = Benchmark(
     name="long_recovery",
     doc=__doc__,
@@ -134,21 +116,20 @@ BENCHMARK = Benchmark(
     text=f"""A ViT of 12 blocks (width 64, mlp_ratio 4, convolutional stem) trained here for {EPOCHS} epochs of
     {TRAINED:,} training images. Recovery: a tenth is {TENTH} epochs, the whole {EPOCHS}, as long as training; each is a
     schedule of its own, warm-up and cosine, with AdamW, random crops and flips, the same for all methods, by the labels
-    alone unless the dense network is named as a teacher. Merged before they are scored. Removed: attentions,
-    activations, MLPs, blocks. Short runs behind a map: {SHORT} epochs, scored on {HELD_OUT:,} held-out training images.
-    Test images chose nothing. Ahead by: points on the same images, paired; with several seeds (of the recovery alone)
-    the mean over them. Intervals are over images: they do not hold what another dense network changes. The dense
-    network after the whole has been trained for as long as recovered networks have.""",
+    alone. Merged before they are scored. Removed: attentions, activations, MLPs, blocks. Short runs behind a map:
+    {SHORT} epochs, scored on {HELD_OUT:,} held-out training images. Test images chose nothing. Ahead by: points on the
+    same images, paired; with several seeds (of the recovery alone) the mean over them. Intervals are over images: they
+    do not hold what another dense network changes. The dense network after the whole has been trained for as long as
+    recovered networks have.""",
     measure=measure,
     axes={
-        "learns_from": Axis((LABELS, TEACHER), "--learns-from", default=(LABELS,)),
         "seed": Axis((0,), open=True),
         "budget": Axis((0.33, 0.50), open=True),
         "method": Axis(tuple(METHODS)),
         "stage": Axis(tuple(STAGES)),
     },
     references=[{**DENSE, "stage": "untrained"}, {**DENSE, "stage": "whole"}],
-    skipped=skipped,
+    skipped=lambda seed, stage, **names: stage == "untrained" and seed > 0,  # the same score
     tables=(
         Table(
             [text("method"), text("stage", "recovery"), Column("top-1 (95%)", top1)],
@@ -165,8 +146,8 @@ BENCHMARK = Benchmark(
                 Column("top-1 (95%)", top1),
                 ahead("top1", "ahead of the published method by", 1, 100, same=("stage",), turned=True, method="book"),
             ],
-            title="{budget:.0%} of the MACs out, learning from {learns_from}",
-            by=("learns_from", "budget"),
+            title="{budget:.0%} of the MACs out",
+            by=("budget",),
             line=("stage", "method"),
             where=lambda row: row.method != "dense",
         ),

@@ -1,15 +1,13 @@
 """Kill and resume of a run with all callbacks at random moments, compared with an uninterrupted run.
 
     python -m benchmarks.end_to_end.kill_and_resume
-    python -m benchmarks.end_to_end.kill_and_resume --run quality --kills 20
 
 A run is `fit` with Prune, DepthPrune (three surgeries), WidthPrune, LoRARecover, DistillRecover and PruneReport, a
 checkpoint after every step and every epoch, with shuffling, augmentation and DropPath on. Kills are SIGKILL at a seeded
 step: after a batch; after its checkpoint is written; with half a checkpoint at the final path (Lightning moves
 checkpoints from a temporary folder, not atomically across file systems); during the planning of the next surgery; or
 during the surgery. The next process takes the newest readable checkpoint, and continues the planning, joint or of
-depth, from the store. At the end, all weights must be bitwise equal. With `--run quality`, the network is pruned in
-width, in steps until the validation loss rises, and kills also come in the middle of a rollback.
+depth, from the store. At the end, all weights must be bitwise equal.
 """
 
 from __future__ import annotations
@@ -31,10 +29,8 @@ from benchmarks.end_to_end.killed_runs import (
     NEAR_A_SURGERY,
     PLANNED,
     PLANNED_JOINT,
-    RUNS,
     STEPS_PER_EPOCH,
     SURGERIES,
-    UNDISTURBED,
     Process,
     newest,
     train,
@@ -73,29 +69,27 @@ def last_diary(folder: Path, begun: int) -> int:
     return max(steps, default=begun)
 
 
-def kill_until(folder: Path, run: str, kills: int, epochs: int, seed: int) -> list[dict[str, Any]]:
+def kill_until(folder: Path, kills: int, epochs: int, seed: int) -> list[dict[str, Any]]:
     """Start, kill and resume `kills` times, then run to the end; return the cost of each kill."""
     from prunerecover.store.search_store import results_in
 
-    draw, in_turn = random.Random(seed), itertools.cycle(NEAR_A_SURGERY[run])
+    draw, in_turn = random.Random(seed), itertools.cycle(NEAR_A_SURGERY)
     record: list[dict[str, Any]] = []
     while len(record) < kills:
         begun = last_step(folder)
         left = epochs * STEPS_PER_EPOCH - begun
         longest = min(LONGEST, left - (kills - len(record)))  # a step is left for each kill to come
-        near = next((epoch for epoch in SURGERIES[run] if 0 <= epoch * STEPS_PER_EPOCH - begun < longest), None)
+        near = next((epoch for epoch in SURGERIES if 0 <= epoch * STEPS_PER_EPOCH - begun < longest), None)
         lived = draw.randint(1, max(1, longest)) if near is None else longest
-        if not begun:
-            lived = max(lived, UNDISTURBED[run])
         moment = draw.choice(("batch", "saved", "saving")) if near is None else next(in_turn)
         planned = draw.randint(1, PLANNED_JOINT if near == JOINT else PLANNED)
         found = results_in(folder / "store")
-        if start(Process(folder, run, epochs, lived, moment, planned)) == 0:
+        if start(Process(folder, epochs, lived, moment, planned)) == 0:
             raise RuntimeError("Expected a process that is killed before its end, but it ended.")
         died, kept, found = last_diary(folder, begun), last_step(folder), results_in(folder / "store") - found
         steps = {"resumed_at": begun, "killed_at": died, "kept": kept, "lost": died - kept}
         record.append({**steps, "moment": (folder / "died.txt").read_text(), "found": found})
-    start(Process(folder, run, epochs))
+    start(Process(folder, epochs))
     return record
 
 
@@ -115,25 +109,22 @@ def compare(killed: Path, whole: Path, epochs: int) -> dict[str, Any]:
         [{name: value for name, value in event.items() if name != "seconds"} for event in checkpoint[KEY]["events"]]
         for checkpoint in (first, second)
     ]
-    trails = [checkpoint[KEY].get("quality", {}) for checkpoint in (first, second)]
-    (trail,) = trails[1].values() or ({},)
     return {
         "bitwise_equal": same,
         "tensors": len(a),
-        "same_surgeries": events[0] == events[1] and trails[0] == trails[1],
+        "same_surgeries": events[0] == events[1],
         "events": events[1],
-        "steps": trail.get("steps", []),
     }
 
 
-def measure(run: str, kills: int, epochs: int, seed: int) -> dict[str, Any]:
+def measure(kills: int, epochs: int, seed: int) -> dict[str, Any]:
     """Run once without kills and once with kills to the end, and compare."""
     with tempfile.TemporaryDirectory() as folder:
         killed, whole = Path(folder, "killed"), Path(folder, "whole")
         for each in (killed, whole):
             each.mkdir()
-        start(Process(whole, run, epochs))
-        record = kill_until(killed, run, kills, epochs, seed)
+        start(Process(whole, epochs))
+        record = kill_until(killed, kills, epochs, seed)
         return {"kills_one_by_one": record, **compare(killed, whole, epochs)}
 
 
@@ -141,8 +132,6 @@ def about(rows: Sequence[Row]) -> str:
     """Return a description of the run, and a table of the kills."""
     (row,) = rows
     surgeries = "; ".join(f"epoch {event['epoch']}: {len(event['units'])} units" for event in row["events"])
-    judged = [f"epoch {step['epoch']} {'kept' if step['kept'] else 'taken back'}" for step in row.get("steps", ())]
-    steps = f" Steps: {', '.join(judged)}." if judged else ""
     verdict = "are bit for bit those" if row["bitwise_equal"] and row["same_surgeries"] else "DIFFER from those"
     names = ("resumed_at", "killed_at", "kept", "lost", "found")
     kills = [
@@ -152,7 +141,7 @@ def about(rows: Sequence[Row]) -> str:
     head = ("kill", "moment", "resumed at step", "killed at step", "newest readable checkpoint", "steps lost")
     return (
         f"Digits, {row['epochs']} epochs of {STEPS_PER_EPOCH} steps, a checkpoint after each step. Surgeries: "
-        f"{surgeries}.{steps} After the last resume all {row['tensors']} tensors {verdict} of a run that was left "
+        f"{surgeries}. After the last resume all {row['tensors']} tensors {verdict} of a run that was left "
         f"alone.\n\n{table((*head, 'results of planning kept'), kills)}"
     )
 
@@ -165,14 +154,13 @@ BENCHMARK = Benchmark(
     and compared with one that was left alone.""",
     measure=measure,
     axes={
-        "run": Axis(tuple(RUNS), "--run", default=("budgets",)),
         "kills": Axis((50,), "--kills", open=True),
         "epochs": Axis((EPOCHS,), "--epochs", open=True),
         "seed": Axis((0,), "--seed", open=True),
     },
     complete=False,
     threads=0,
-    tables=(Table((), "{kills} kills of one run, {run}", by=("run", "kills", "epochs", "seed"), text=about),),
+    tables=(Table((), "{kills} kills of one run", by=("kills", "epochs", "seed"), text=about),),
 )
 main = BENCHMARK.main
 

@@ -1,4 +1,4 @@
-"""Runs for `kill_and_resume`: a fit of all callbacks with budgets, and a fit in steps until a metric falls."""
+"""Run for `kill_and_resume`: a fit of all callbacks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,11 @@ MOMENTS = {
     "saving": "half of a checkpoint written",
     "planning": "while a surgery is planned",
     "surgery": "in the middle of a surgery",
-    "back": "in the middle of taking a step back",
 }
 PLANNED, PLANNED_JOINT = 2, 24  # most planning results of a process before the kill
 JOINT = 1  # epoch of the joint surgery
-SURGERIES = {"budgets": (JOINT, 2, 4, 5, 6), "quality": (16, 18, 20, 22, 24, 26)}  # epochs of surgeries and verdicts
-NEAR_A_SURGERY = {"budgets": ("planning", "planning", "surgery", "saved"), "quality": ("surgery", "back", "saved")}
-RATES = {"budgets": {}, "quality": {"learning_rate": 5e-3, "warmup_epochs": 1.0}}
-UNDISTURBED = {"budgets": 0, "quality": 16 * STEPS_PER_EPOCH - 3}  # steps before the first kill
+SURGERIES = (JOINT, 2, 4, 5, 6)  # epochs
+NEAR_A_SURGERY = ("planning", "planning", "surgery", "saved")
 
 
 def newest(folder: Path) -> Path | None:
@@ -47,7 +44,6 @@ class Process:
 
     Attributes:
         folder: Folder of the checkpoints.
-        run: Name of the run, among `RUNS`.
         epochs: Epoch at which the run ends.
         kill_after: Steps until the kill, or until the kill at the next surgery; None: no kill.
         moment: Moment of the kill, among `MOMENTS`.
@@ -55,7 +51,6 @@ class Process:
     """
 
     folder: Path
-    run: str
     epochs: int
     kill_after: int | None = None
     moment: str = "batch"
@@ -70,7 +65,7 @@ def train(process: Process) -> None:
 
     from benchmarks.end_to_end.resumable import ResumableLoader
     from prunerecover.recipes.data.digits import DigitsData
-    from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier, vit_kwargs
+    from prunerecover.recipes.tasks.digits_classifier import vit_kwargs
     from prunerecover.recipes.tasks.image_classifier import ImageClassifier
 
     torch.set_num_threads(1)
@@ -78,9 +73,7 @@ def train(process: Process) -> None:
     data = DigitsData(batch_size=64, shift=1)
     data.setup()
     model_kwargs = {**vit_kwargs(depth=4, embed_dim=32, num_heads=4), "drop_path_rate": 0.1}
-    module = ImageClassifier("vit_tiny_patch16_224", num_classes=10, model_kwargs=model_kwargs, **RATES[process.run])
-    if process.run == "quality":  # trained first: an untrained network would not miss the removed units
-        torch.nn.init.trunc_normal_(module.model.pos_embed, std=DigitsClassifier.POSITION_STD)
+    module = ImageClassifier("vit_tiny_patch16_224", num_classes=10, model_kwargs=model_kwargs)
     steps = ModelCheckpoint(process.folder, filename="{epoch}-{step}", save_top_k=-1, every_n_train_steps=1)
     each = ModelCheckpoint(process.folder, filename="{epoch}", save_top_k=-1)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
@@ -89,7 +82,7 @@ def train(process: Process) -> None:
         limit_train_batches=STEPS_PER_EPOCH,
         accelerator="cpu",
         default_root_dir=process.folder,
-        callbacks=[*RUNS[process.run](process.folder / "store"), *diaries(process), steps, each],
+        callbacks=[*all_callbacks(process.folder / "store"), *diaries(process), steps, each],
         **quiet,
     )
     train_loader = ResumableLoader(torch.utils.data.Subset(data.datasets["train"], range(64 * STEPS_PER_EPOCH)), 64)
@@ -115,33 +108,11 @@ def all_callbacks(store: Path) -> list[Any]:
     ]
 
 
-def until_quality_falls(store: Path) -> list[Any]:
-    """Return callbacks for pruning in steps, with a rollback of the last step.
-
-    Args:
-        store: Unused: planning of width has no store.
-    """
-    from prunerecover import DistillRecover, LoRARecover, PruneReport, Quality, RecoverySchedule, WidthPrune
-
-    loss = Quality("val_loss", drop=0.0, mode="min")
-    return [
-        LoRARecover(rank=4, dropout=0.1, start=17),
-        WidthPrune(loss, step=0.15, schedule={"start": 16, "every": 2}, calibration=64),
-        DistillRecover(features=True),
-        RecoverySchedule(),
-        PruneReport(pairs=3),
-    ]
-
-
-RUNS: dict[str, Callable[[Path], list[Any]]] = {"budgets": all_callbacks, "quality": until_quality_falls}
-
-
 def diaries(process: Process) -> list[Any]:
     """Return callbacks to write down each step, and to end the process at the given moment."""
     import lightning.pytorch as pl
 
     from prunerecover.callbacks import pruning
-    from prunerecover.callbacks.schedules.snapshot import Snapshot
     from prunerecover.store.search_store import SearchStore
     from prunerecover.width.allocator import WidthAllocator
 
@@ -180,13 +151,6 @@ def diaries(process: Process) -> list[Any]:
         keys.append(key)
         return die() if len(keys) > process.planned else find(store, key, compute)
 
-    def restore_and_die(*args: Any) -> None:
-        restore(*args)
-        die()
-
-    restore = Snapshot.restore
-    if moment == "back":
-        Snapshot.restore = restore_and_die
     apply, find, keys = pruning.apply_in_trainer, SearchStore._found, list[str]()
     if moment == "surgery":
         pruning.apply_in_trainer = apply_and_die

@@ -1,9 +1,8 @@
 """Recipes through the command line: the metric before surgery and at the end, what is left, and minutes.
 
-    PRUNERECOVER_DATA=... python -m benchmarks.end_to_end.recipes
+    python -m benchmarks.end_to_end.recipes
 
-Recipes without a download run as they are, with three seeds; those of CIFAR-10 with one seed and in less time, by the
-options on the page. About an hour on a core.
+Recipes without a download run as they are, with three seeds. Half an hour on a core.
 """
 
 from __future__ import annotations
@@ -22,20 +21,13 @@ from benchmarks.runner.rows import Figure
 from prunerecover.recipes.cli.lightning_cli import RecipeCLI, run
 from prunerecover.recipes.cli.main import recipe_path
 
-WHOLE = ("digits_vit_depth", "digits_vit_lora", "digits_vit_until_quality_falls")
-LESS = "--trainer.accelerator cpu --trainer.max_epochs 1 --data.limit_train 5000 --data.num_workers 0"
-SHORT = {
-    "resnet20_width_cifar10": LESS,
-    "resnet56_width_cifar10": LESS,
-    "resnet56_width_fair_cifar10": LESS,
-    "resnet56_depth_cifar10": LESS,
-}
+RECIPES = ("digits_vit_depth", "digits_vit_lora", "digits_vit_until_quality_falls")
 
 
 def command(name: str, recipe: str, seed: int, *more: str) -> RecipeCLI:
     """Run a command of the command line on a recipe."""
-    options = ("--trainer.logger", "false", *SHORT.get(recipe, "").split(), *more)
-    return run([name, "--config", recipe_path(recipe), "--seed_everything", str(seed), *options])
+    options = ("--seed_everything", str(seed), "--trainer.logger", "false", *more)
+    return run([name, "--config", recipe_path(recipe), *options])
 
 
 def tested(recipe: str, seed: int, metric: str, *more: str) -> Figure:
@@ -67,7 +59,7 @@ def measure(method: str, seed: int) -> dict[str, Any]:
     ratio = {name: report["latency"]["ratio"][name] for name in ("value", "low", "high")}
     figures = {"dense": dense, "end": end, "latency": Figure(**ratio, n=report["latency"]["pairs"])}
     figures |= {name: Figure(share) for name, share in left.items()} | {"minutes": Figure(minutes)}
-    return {**figures, "metric": metric, "logged": report["logged"][chosen.monitor], "options": SHORT.get(method, "")}
+    return {**figures, "metric": metric, "logged": report["logged"][chosen.monitor]}
 
 
 BENCHMARK = Benchmark(
@@ -80,8 +72,7 @@ BENCHMARK = Benchmark(
     the median ratio of the report's interleaved pairs. Means, and each seed in brackets. Minutes: the whole fit by
     the clock, with planning and report.""",
     measure=measure,
-    axes={"method": Axis((*WHOLE, *SHORT), "--recipes"), "seed": Axis((1, 2, 3))},
-    skipped=lambda method, seed: method in SHORT and seed > 1,
+    axes={"method": Axis(RECIPES, "--recipes"), "seed": Axis((1, 2, 3))},
     tables=(
         Table(
             [
@@ -93,7 +84,6 @@ BENCHMARK = Benchmark(
                 figure("macs", "MACs left", 1, 100, "%"),
                 figure("latency", "latency left", 2),
                 figure("minutes", "minutes"),
-                text("options", "shortened by"),
             ],
         ),
     ),

@@ -33,9 +33,9 @@ from prunerecover.solvers.state import State
 from prunerecover.surgery.apply_edits import apply_edits
 
 BUDGETS = (0.33, 0.5)
-FURTHER = (0, 256, steps.WANTED_OUTPUTS - SAMPLES * 3 // 4)  # images; the last is the default of the callbacks
+FURTHER = (0, steps.WANTED_OUTPUTS - SAMPLES * 3 // 4)  # images; the last is the default of the callbacks
 BATCH, BLOCKS, SEED = 16, 12, 0
-UNTUNED, ALONE = "least squares alone", "192 images"
+ALONE = "192 images"
 
 
 def name_of(further: int) -> str:
@@ -43,7 +43,7 @@ def name_of(further: int) -> str:
     return ALONE if not further else f"192 + {further:,} images"
 
 
-METHODS = {UNTUNED: None, **{name_of(further): further for further in FURTHER}}
+METHODS = {name_of(further): further for further in FURTHER}
 
 
 @cache
@@ -80,12 +80,11 @@ def passes() -> Iterator[Callable[[], float]]:
 def measure(budget: float, method: str) -> Iterator[dict[str, Any]]:
     """Tune the choice of a budget, and score it as planned and after a short epoch."""
     planner, state, batches = planned(budget)
-    chosen, more = state.chosen, METHODS[method]
-    if more is not None:
-        images, _ = training_images()
-        batches[:] = torch.split(images[SAMPLES : SAMPLES + more], BATCH) if more else ()
+    more = METHODS[method]
+    images, _ = training_images()
+    batches[:] = torch.split(images[SAMPLES : SAMPLES + more], BATCH) if more else ()
     with passes() as counted:
-        chosen = chosen if more is None else planner.finished(state)[0]
+        chosen = planner.finished(state)[0]
         notes = {"passes": counted()}
     network = deep_copy(planner.session.model).eval()
     apply_edits(network, *planner.library.maker.edits(chosen))

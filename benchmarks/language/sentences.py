@@ -35,7 +35,6 @@ BARE: dict[str, Any] = {"importance": "block_influence", "search": "one_shot", "
 EVEN: dict[str, Any] = {"allocation": "uniform", "replace": "zero"}
 BY_SHARE: dict[str, tuple[Callable[..., Plan], dict[str, Any]]] = {
     OURS: (plan_pruning, {"store": KEPT / "pruning"}),
-    "plan_depth": (plan_depth, {"store": KEPT / "depth"}),
     "plan_width": (plan_width, {}),
     "l2 norm, evenly": (plan_width, {"importance": "l2_norm", **EVEN}),
     "l1 norm, evenly": (plan_width, {"importance": "magnitude", **EVEN}),

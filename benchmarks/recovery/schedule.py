@@ -31,7 +31,6 @@ SCHEDULES: dict[str, Callable[[], list[pl.Callback]]] = {
     DEFAULT: lambda: [RecoverySchedule()],
     "`RecoverySchedule(decay=1.0)`": lambda: [RecoverySchedule(decay=1.0)],
     "warm-up of 10%, then constant": lambda: [RecoverySchedule(0.1, decay=0.0, lr=None)],
-    "warm-up of 10%, linear to zero in the last 30%": lambda: [RecoverySchedule(0.1, decay=0.3, lr=None)],
     "linear to zero": lambda: [RecoverySchedule(0, decay=1.0, lr=None)],
     "warm-up of 25%, times linear to zero": lambda: [RecoverySchedule(0.25, decay=1.0, lr=None)],
     "warm-up of 50%, times linear to zero": lambda: [RecoverySchedule(0.5, decay=1.0, lr=None)],
