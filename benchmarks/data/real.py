@@ -27,10 +27,10 @@ def data_root() -> Path:
     return Path(root)
 
 
-def deit_tiny(**options: Any) -> nn.Module:
-    """Load DeiT-Tiny (ImageNet-1k), with further options of `timm.create_model`."""
+def deit_tiny() -> nn.Module:
+    """Load DeiT-Tiny (ImageNet-1k)."""
     name = f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}"
-    return timm.create_model(name, pretrained=True, **options).eval()
+    return timm.create_model(name, pretrained=True).eval()
 
 
 def image_data(name: str, **kwargs: Any) -> ImageData:

@@ -19,28 +19,24 @@ from torch import nn
 
 from benchmarks.data.real import BF16, DEVICE, autocast, correct, data_root, deit_tiny, image_data
 from benchmarks.runner.fits import QUIET as QUIET
-from prunerecover.callbacks import DistillRecover, RecoverySchedule
+from benchmarks.runner.fits import fit
+from prunerecover.callbacks import DistillRecover
 from prunerecover.recipes.data.image_data import ImageData
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier, read_label_map
 
 PRECISION = {"precision": "bf16-mixed" if BF16 else "32-true"}
 
 
-def module(network: nn.Module | None = None, **options: Any) -> ImageClassifier:
-    """Return the recipe's LightningModule, around the dense network or another.
-
-    Args:
-        network: Network to train; None: the dense one.
-        options: Options of `ImageClassifier`.
-    """
+def module(network: nn.Module) -> ImageClassifier:
+    """Return the recipe's LightningModule around a network."""
     made = ImageClassifier(
         f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}",
         pretrained=True,
         label_map=str(data_root() / "data" / "tiny_imagenet" / "imagenet1k_index.json"),
-        **{"learning_rate": 1e-4, "warmup_epochs": 0.1, **options},
+        learning_rate=1e-4,
+        warmup_epochs=0.1,
     )
-    if network is not None:
-        made.model = network
+    made.model = network
     return made
 
 
@@ -87,26 +83,19 @@ def classes() -> torch.Tensor:
     return read_label_map(str(data_root() / "data" / "tiny_imagenet" / "imagenet1k_index.json"))
 
 
-def recover(network: nn.Module, images: int, seed: int, epochs: int = 1, rate: float | None = None) -> nn.Module:
-    """Train a pruned network with distillation from the dense one, in the same way for every method; return it.
+def recover(network: nn.Module, images: int, seed: int) -> nn.Module:
+    """Train a pruned network for an epoch with distillation from the dense one, as for every method; return it.
 
     Args:
         network: Trained in place.
         images: Number of training images.
         seed: Seed of the order and augmentation.
-        epochs: Passes over the images.
-        rate: Learning rate under `RecoverySchedule` without a test of others; None: the recipe's, with a cosine
-            schedule.
     """
     pl.seed_everything(seed, verbose=False)
-    constant = {} if rate is None else {"learning_rate": rate, "min_learning_rate": rate, "warmup_epochs": 0.0}
-    made = module(unfused(network), **constant)
-    callbacks: list[pl.Callback] = [DistillRecover(teacher=unfused(deit_tiny()))]
-    callbacks += [] if rate is None else [RecoverySchedule(lr=None)]
-    trainer = pl.Trainer(max_epochs=epochs, callbacks=callbacks, **QUIET, **PRECISION)
-    source = data(images)
+    made, source = module(unfused(network)), data(images)
     source.setup("fit")
-    trainer.fit(made, train_dataloaders=source.train_dataloader())
+    teacher = DistillRecover(teacher=unfused(deit_tiny()))
+    fit(made, source.train_dataloader(), [teacher], max_epochs=1, accelerator="auto", **PRECISION)
     return made.model.eval()
 
 

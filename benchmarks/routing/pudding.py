@@ -10,10 +10,10 @@ Each stage is kept in `checkpoints/pudding/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from benchmarks.data.text import calibration
 from benchmarks.routing.pudding_routers import EVERY, METRICS, Asked, Learnt, routed
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Column, Line, Table, figure, signed, text
-from benchmarks.runner.plans import saved_plan
+from benchmarks.runner.plans import kept, saved_plan
 from benchmarks.runner.rows import CHECKPOINTS, Figure
 from prunerecover import PlanSet, plan_depth, plan_omission_sets
 from prunerecover.cost.statistics import paired_difference
@@ -35,7 +35,6 @@ from prunerecover.recipes.tasks.route_picker import prompt_features
 from prunerecover.routing.route_table import choice_tables, route_table
 from prunerecover.routing.router import PrefixRouter
 
-T = TypeVar("T")
 KEPT = CHECKPOINTS / "pudding"
 TASKS = ("arc-easy", "arc-challenge", "openbookqa", "boolq")
 LEFT_OUT = ("piqa.test", "social_i_qa.test", "winogrande.test", "hellaswag.validation")
@@ -49,16 +48,6 @@ TOGETHER = 64 if DEVICE.type == "cuda" else 16  # answers
 def model() -> Any:
     """Return the language model in bfloat16."""
     return network().to(torch.bfloat16).eval()
-
-
-def kept(name: str, make: Callable[[], T]) -> T:
-    """Return tensors from an earlier run, or make them."""
-    path = KEPT / f"{name}.pt"
-    if not path.is_file():
-        KEPT.mkdir(parents=True, exist_ok=True)
-        torch.save(make(), path)
-    found: T = torch.load(path, weights_only=True)
-    return found
 
 
 def omission_sets() -> PlanSet:
@@ -105,8 +94,8 @@ def learnt_from(sets: PlanSet) -> Learnt:
     how: dict[str, Any] = {"questions": asked, "encoding": encoding(), "batch_size": TOGETHER}
     return Learnt(
         asked,
-        features=kept("features", lambda: features_of(asked)),
-        likelihoods=kept("likelihoods", lambda: route_table(model(), sets.blocks, **how)),
+        features=kept(KEPT / "features.pt", lambda: features_of(asked)),
+        likelihoods=kept(KEPT / "likelihoods.pt", lambda: route_table(model(), sets.blocks, **how)),
     )
 
 
@@ -119,8 +108,9 @@ def asked_of(tasks: str, files: Sequence[str], every: Sequence[frozenset[int]]) 
     """Return the questions of some files, with the results of each set of blocks."""
     asked = [q for file in files for q in questions(file, LONGEST)[:ASKED]]
     how: dict[str, Any] = {"questions": asked, "encoding": encoding(), "batch_size": TOGETHER}
-    likely, right = kept(f"choices-{tasks}", lambda: choice_tables(model(), every, **how))
-    return Asked(tasks, features=kept(f"features-{tasks}", lambda: features_of(asked)), right=right, likely=likely)
+    likely, right = kept(KEPT / f"choices-{tasks}.pt", lambda: choice_tables(model(), every, **how))
+    features = kept(KEPT / f"features-{tasks}.pt", lambda: features_of(asked))
+    return Asked(tasks, features, right, likely)
 
 
 @cache

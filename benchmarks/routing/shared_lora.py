@@ -21,6 +21,7 @@ import numpy as np
 from torch import nn
 from torch.utils.data import DataLoader
 
+from benchmarks.data.language_models import STORIES
 from benchmarks.data.text import losses
 from benchmarks.language.llm_depth_lora import BATCH, LENGTH
 from benchmarks.routing.shared_lora_subjects import (
@@ -30,10 +31,8 @@ from benchmarks.routing.shared_lora_subjects import (
     LONG,
     OWN,
     SHARED,
-    STORIES,
     SUBJECTS,
     Subject,
-    set_of,
 )
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.fits import fit
@@ -88,7 +87,8 @@ def each_set(subject: Subject, budget: int, method: str) -> Iterator[dict[str, A
     )
     steps = subject.steps * (1 if method == OWN else len(every.plans))
     for group in together:
-        some, notes = set_of([every.names[i] for i in group], [every.plans[i] for i in group]), dict[str, Any]()
+        names, plans = ([own[i] for i in group] for own in (every.names, every.plans))
+        some, notes = PlanSet(names=tuple(names), plans=tuple(plans)), dict[str, Any]()
         unmerged = merged = subject.network()
         if method != UNTRAINED:
             unmerged, merged = recovered(subject, some, steps, 0.0 if method == ALONE else 0.5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import combinations
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.data import smollm2
+from benchmarks.data.language_models import STORIES, stories260k
 from benchmarks.data.real import data_root
 from benchmarks.data.text import TEXTS, calibration, losses
 from benchmarks.language.llm_depth_lora import BATCH, LENGTH, PRECISION, SOURCES, drawn_sequences, next_token
-from prunerecover import Plan, PlanSet, plan_depth
+from prunerecover import PlanSet, plan_depth
 from prunerecover.recipes.data.language.text_data import TextData
-from prunerecover.recipes.networks.model_names import from_pretrained
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 from prunerecover.recovery.shared_lora import WithoutUnits
 from prunerecover.surgery.merging import block_removals
@@ -27,7 +27,7 @@ from prunerecover.surgery.provenance import plan_for
 
 SETS = 4
 CHOSEN_ON = 64  # stories
-STORIES, LLM = "stories260K", "SmolLM2-135M"
+LLM = "SmolLM2-135M"
 SCORED = {STORIES: 150, LLM: 64}  # texts
 CALIBRATED = 8  # calibration texts of each of SmolLM2's sets
 SHARED, OWN, LONG, ALONE = "shared", "own", "own, as many steps as shared", "shared, no teacher"
@@ -75,24 +75,8 @@ def first_tokens(tokenizer: Any, source: tuple[str, str], count: int, seed: int)
     return found
 
 
-def set_of(names: Sequence[str], plans: Sequence[Plan]) -> PlanSet:
-    """Return plans of blocks as a set."""
-    return PlanSet(names=tuple(names), plans=tuple(plans))
-
-
 def _folder() -> str:
     return str(data_root() / "models" / "stories260K")
-
-
-@cache
-def _stories_tokenizer() -> Any:
-    from transformers import AutoTokenizer
-
-    return from_pretrained(AutoTokenizer.from_pretrained, _folder())
-
-
-def _stories_network() -> nn.Module:
-    return CausalLM(_folder()).model
 
 
 def _stories_module() -> pl.LightningModule:
@@ -107,23 +91,21 @@ def _packed_stories() -> Any:
 
 
 def _held_out_stories() -> Tensor:
-    return first_tokens(_stories_tokenizer(), TEXTS["tinystories"], SCORED[STORIES], seed=0)
+    return first_tokens(stories260k()[1], TEXTS["tinystories"], SCORED[STORIES], seed=0)
 
 
 @cache
 def _least_missed(blocks: int) -> PlanSet:
     """Return the sets of `blocks` blocks with the least loss, all without the first block."""
-    network, ids = (
-        _stories_network(),
-        first_tokens(_stories_tokenizer(), ("tinystories", "train.jsonl"), CHOSEN_ON, seed=1),
-    )
+    network, tokenizer = stories260k()
+    ids = first_tokens(tokenizer, ("tinystories", "train.jsonl"), CHOSEN_ON, seed=1)
     pairs = {}
     for pair in combinations(range(1, SUBJECTS[STORIES].blocks), blocks):
         with WithoutUnits(network, block_removals(network, pair)):
             pairs[pair] = float(losses(network, ids).mean())
     best = sorted(sorted(pairs, key=lambda pair: pairs[pair])[:SETS])
-    plans = [plan_for(network, block_removals(network, pair), method="least loss") for pair in best]
-    return set_of(["+".join(map(str, pair)) for pair in best], plans)
+    plans = tuple(plan_for(network, block_removals(network, pair), method="least loss") for pair in best)
+    return PlanSet(names=tuple("+".join(map(str, pair)) for pair in best), plans=plans)
 
 
 def _llm_module() -> pl.LightningModule:
@@ -146,7 +128,7 @@ def _by_divergence(blocks: int) -> PlanSet:
             plan = plan_depth(network, remove={"block": blocks}, batches=[{"input_ids": ids}], **how)
             gone = sorted(int(name.rpartition(".")[2]) for name in plan.removed["block"])
             found["+".join(map(str, gone))] = plan_for(network, block_removals(network, gone), method="divergence")
-    return set_of(list(found), list(found.values()))
+    return PlanSet(names=tuple(found), plans=tuple(found.values()))
 
 
 SUBJECTS = {
@@ -155,7 +137,7 @@ SUBJECTS = {
         steps=100,
         rank=8,
         learning_rate=1e-2,
-        network=_stories_network,
+        network=lambda: stories260k()[0],
         module=_stories_module,
         training=_packed_stories,
         held_out=_held_out_stories,

@@ -13,7 +13,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from prunerecover.callbacks.ledger.ledger import Ledger
 
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
 Loss = Callable[[nn.Module, Any], Tensor]
 
 

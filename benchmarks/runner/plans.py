@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from benchmarks.runner.rows import CHECKPOINTS
 from prunerecover import Plan, apply_plan, merge
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.copies import deep_copy
+
+T = TypeVar("T")
 
 
 def saved_plan(name: str, make: Callable[[], Plan], folder: Path = CHECKPOINTS) -> Plan:
@@ -21,6 +24,15 @@ def saved_plan(name: str, make: Callable[[], Plan], folder: Path = CHECKPOINTS) 
         folder.mkdir(parents=True, exist_ok=True)
         make().save(path)
     return Plan.load(path)
+
+
+def kept(path: Path, make: Callable[[], T]) -> T:
+    """Return the tensors or plain values of a file, or make and save them."""
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(make(), path)
+    found: T = torch.load(path, weights_only=True)
+    return found
 
 
 def pruned(network: nn.Module, plan: Plan, merged: bool = True) -> nn.Module:
