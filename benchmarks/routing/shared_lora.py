@@ -87,8 +87,8 @@ def each_set(subject: Subject, budget: int, method: str) -> Iterator[dict[str, A
     )
     steps = subject.steps * (1 if method == OWN else len(every.plans))
     for group in together:
-        names, plans = ([own[i] for i in group] for own in (every.names, every.plans))
-        some, notes = PlanSet(names=tuple(names), plans=tuple(plans)), dict[str, Any]()
+        names, plans = tuple(every.names[i] for i in group), tuple(every.plans[i] for i in group)
+        some, notes = PlanSet(names=names, plans=plans), dict[str, Any]()
         unmerged = merged = subject.network()
         if method != UNTRAINED:
             unmerged, merged = recovered(subject, some, steps, 0.0 if method == ALONE else 0.5)

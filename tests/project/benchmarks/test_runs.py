@@ -1,7 +1,8 @@
-"""Runs of a benchmark: existing rows, also from another folder, and the best of three rates."""
+"""Runs of a benchmark: existing rows, also from another folder, fits, and the best of three rates."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from benchmarks.recovery.best_rates import best_of_rates
 from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.fits import Learner, fit
 from benchmarks.runner.rows import Results, Row
 
 
@@ -41,6 +44,14 @@ def test_rows_of_another_folder_are_read_beside_the_committed_ones(
     made(committed, lambda method: {"value": 1}, "--methods", "a")
     rows = made(lent, lambda method: {"value": 2})
     assert [(row.method, row["value"]) for row in rows] == [("b", 2)]
+
+
+def test_a_fit_of_other_steps_than_asked_for_is_told() -> None:
+    module = Learner(nn.Linear(1, 1), lambda network, batch: network(batch).sum(), partial(torch.optim.SGD, lr=0.1))
+    batches = DataLoader(torch.ones(2, 1))  # type: ignore[arg-type]
+    assert fit(module, batches, max_epochs=1).global_step == 2
+    with pytest.raises(RuntimeError, match="Expected 3 steps, but the fit made 2"):
+        fit(module, batches, max_epochs=1, max_steps=3)
 
 
 def trained(network: nn.Module, rate: float) -> nn.Module:
