@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+
+from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.paths import get_module
 
 HOOKS = (
     "_forward_hooks",
@@ -19,6 +24,7 @@ HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+Called = tuple[tuple[Any, ...], dict[str, Any]]  # arguments of a call
 LIBRARIES = ("torch", "transformers", "accelerate")
 
 
@@ -57,6 +63,26 @@ def recording(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
         handles.append(module.register_forward_hook(record, with_kwargs=True))
     with removed_after(*handles):
         yield seen
+
+
+def calls_of(model: nn.Module, paths: Iterable[str], inputs: ModelInputs) -> dict[str, Called]:
+    """Return the arguments of modules in their first call of a pass, by path; uncalled modules are missing."""
+    found: dict[str, Called] = {}
+
+    def note(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if path not in found:
+            with suppress(Exception):  # arguments that cannot be copied count as no call
+                found[path] = copy.deepcopy((args, kwargs))  # caches are written to later
+
+    handles = [
+        get_module(model, path).register_forward_pre_hook(
+            lambda _, args, kwargs, path=path: note(path, args, kwargs), with_kwargs=True
+        )
+        for path in dict.fromkeys(paths)
+    ]
+    with removed_after(*handles), torch.no_grad():
+        call(model, inputs)
+    return found
 
 
 @contextmanager

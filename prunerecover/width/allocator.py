@@ -42,7 +42,7 @@ from prunerecover.width.allocation.kind_weights import (
     number_of_trials,
     weighted,
 )
-from prunerecover.width.allocation.latency_budget import Choices, met_latency
+from prunerecover.width.allocation.latency_budget import met_latency
 from prunerecover.width.allocation.measured_share import Shares, meet_measured, warn_if_inputs_decide
 from prunerecover.width.allocation.removal_order import removal_positions
 from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
@@ -277,13 +277,13 @@ class WidthAllocator:
         """Return the budget of MACs for a share of the latency, and the rule with or without rounding of widths."""
         scores = self.ranking(rule)  # before errors mean that structure forbids a budget
         scores = weighted(self.groups, scores, weighing.rates)
-        choices = Choices[WidthRule](
-            removed=lambda way, budget: self._removed(budget, way, weighing)[0],
-            edits=self.network.edits,
-            lost=lambda removed: sum(float(scores[name][units].sum()) for name, units in removed.items()),
-        )
+
+        def choose(way: WidthRule, budget: Budget) -> tuple[Sequence[Edit], float]:
+            removed, _ = self._removed(budget, way, weighing)
+            return self.network.edits(removed), sum(float(scores[name][gone].sum()) for name, gone in removed.items())
+
         ways = [way for way in rule.ways if way is rule or rounded(self.groups, way.round_to) != self.groups]
-        met = met_latency(self.session.cost("latency"), latency, ways, choices)
+        met = met_latency(self.session.cost("latency"), latency, ways, choose)
         return met.way, met.budget
 
     def _edits_at(self, budget: Budget, rule: WidthRule, weighing: KindWeights) -> tuple[Edit, ...]:

@@ -19,12 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.calibration.moments import LARGEST, Moments
-from prunerecover.display.progress import progress
 from prunerecover.graph.computation_graph import ComputationGraph
 from prunerecover.importance.measuring.unit_slices import Scores
-from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.evaluation import plain_evaluation
-from prunerecover.model.hooks import first_tensor, removed_after
+from prunerecover.model.batches import ModelInputs
 from prunerecover.model.paths import get_module
 from prunerecover.plan.groups import Group
 from prunerecover.recovery.branch_ends import NO_NORM, norms_behind
@@ -32,6 +29,7 @@ from prunerecover.recovery.reconstruction import ROWS
 from prunerecover.recovery.reconstruction_order import is_plain
 from prunerecover.recovery.reconstruction_rows import rows_of
 from prunerecover.session.session import Session
+from prunerecover.width.compensation import collected
 
 STEPS = 64  # at most, for the order of a group: large groups lose several channels in a step
 
@@ -105,21 +103,12 @@ def _moments_of(
 ) -> dict[str, Moments]:
     """Return the moments of the input patches of convolutions, by path."""
     samples, generator = sum(inputs.n_samples for inputs in batches), torch.Generator().manual_seed(seed)
-    found = {path: Moments() for path in paths}
 
-    def watch(path: str) -> Any:
-        def see(layer: Any, args: Any, kwargs: Any, output: Tensor) -> None:
-            wanted = -(-ROWS * layer.weight[0].numel() // samples)
-            found[path].add(rows_of(layer, first_tensor(args, kwargs), output[:, :0], wanted, generator))
+    def rows(layer: Any, seen: Tensor, output: Tensor) -> Tensor:
+        wanted = -(-ROWS * layer.weight[0].numel() // samples)
+        return rows_of(layer, seen, output[:, :0], wanted, generator)
 
-        return get_module(model, path).register_forward_hook(see, with_kwargs=True)
-
-    shown = progress("measuring the inputs of convolutions", len(batches) if paths else 0)
-    with plain_evaluation(model), torch.no_grad(), removed_after(*map(watch, paths)), shown as advance:
-        for inputs in batches if paths else ():
-            call(model, inputs)
-            advance()
-    return found
+    return collected(model, {path: (path, rows) for path in paths}, batches, "measuring the inputs of convolutions")
 
 
 def _behind_norm(model: nn.Module, path: str, norm: str) -> Tensor:

@@ -14,10 +14,9 @@ tied to weights of other layers (a head tied to the embedding table), grouped co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +26,16 @@ from prunerecover.calibration.moments import LARGEST, Moments
 from prunerecover.display.progress import progress
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.evaluation import plain_evaluation
-from prunerecover.model.hooks import removed_after
+from prunerecover.model.hooks import first_tensor, removed_after
 from prunerecover.model.narrow.freeing import attentions_in, with_free_heads
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.edits import Edit, Narrow
 from prunerecover.plan.groups import Group, Slice
 from prunerecover.plan.kinds import WidthKind
 from prunerecover.surgery.compensation import entries_per_unit, entry_indices
+
+Key = TypeVar("Key")
+Rows = Callable[[Any, Tensor, Tensor], Tensor]  # module, input, output
 
 
 @dataclass(frozen=True)
@@ -100,16 +102,10 @@ def moments_of(model: nn.Module, readers: Sequence[Reader], batches: Sequence[Mo
     """
     tied = _tied(model)
     readers = [reader for reader in readers if _can_take_over(model, reader, tied)]
-    moments: dict[Reader, Moments] = {}
-    shown = progress("measuring what weights read", len(batches))
     around = {parent_path(reader.module) for reader in readers}  # attentions whose readers are never called
-    free = with_free_heads(model, (path for path in attentions_in(model) if path in around))
-    watched = _collected(model, readers, moments)
-    with plain_evaluation(model), free, watched, shown as advance:
-        for inputs in batches if readers else ():  # experts have none
-            call(model, inputs)
-            advance()
-    return moments
+    watched = {reader: (reader.module, _rows_of(reader)) for reader in readers}
+    with with_free_heads(model, (path for path in attentions_in(model) if path in around)):
+        return collected(model, watched, batches, "measuring what weights read")
 
 
 def predictions(edits: Sequence[Narrow], moments: Mapping[Reader, Moments]) -> list[dict[str, Tensor]]:
@@ -184,21 +180,40 @@ def _can_take_over(model: nn.Module, reader: Reader, tied: Collection[int]) -> b
     return plain and alone and own and reader.size * reader.per_unit <= LARGEST
 
 
-@contextmanager
-def _collected(model: nn.Module, readers: Sequence[Reader], moments: dict[Reader, Moments]) -> Iterator[None]:
-    def watch(reader: Reader) -> Any:
-        part = reader.part
+def collected(
+    model: nn.Module, watched: Mapping[Key, tuple[str, Rows]], batches: Sequence[ModelInputs], what: str
+) -> dict[Key, Moments]:
+    """Return moments of rows seen at modules in one pass over the batches, by key; uncalled modules have none.
 
-        def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen: Tensor = (args[0] if args else kwargs["input"]).detach()
-            if isinstance(module, _ConvNd):
-                seen = seen.movedim(1, -1)
-            read = seen.narrow(-1, part.offsets[0], reader.size * part.span)
-            rows = torch.unflatten(read, -1, (reader.size * reader.per_unit, -1)).transpose(-1, -2)
-            moments.setdefault(reader, Moments()).add(rows.flatten(0, -2))
+    Args:
+        model: Network; in evaluation mode meanwhile.
+        watched: Path of a module, and function from the module, its input and its output to rows, by key.
+        batches: Calibration inputs, on the model's device.
+        what: Words for the progress line.
+    """
+    found: dict[Key, Moments] = {}
 
-        return get_module(model, reader.module).register_forward_pre_hook(see, with_kwargs=True)
+    def watch(key: Key, path: str, rows: Rows) -> Any:
+        def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            found.setdefault(key, Moments()).add(rows(module, first_tensor(args, kwargs).detach(), output))
 
-    handles = [watch(reader) for reader in readers]
-    with removed_after(*handles):
-        yield
+        return get_module(model, path).register_forward_hook(see, with_kwargs=True)
+
+    shown = progress(what, len(batches) if watched else 0)
+    handles = (watch(key, path, rows) for key, (path, rows) in watched.items())
+    with plain_evaluation(model), removed_after(*handles), shown as advance:
+        for inputs in batches if watched else ():
+            call(model, inputs)
+            advance()
+    return found
+
+
+def _rows_of(reader: Reader) -> Rows:
+    """Return the function from a reader's input to rows of the group's entries."""
+
+    def rows(module: nn.Module, seen: Tensor, _: Tensor) -> Tensor:
+        seen = seen.movedim(1, -1) if isinstance(module, _ConvNd) else seen
+        read = seen.narrow(-1, reader.part.offsets[0], reader.size * reader.part.span)
+        return torch.unflatten(read, -1, (reader.size * reader.per_unit, -1)).transpose(-1, -2).flatten(0, -2)
+
+    return rows

@@ -11,7 +11,6 @@ from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import plural
 from prunerecover.plan.plan import Plan
 from prunerecover.width.allocation.cost_model import Cost
-from prunerecover.width.allocation.tolerance import Exchange
 
 COSTS = {"macs": "MACs", "params": "number of parameters"}
 
@@ -102,7 +101,7 @@ def _protected(masses: Mapping[str, Sequence[float]]) -> str:
 def _exchange(found: UniformComparison | None, cost: str) -> str:
     if found is None:
         return f"Not comparable: the same {cost} cannot be saved by removing the same share of every group."
-    holds = Exchange(found.taken, found.spared).pays
+    holds = found.taken <= found.spared
     return (
         f"At the same {cost}, by the same order, beside uniform pruning: the units removed by this plan alone have a "
         f"score of {found.taken:.3g}, the units removed by uniform pruning alone a score of {found.spared:.3g}. "

@@ -39,11 +39,10 @@ def tolerance_evidence(
     total = sum(group.size for group in groups)
     solver = Solver(groups, low, high)
     cost: Literal["macs", "params"] = "params" if all(group.kind == "expert" for group in groups) else "macs"
-    masses = {g.name: protected_mass(low[g.name], high[g.name], depth[g.name]) for g in groups}
     return ToleranceEvidence(
         tolerance=found.tolerance,
         share=found.share,
-        protected_mass={name: (mass.entered, mass.bound) for name, mass in masses.items()},
+        protected_mass={g.name: protected_mass(low[g.name], high[g.name], depth[g.name]) for g in groups},
         exchange=_against_uniform(groups, low, high, depth, costs, cost),
         compared_by=cost,
         kept_by_tolerance={str(t): 1 - sum(solver.depths(t).values()) / total for t in TOLERANCES},
@@ -61,6 +60,4 @@ def _against_uniform(
         even = uniform(groups, low, costs, Budget(**{cost: share}), most=MOST)
     except ValueError:  # groups with a minimum of kept units cannot all give the same share
         return None
-    other = {name: len(units) for name, units in even.items()}
-    result = exchange(low, high, depth, other)
-    return UniformComparison(taken=result.taken, spared=result.spared)
+    return exchange(low, high, depth, {name: len(units) for name, units in even.items()})

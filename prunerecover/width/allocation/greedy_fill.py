@@ -190,12 +190,11 @@ def check_met(target: RemovalTarget, saved: int, costs: CostModel) -> None:
         causes = [] if routed is None else [f"The router of '{routed.name}' needs {routed.at_least} experts"]
         multiple = max((group.multiple for group in target.groups if group.multiple > group.strata), default=0)
         causes += [f"Widths stay multiples of up to {multiple}: a lower round_to lets more go"] if multiple else []
-        causes += [] if target.in_units else costs.out_of_reach.causes(target.what)
-        ways_out = [] if target.in_units else costs.out_of_reach.ways_out(target.what)
+        reasons = [] if target.in_units else costs.out_of_reach.reasons(target.what)
         raise Refusal(
             f"a budget that the groups can meet, {target}",
-            ". ".join((f"at most {can} can go", *causes)),
-            " ".join((*ways_out, "Lower the budget, or ignore fewer groups.")),
+            ". ".join((f"at most {can} can go", *causes, *(cause for cause, _ in reasons))),
+            " ".join((*(way_out for _, way_out in reasons), "Lower the budget, or ignore fewer groups.")),
         )
 
 

@@ -19,27 +19,11 @@ from prunerecover.display.progress import progress
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
 from prunerecover.surgery.saved_cost import CLOCKS, DenseCost
-from prunerecover.width.allocation.greedy_fill import Removed
 
 Way = TypeVar("Way")
+Chosen = tuple[Sequence[Edit], float]  # edits, and importance of the removed units
 STEPS = 7
 STEP = MOST / 2**STEPS  # difference between tried budgets, and about the difference in latency
-
-
-@dataclass(frozen=True)
-class Choices(Generic[Way]):
-    """Functions to choose units.
-
-    Attributes:
-        removed: Function from a way and a budget of MACs to the removed units; raises ValueError for a budget out of
-            reach.
-        edits: Function from removed units to edits.
-        lost: Function from removed units to the sum of their scores.
-    """
-
-    removed: Callable[[Way, Budget], Removed]
-    edits: Callable[[Removed], Sequence[Edit]]
-    lost: Callable[[Removed], float]
 
 
 @dataclass(frozen=True)
@@ -57,7 +41,9 @@ class Met(Generic[Way]):
     lost: float
 
 
-def met_latency(dense: DenseCost, latency: float, ways: Sequence[Way], choices: Choices[Way]) -> Met[Way]:
+def met_latency(
+    dense: DenseCost, latency: float, ways: Sequence[Way], choose: Callable[[Way, Budget], Chosen]
+) -> Met[Way]:
     """Return the way with the least removed importance for a share of the latency, and its budget of MACs.
 
     Budgets are compared on few samples. The saving of the found budget is measured on the whole batch, and another
@@ -68,18 +54,18 @@ def met_latency(dense: DenseCost, latency: float, ways: Sequence[Way], choices: 
         dense: Latency of the model, on its device.
         latency: Share to remove, in (0, 1).
         ways: Ways to choose units; the first is kept unless another is better.
-        choices: Functions that choose units by a way.
+        choose: Function from a way and a budget of MACs to the edits, and the sum of the scores of the removed units;
+            raises ValueError for a budget out of reach.
 
     Raises:
         ValueError: If no way meets the latency.
     """
 
     def meet(on: DenseCost, share: float) -> Met[Way]:
-        return cheapest(ways, lambda way, less_than: _met(on, share, way, choices, less_than))
+        return cheapest(ways, lambda way, less_than: _met(on, share, way, choose, less_than))
 
     def saved(met: Met[Way]) -> dict[str, float]:
-        edits = choices.edits(choices.removed(met.way, met.budget))
-        return {"latency": dense.removed_share(edits, wanted=latency)}
+        return {"latency": dense.removed_share(choose(met.way, met.budget)[0], wanted=latency)}
 
     few = dense.on_few
     if few is not dense:
@@ -92,17 +78,19 @@ def met_latency(dense: DenseCost, latency: float, ways: Sequence[Way], choices: 
     return meet(dense, latency)
 
 
-def _met(dense: DenseCost, latency: float, way: Way, choices: Choices[Way], less_than: float) -> Met[Way]:
+def _met(
+    dense: DenseCost, latency: float, way: Way, choose: Callable[[Way, Budget], Chosen], less_than: float
+) -> Met[Way]:
     """Meet a latency by a way, with removed importance below a limit."""
 
     def edits_at(budget: Budget) -> Sequence[Edit]:
-        removed = choices.removed(way, budget)
-        if (lost := choices.lost(removed)) >= less_than:
+        edits, lost = choose(way, budget)
+        if lost >= less_than:
             raise ValueError(f"Expected less importance than {less_than} to go, but got {lost}.")
-        return choices.edits(removed)
+        return edits
 
     macs = macs_for_latency(dense, latency, edits_at)
-    return Met(way, macs, choices.lost(choices.removed(way, macs)))
+    return Met(way, macs, choose(way, macs)[1])
 
 
 def cheapest(ways: Sequence[Way], meet: Callable[[Way, float], Met[Way]]) -> Met[Way]:

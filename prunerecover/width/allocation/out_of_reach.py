@@ -36,23 +36,15 @@ class OutOfReach:
         may_go = any(group.kind == "expert" for group in groups)
         return cls(*computed_in(model), experts=may_go or bool(find_experts(model)), may_go=may_go)
 
-    def causes(self, cost: str) -> list[str]:
-        """Return the reasons for the limit on a cost, as clauses."""
-        found = [f"Weights stay that are computed ({self.computed})"] if self.computed else []
+    def reasons(self, cost: str) -> list[tuple[str, str]]:
+        """Return the reasons for the limit on a cost, as clauses, each with the way to save more, a sentence."""
+        found = [(f"Weights stay that are computed ({self.computed})", self.made_plain)] if self.computed else []
         if self.experts and cost == "macs":
-            found.append("Routed experts save no MACs, for a token visits as many as before")
+            cause = "Routed experts save no MACs, for a token visits as many as before"
+            found.append((cause, 'To save memory, let experts go: kinds="expert" with Budget(params=...).'))
         elif self.experts and not self.may_go:
-            found.append("Routed experts stay")
-        kept = self.stays()
-        return [*found, f"What keeps other units: {'; '.join(kept)}"] if kept else found
-
-    def ways_out(self, cost: str) -> list[str]:
-        """Return the ways to save more of a cost, as sentences."""
-        found = [self.made_plain] if self.computed else []
-        if self.experts and cost == "macs":
-            found.append('To save memory, let experts go: kinds="expert" with Budget(params=...).')
-        elif self.experts and not self.may_go:
-            found.append('Let experts go, too: add "expert" to kinds.')
-        if self.stays():
-            found.append("Let whole blocks, attentions or layers go, too: plan_pruning, or plan_depth before.")
+            found.append(("Routed experts stay", 'Let experts go, too: add "expert" to kinds.'))
+        if kept := self.stays():
+            way_out = "Let whole blocks, attentions or layers go, too: plan_pruning, or plan_depth before."
+            found.append((f"What keeps other units: {'; '.join(kept)}", way_out))
         return found

@@ -11,12 +11,12 @@ The bounds on the loss are our own derivation from ranks; the exchange condition
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from prunerecover.importance.measuring.unit_slices import Scores
+from prunerecover.plan.evidence import UniformComparison
 
 
 def tolerance_of_difference(low: Tensor, high: Tensor) -> Tensor:
@@ -45,31 +45,20 @@ def tolerance_of_difference(low: Tensor, high: Tensor) -> Tensor:
     return torch.bincount(enters, minlength=len(low)).cumsum(0) / sizes
 
 
-def curves(low: Scores, high: Scores) -> Scores:
-    """Return the ToD of every group, sufficient for depths at any tolerance."""
-    return {name: tolerance_of_difference(low[name], high[name]) for name in low}
-
-
-def depths(tolerances_of_difference: Mapping[str, Tensor], tolerance: float) -> dict[str, int]:
-    """Return the number of removed units per group at a tolerance.
+def depth_of(curve: Tensor, tolerance: float) -> int:
+    """Return the largest m <= floor(0.99 n) with ToD(m) <= tolerance, given ToD(1), ..., ToD(n).
 
     Args:
-        tolerances_of_difference: Curves, as returned by `curves`.
+        curve: ToD, as of `tolerance_of_difference`.
         tolerance: Tolerance; 0 removes all units before the first unit in both sets.
 
     Raises:
         ValueError: If the tolerance is outside [0, 1].
-    """
-    check_tolerance(tolerance)
-    return {name: depth_of(curve, tolerance) for name, curve in tolerances_of_difference.items()}
-
-
-def depth_of(curve: Tensor, tolerance: float) -> int:
-    """Return the largest m <= floor(0.99 n) with ToD(m) <= tolerance, given ToD(1), ..., ToD(n).
 
     >>> depth_of(torch.tensor([0.0, 0.5, 0.33, 0.5, 1.0]), 0.4)
     3
     """
+    check_tolerance(tolerance)
     within = (curve[: len(curve) * 99 // 100] <= tolerance).nonzero()
     return int(within[-1]) + 1 if len(within) else 0
 
@@ -80,23 +69,8 @@ def check_tolerance(tolerance: float) -> None:
         raise ValueError(f"Expected a tolerance between 0 and 1, but got {tolerance}. 0.05 to 0.5 is usual.")
 
 
-@dataclass(frozen=True)
-class ProtectedMass:
-    """Loss of `high` in a group, against the bound from ranks alone.
-
-    Attributes:
-        overlap: Number of removed units among the equally many most protected units.
-        entered: Sum of the scores of the overlap.
-        bound: Largest possible sum: the `overlap` highest scores of the group.
-    """
-
-    overlap: int
-    entered: float
-    bound: float
-
-
-def protected_mass(low: Tensor, high: Tensor, m: int) -> ProtectedMass:
-    """Return the loss of `high` with the `m` lowest units by `low`.
+def protected_mass(low: Tensor, high: Tensor, m: int) -> tuple[float, float]:
+    """Return the loss of `high` with the `m` lowest units by `low`, and its bound from ranks alone.
 
     With overlap c, the ranks allow c of the m highest scores to go, at worst the c highest. At ToD(m) <= tolerance, c
     is at most tolerance * m.
@@ -107,32 +81,13 @@ def protected_mass(low: Tensor, high: Tensor, m: int) -> ProtectedMass:
         m: Number of removed units.
     """
     by_low, by_high = low.argsort(stable=True), high.argsort(descending=True, stable=True)
-    gone, ranked = by_low[:m], high[by_high].double()
-    both = gone[torch.isin(gone, by_high[:m])]
-    overlap = len(both)
-    return ProtectedMass(overlap=overlap, entered=float(high[both].double().sum()), bound=float(ranked[:overlap].sum()))
+    lost, ranked = by_low[:m], high[by_high].double()
+    both = lost[torch.isin(lost, by_high[:m])]
+    return float(high[both].double().sum()), float(ranked[: len(both)].sum())
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """Scores of `high` taken and spared by a choice of depths against another choice.
-
-    Attributes:
-        taken: Scores of the units removed by the first choice only.
-        spared: Scores of the units removed by the second choice only.
-    """
-
-    taken: float
-    spared: float
-
-    @property
-    def pays(self) -> bool:
-        """Whether the first choice loses no more, to first order: scores add up over units and groups."""
-        return self.taken <= self.spared
-
-
-def exchange(low: Scores, high: Scores, depth: Mapping[str, int], other: Mapping[str, int]) -> Exchange:
-    """Compare two choices of depths, such as ToD's and uniform depths at the same budget.
+def exchange(low: Scores, high: Scores, depth: Mapping[str, int], other: Mapping[str, int]) -> UniformComparison:
+    """Compare two choices of depths, ToD's and uniform depths at the same budget, by the scores of `high`.
 
     Both remove the lowest units by the same importance, so they differ in a stretch of each group's ranking: a deeper
     first choice takes the stretch, a shallower one spares the stretch. The first choice is better if the taken scores
@@ -149,7 +104,7 @@ def exchange(low: Scores, high: Scores, depth: Mapping[str, int], other: Mapping
         mass = high[name].double()[scores.argsort(stable=True)]
         taken += float(mass[other[name] : depth[name]].sum())
         spared += float(mass[depth[name] : other[name]].sum())
-    return Exchange(taken, spared)
+    return UniformComparison(taken=taken, spared=spared)
 
 
 def _ranks(scores: Tensor, descending: bool = False) -> Tensor:

@@ -24,7 +24,7 @@ from prunerecover.width.allocation.by_importance import check_scores, lowest
 from prunerecover.width.allocation.cost_model import Cost, CostModel
 from prunerecover.width.allocation.greedy_fill import RemovalTarget, Removed, allowed, fill, max_removable, saved_by
 from prunerecover.width.allocation.removal_order import removal_positions
-from prunerecover.width.allocation.tolerance import curves, depths
+from prunerecover.width.allocation.tolerance import depth_of, tolerance_of_difference
 
 PRECISION = 1e-8  # two values of ToD with up to 10,000 units differ by more
 MOST = 0.99  # largest removable share of a group
@@ -123,9 +123,11 @@ class Solver:
     def __init__(self, groups: Sequence[Group], low: Scores, high: Scores) -> None:
         self.groups = groups
         self.rooms = {group.name: max_removable(group, MOST) for group in groups}
-        self.curves = curves({group.name: low[group.name] for group in groups}, high)
+        self.curves = {g.name: tolerance_of_difference(low[g.name], high[g.name]) for g in groups}
 
     def depths(self, tolerance: float) -> dict[str, int]:
         """Return the number of removed units per group."""
-        found = depths(self.curves, tolerance)
-        return {group.name: allowed(group, min(found[group.name], self.rooms[group.name])) for group in self.groups}
+        return {
+            group.name: allowed(group, min(depth_of(self.curves[group.name], tolerance), self.rooms[group.name]))
+            for group in self.groups
+        }

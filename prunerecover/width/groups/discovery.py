@@ -44,7 +44,7 @@ from prunerecover.width.groups.dry_run import try_out
 from prunerecover.width.groups.experts import find_experts
 from prunerecover.width.groups.found import FoundGroups, without
 from prunerecover.width.groups.refusals import counting, nothing_found
-from prunerecover.width.heads.find import FoundHeadSizes, find_head_sizes
+from prunerecover.width.heads.find import find_head_sizes
 from prunerecover.width.rewrites.padded_shortcuts import as_convolutions, find_padded_shortcuts
 
 FOUND_KINDS = ("channel", "head", "neuron")
@@ -116,18 +116,18 @@ def look_for_groups(model: nn.Module, traced: Traced | None, kinds: Sequence[str
         linked = tuple(together for together in found.linked if all(map(_is_plain, together)))
         tried = try_out(traced, tuple(filter(_is_plain, found.groups)), linked)
         heads = tuple(group for group in tried.groups if group.kind == "head")
-        sizes = find_head_sizes(traced, heads) if "head_dim" in kinds else FoundHeadSizes()
+        sizes, stay = find_head_sizes(traced, heads) if "head_dim" in kinds else ((), ())
     counted = (*found.counted, *tried.counted)
     known = {*tried.groups, *chain(*tried.linked), *tried.failed, *(one.group for one in counted)}
     return FoundGroups(
-        (*tried.groups, *sizes.groups, *experts),
+        (*tried.groups, *sizes, *experts),
         rewrites,
         counted,
         tried.linked,
         attentions,
         failed=tried.failed,
         tied=tuple(group for group in (*found.groups, *chain(*linked)) if group not in known and _is_plain(group)),
-        sized=sizes.stay,
+        sized=stay,
         traced=traced,
     )
 

@@ -9,35 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 
 from torch import nn
 
 from prunerecover.graph.trace import Traced
+from prunerecover.model.hooks import Called, calls_of
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.groups import Group, Setting, Slice
 from prunerecover.refusal import Stay
 from prunerecover.width.heads.layout import HeadLayout
-from prunerecover.width.heads.trial import Called, HeadTrial, calls_of
+from prunerecover.width.heads.trial import HeadTrial
 
 # Names in attention modules of the head size, and of a scale of logits by the head size.
 SIZES = ("head_dim", "attention_head_size", "head_size", "dim_head", "dim_per_head", "key_value_proj_dim", "d_head")
 SCALES = ("scale", "scaling", "scale_factor", "softmax_scale", "inv_norm_factor", "norm_factor", "sqrt_head_dim")
 LONGEST = 100  # characters of an error message
-
-
-@dataclass(frozen=True)
-class FoundHeadSizes:
-    """Groups of head dimensions, and reasons why other heads keep their size.
-
-    Attributes:
-        groups: Groups of kind "head_dim".
-        stay: Reasons for the remaining heads.
-    """
-
-    groups: tuple[Group, ...] = ()
-    stay: tuple[Stay, ...] = ()
 
 
 class _SizeStays(Exception):  # noqa: N818  # caught below
@@ -47,8 +34,8 @@ class _SizeStays(Exception):  # noqa: N818  # caught below
         super().__init__(by, way_out)
 
 
-def find_head_sizes(traced: Traced, heads: Sequence[Group]) -> FoundHeadSizes:
-    """Return the groups of head dimensions in a network.
+def find_head_sizes(traced: Traced, heads: Sequence[Group]) -> tuple[tuple[Group, ...], tuple[Stay, ...]]:
+    """Return the groups of head dimensions in a network, and the reasons why other heads keep their size.
 
     Args:
         traced: Trace of a forward pass; its model is in evaluation mode, and bit-identical afterwards.
@@ -63,7 +50,7 @@ def find_head_sizes(traced: Traced, heads: Sequence[Group]) -> FoundHeadSizes:
             stay.append(Stay(f"{group.name}:head_dim", *reason.args))
         else:
             groups.append(_group(group, layout, settings, power))
-    return FoundHeadSizes(tuple(groups), tuple(stay))
+    return tuple(groups), tuple(stay)
 
 
 def _group(heads: Group, layout: HeadLayout, settings: tuple[Setting, ...], power: float) -> Group:

@@ -10,8 +10,7 @@ any linear maps. The remaining question is the dependence of the scale on the nu
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import deep_copy, share_copy
-from prunerecover.model.hooks import first_tensor, removed_after
+from prunerecover.model.hooks import Called, calls_of, first_tensor
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.edits import Narrow
 from prunerecover.plan.groups import Setting
@@ -30,29 +29,8 @@ from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.narrowing import narrow
 from prunerecover.width.heads.layout import HeadLayout, entries_of, mapped, with_entries
 
-Called = tuple[tuple[Any, ...], dict[str, Any]]
 POWERS = (-0.5, 0.0, -1.0)  # possible powers of the head size in a scale
 TOLERANCE = 1e-3  # for single precision, relative to the contribution of heads; unequal outputs differ by tenths
-
-
-def calls_of(model: nn.Module, paths: Iterable[str], inputs: ModelInputs) -> dict[str, Called]:
-    """Return the arguments of modules in their first call of a pass, by path; uncalled modules are missing."""
-    found: dict[str, Called] = {}
-
-    def note(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if path not in found:
-            with suppress(Exception):  # arguments that cannot be copied count as no call
-                found[path] = copy.deepcopy((args, kwargs))  # caches are written to later
-
-    handles = [
-        get_module(model, path).register_forward_pre_hook(
-            lambda _, args, kwargs, path=path: note(path, args, kwargs), with_kwargs=True
-        )
-        for path in dict.fromkeys(paths)
-    ]
-    with removed_after(*handles), torch.no_grad():
-        call(model, inputs)
-    return found
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from prunerecover.importance.measuring.losses import Loss
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.importance.registry import compute_importances
 from prunerecover.plan.groups import Group, Slice, Tap
-from prunerecover.width.allocation.tolerance import curves, depths
+from prunerecover.width.allocation.tolerance import depth_of, tolerance_of_difference
 
 Batch = tuple[Tensor, Tensor]
 
@@ -39,7 +39,7 @@ def computed(scored: WidthContext, names: Sequence[str]) -> dict[str, Scores]:
 
 def removable(removal: Tensor, protection: Tensor, tolerance: float) -> int:
     """Return the depth of a single group at a tolerance."""
-    return depths(curves({"": removal}, {"": protection}), tolerance)[""]
+    return depth_of(tolerance_of_difference(removal, protection), tolerance)
 
 
 def largest_distance(values: Tensor, labels: Tensor) -> float:
