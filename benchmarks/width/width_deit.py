@@ -32,7 +32,7 @@ from prunerecover.width.allocation.by_importance import per_cost
 from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.compensation import fit_compensation, with_compensation
-from prunerecover.width.narrow_edits import narrow_edits
+from prunerecover.width.groups.narrow_edits import narrow_edits
 
 SHARES, IMAGES_TO_RECOVER, SEED, STEPS = (0.2, 0.4), 1000, 1, 10
 

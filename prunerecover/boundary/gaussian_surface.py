@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
-from prunerecover.boundary.guide import Guide, fit_guided
+from prunerecover.boundary.guide import Guide, Processes, fit_guided, fit_plain
 from prunerecover.boundary.surfaces import Array, Line, left_out_errors, pooled_rmse
 
 QUADRATIC = 36.0  # points: prior sd of the curvature term; at depth 12, a quarter of a point per layer squared
@@ -25,38 +24,6 @@ DEVIATION = 2.0  # points: how far the surface strays from a quadratic
 LENGTH = 0.47  # in kept fractions (a, t): along a line of equal counts, a third of the depth
 LOST = (1.5, 3.0, 6.0, 12.0, 24.0, 48.0)  # points lost at the mean divergence: scales to try, equally likely
 SILENT = 0.35  # prior probability of divergences without information on accuracies
-
-
-class Processes(Protocol):
-    """Gaussian processes conditioned on the same runs, S of them."""
-
-    @property
-    def log_evidence(self) -> Array:
-        """Log density of the runs, `(S,)`."""
-
-    def posterior(self, kept: Array) -> tuple[Array, Array]:
-        """Return the expected accuracies `(S, M)` and their covariance `(S, M, M)`."""
-
-
-@dataclass(frozen=True, eq=False)
-class PlainProcess:
-    """Gaussian process conditioned on runs alone.
-
-    Args:
-        model: Fitted `sklearn.gaussian_process.GaussianProcessRegressor`.
-    """
-
-    model: Any
-
-    @property
-    def log_evidence(self) -> Array:
-        """Log density of the runs, `(1,)`."""
-        return np.array([self.model.log_marginal_likelihood_value_])
-
-    def posterior(self, kept: Array) -> tuple[Array, Array]:
-        """Return the expected accuracies `(1, M)` and their covariance `(1, M, M)`."""
-        mean, covariance = self.model.predict(kept, return_cov=True)
-        return mean[None], covariance[None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,19 +84,16 @@ def fit_gaussian(
         line: Line of the runs, to refuse predictions off the line.
         guide: Divergences of splits before any training.
     """
-    from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import DotProduct, Matern
 
     smooth = Matern(LENGTH, nu=2.5)
     kernel = QUADRATIC**2 * DotProduct(1.0) ** 2 + DEVIATION**2 * smooth
-    model = GaussianProcessRegressor(kernel, alpha=noise**2, optimizer=None).fit(kept, accuracy)
-    processes: list[Processes] = [PlainProcess(model)]
+    processes = [fit_plain(kernel, kept, accuracy, noise)]
     prior = np.zeros(1)
     if guide is not None:
         processes.append(fit_guided(kernel, smooth, kept, accuracy, noise, guide, LOST))
         prior = np.log([SILENT, *[(1 - SILENT) / len(LOST)] * len(LOST)])
     log = prior + np.concatenate([each.log_evidence for each in processes])
     weights = np.exp(log - log.max())
-    precision = np.linalg.inv(kernel(kept) + noise**2 * np.eye(len(kept)))
-    errors = left_out_errors(precision, accuracy) if len(kept) >= 5 else None
+    errors = left_out_errors(processes[0].precision[0], accuracy) if len(kept) >= 5 else None
     return GaussianSurface(processes, weights / weights.sum(), pooled_rmse(errors), line)

@@ -54,15 +54,15 @@ def guide_of(divergences: Mapping[Split, float], layers: tuple[int, int]) -> Gui
 
 
 @dataclass(frozen=True, eq=False)
-class GuidedProcesses:
-    """Gaussian processes conditioned on divergences and runs, for each of S scales of the divergences.
+class Processes:
+    """Gaussian processes conditioned on the same observations, S of them.
 
     Args:
         kernel: Kernel of the surface.
-        seen: Kept fractions of the divergences and then of the runs, `(N, 2)`.
+        seen: Kept fractions of the observations, `(N, 2)`.
         precision: Inverse covariance of all observations, `(S, N, N)`.
         values: Observations in points, `(S, N)`.
-        log_evidence: Log density of the runs given the divergences, `(S,)`.
+        log_evidence: Log density of the runs, given the divergences if there are any, `(S,)`.
     """
 
     kernel: Kernel
@@ -79,10 +79,17 @@ class GuidedProcesses:
         return mean, self.kernel(kept) - gain @ across.T
 
 
+def fit_plain(kernel: Kernel, kept: Array, accuracy: Array, noise: float) -> Processes:
+    """Condition a process on runs alone; arguments as of `fit_guided`."""
+    covariance, values = (kernel(kept) + noise**2 * np.eye(len(kept)))[None], accuracy[None]
+    precision = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
+    return Processes(kernel, kept, precision, values, _log_density(covariance, values))
+
+
 def fit_guided(
     kernel: Kernel, common: Kernel, kept: Array, accuracy: Array, noise: float, guide: Guide, lost: Sequence[float]
-) -> GuidedProcesses:
-    """Condition processes on divergences and runs.
+) -> Processes:
+    """Condition processes on divergences and runs, one for each scale of the divergences.
 
     Args:
         kernel: Kernel of the surface.
@@ -102,7 +109,7 @@ def fit_guided(
     covariance[:, n:, n:] += noise**2 * np.eye(len(kept))
     evidence = _log_density(covariance, values) - _log_density(covariance[:, :n, :n], values[:, :n])
     precision = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
-    return GuidedProcesses(kernel, seen, precision, values, evidence)
+    return Processes(kernel, seen, precision, values, evidence)
 
 
 def _log_density(covariance: Array, values: Array) -> Array:

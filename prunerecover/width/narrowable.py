@@ -37,13 +37,13 @@ from prunerecover.width.arguments import WidthConfig, WidthReplace, WidthRule
 from prunerecover.width.channel_order import channel_orders
 from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
 from prunerecover.width.expert_refit import expert_refits
+from prunerecover.width.gates import with_a_gate
 from prunerecover.width.groups.counted import warn_of_counted
 from prunerecover.width.groups.discovery import find_groups
 from prunerecover.width.groups.found import freed_for
-from prunerecover.width.groups.gates import with_a_gate
+from prunerecover.width.groups.narrow_edits import narrow_edits
 from prunerecover.width.groups.refusals import why_stay
 from prunerecover.width.groups.rounding import rounded
-from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.tuning import fitted_and_tuned
 
 

@@ -21,7 +21,7 @@ from prunerecover.sites.find import find_groups
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.optimizer_update import update_optimizer
 from prunerecover.surgery.provenance import plan_for
-from prunerecover.width.narrow_edits import narrow_edits
+from prunerecover.width.groups.narrow_edits import narrow_edits
 
 PLACES = {"llama": "model.layers.1.mlp.down_proj", "gpt2": "transformer.h.1.mlp.c_proj", "timm": "blocks.1.mlp.fc2"}
 

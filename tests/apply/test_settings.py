@@ -16,7 +16,7 @@ from torch import nn
 from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, plan_depth, plan_width, save_pruned
 from prunerecover.plan.edits import Narrow
 from prunerecover.surgery.provenance import plan_for
-from prunerecover.width.narrow_edits import narrow_edits
+from prunerecover.width.groups.narrow_edits import narrow_edits
 
 IMAGES = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 TWO_HEADS = "Expected the model that the plan was made for.*num_heads is 4 there, but 2 in this"

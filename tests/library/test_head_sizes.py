@@ -19,8 +19,8 @@ from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.edits import Edit, Refit
 from prunerecover.plan.groups import Group
 from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.width.groups.narrow_edits import narrow_edits
 from prunerecover.width.heads.layout import HeadLayout, entries_of, with_entries
-from prunerecover.width.narrow_edits import narrow_edits
 
 Build = Callable[[], nn.Module]
 ALL = (0, 1, 2, 3)

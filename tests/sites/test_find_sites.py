@@ -25,7 +25,7 @@ from prunerecover.model.copies import share_copy
 from prunerecover.plan.kinds import DEPTH_KINDS, KINDS
 from prunerecover.refusal import Refusal
 from prunerecover.surgery.apply_edits import apply_edits
-from prunerecover.width.narrow_edits import narrow_edits
+from prunerecover.width.groups.narrow_edits import narrow_edits
 
 X = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(0))
 

@@ -15,7 +15,7 @@ from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, pla
 from prunerecover.checkpoint.pruned_folder import standard_class
 from prunerecover.surgery.apply_edits import undo
 from prunerecover.surgery.provenance import plan_for
-from prunerecover.width.narrow_edits import narrow_edits
+from prunerecover.width.groups.narrow_edits import narrow_edits
 
 HALVED = {
     "llama": {"intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},

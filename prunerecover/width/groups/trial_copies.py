@@ -12,7 +12,7 @@ from prunerecover.model.copies import share_copy
 from prunerecover.plan.groups import Group
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.narrowing import narrow
-from prunerecover.width.narrow_edits import edits_without
+from prunerecover.width.groups.narrow_edits import edits_without
 
 TensorDim = tuple[str, int]
 Stays = Mapping[TensorDim, np.ndarray]

@@ -41,7 +41,7 @@ from prunerecover.routing.router import PrefixRouter
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.provenance import plan_for
-from prunerecover.width.narrow_edits import narrow_edits
+from prunerecover.width.groups.narrow_edits import narrow_edits
 
 Rows = Sequence[Any]
 

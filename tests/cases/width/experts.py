@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from prunerecover import Plan
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.width.groups.experts import find_experts
-from prunerecover.width.narrow_edits import narrow_edits
+from prunerecover.width.groups.narrow_edits import narrow_edits
 
 EXPERTS = ("expert",)
 TWO = {"model.layers.0.mlp.experts": (0, 5), "model.layers.1.mlp.experts": (1, 4)}

@@ -22,7 +22,7 @@ from prunerecover.surgery.apply_edits import Applied, apply_edits, undo
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.width.groups.discovery import find_groups
 from prunerecover.width.groups.found import FoundGroups
-from prunerecover.width.narrow_edits import narrow_edits
+from prunerecover.width.groups.narrow_edits import narrow_edits
 
 
 @dataclass(frozen=True, eq=False)

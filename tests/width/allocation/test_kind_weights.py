@@ -35,7 +35,7 @@ from prunerecover.width.allocation.kind_weights import KindWeights, best_kind_we
 from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.compensation import fit_compensation, with_compensation
-from prunerecover.width.narrow_edits import narrow_edits
+from prunerecover.width.groups.narrow_edits import narrow_edits
 
 
 def inputs() -> list[ModelInputs]:

@@ -20,7 +20,7 @@ from prunerecover.session.session import Session
 from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthRule
 from prunerecover.width.compensation import fit_compensation, fitted_tensors, with_compensation
-from prunerecover.width.narrow_edits import narrow_edits
+from prunerecover.width.groups.narrow_edits import narrow_edits
 from prunerecover.width.tuning import tuned_tensors
 
 IMAGES = torch.randn(32, 3, 16, 16, generator=torch.Generator().manual_seed(3))

@@ -19,8 +19,8 @@ from cases.width.oracle import masked, narrowed, rewritten, silenced, thirty_per
 from prunerecover import Budget, apply_plan, find_groups, plan_width
 from prunerecover.cost.macs import count_macs, macs_by_module
 from prunerecover.model.batches import as_inputs
+from prunerecover.width.gates import with_a_gate
 from prunerecover.width.groups.found import FoundGroups
-from prunerecover.width.groups.gates import with_a_gate
 
 
 def families(*but: str) -> list[Any]:

@@ -30,8 +30,8 @@ from prunerecover.plan.groups import Group, Setting
 from prunerecover.recovery.reconstruction import fit_layers
 from prunerecover.surgery.apply_edits import apply_edits, undo
 from prunerecover.surgery.provenance import plan_for
+from prunerecover.width.groups.narrow_edits import narrow_edits
 from prunerecover.width.heads.layout import HeadLayout
-from prunerecover.width.narrow_edits import narrow_edits
 
 KEPT = 5  # dimensions of 8
 KINDS = ("head", "head_dim")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from prunerecover import Budget, find_groups, find_sites, plan_width, sensitivity
 from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.width.groups.narrow_edits import narrow_edits
 from prunerecover.width.heads.layout import HeadLayout
-from prunerecover.width.narrow_edits import narrow_edits
 
 
 class ByHand(nn.Module):
