@@ -171,12 +171,12 @@ def fill(
         saved += steps.take(every[number], step)
         _push(heap, number, steps.next(every[number]))
     if beyond:
-        check_met(target, saved, costs)
+        _check_met(target, saved, costs)
     steps.give_back(every, saved)
     return gone
 
 
-def check_met(target: RemovalTarget, saved: int, costs: CostModel) -> None:
+def _check_met(target: RemovalTarget, saved: int, costs: CostModel) -> None:
     """Raise ValueError with the possible amount and the obstacles, unless the saving is enough.
 
     Args:
@@ -219,9 +219,9 @@ class _Steps:
 
     def next(self, layers: Layers) -> Step | None:
         """Return the next step of layers; None at their end."""
-        first = layers[0]
-        units = units_taken_next(first, self.gone[first.name])
-        return self._step(layers, units, self.gone) if self.gone[first.name] + units <= self.end[first.name] else None
+        first, gone = layers[0], self.gone[layers[0].name]
+        units = (first.size - gone) % first.multiple or first.multiple
+        return self._step(layers, units, self.gone) if gone + units <= self.end[first.name] else None
 
     def take(self, layers: Layers, step: Step, times: int = 1) -> int:
         """Take a step, or take the step back; return the amount saved by it."""
@@ -239,7 +239,10 @@ class _Steps:
             saved += self.take(*max(spare, key=lambda each: each[1].key), times=-1)
 
     def _last(self, layers: Layers) -> Step | None:
-        units = units_taken_last(layers[0], self.gone[layers[0].name])
+        """Return the last step that layers took; None if no unit has gone."""
+        first, gone = layers[0], self.gone[layers[0].name]
+        partly = first.size % first.multiple or first.multiple  # the first step
+        units = min(gone, partly if gone == partly else first.multiple)
         before = {group.name: self.gone[group.name] - units for group in layers}
         return self._step(layers, units, {**self.gone, **before}) if units else None
 
@@ -252,17 +255,6 @@ class _Steps:
         saving = Cost(macs, params)
         saved = units * len(layers) if self.target.in_units else int(getattr(saving, self.target.what))
         return Step(units, saved, self.key(name, gone[name], units, saving))
-
-
-def units_taken_next(group: Group, gone: int) -> int:
-    """Return the number of units in the group's next step."""
-    return (group.size - gone) % group.multiple or group.multiple
-
-
-def units_taken_last(group: Group, gone: int) -> int:
-    """Return the number of units in the group's last step; 0 if no unit has gone."""
-    first = group.size % group.multiple or group.multiple
-    return min(gone, first if gone == first else group.multiple)
 
 
 def saved_by(costs: CostModel, target: RemovalTarget, gone: Mapping[str, int]) -> int:
