@@ -5,7 +5,8 @@
 
 Everybody is calibrated on the same first tokens of wikitext2's validation articles, and judged on windows of
 wikitext2's test articles and of tinystories' validation stories, and by questions of eight sets, without training and
-after the same short recovery. Attentions and MLPs go as many as hold the parameters of 3, 5 and 7 blocks.
+after the same short recovery. Attentions and MLPs go as many as hold the parameters of 3, 5 and 7 blocks. Plans for a
+share of the parameters, without a choice of units, have the share of as many blocks.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Column, Line, Table, ahead, figure, text
 from benchmarks.runner.plans import kept, pruned, saved_plan, share_of_parameters
 from benchmarks.runner.rows import CHECKPOINTS
-from prunerecover import Plan, plan_depth
+from prunerecover import Budget, Plan, plan_depth, plan_pruning
 from prunerecover.cost.environment import device_name
 from prunerecover.language.likelihood import next_token_loss
 
 OURS, BARE, SEED = "prunerecover", "prunerecover, no map", 0
+NATURAL: dict[str, Callable[..., Plan]] = {"prunerecover, depth": plan_depth, "prunerecover, joint": plan_pruning}
 KEPT = CHECKPOINTS / "llm_depth"
 CALIBRATED, LENGTH = 32, 128  # texts, and tokens of each
-COUNTS = {"block": (3, 5, 7), "attention": (12, 20, 28), "mlp": (4, 7, 9)}
+COUNTS = {"block": (3, 5, 7, 9), "attention": (12, 20, 28), "mlp": (4, 7, 9)}
 DEPTHS = COUNTS["block"]
 ENDS = (0, 1, 2, 3, 28, 29)  # kept blocks, as in Shortened LLaMA
 MOST_RANKED = 24  # units outside the kept blocks
@@ -56,17 +58,25 @@ def texts() -> Tensor:
 
 def plan_of(method: str, unit: str, count: int) -> Plan:
     """Return the plan of prunerecover, or of a ranking without replacements."""
-    how: dict[str, Any] = {"remove": {unit: count}, "batches": [{"input_ids": some} for some in texts().split(4)]}
+    how: dict[str, Any] = {"batches": [{"input_ids": some} for some in texts().split(4)]}
+    if method in NATURAL:
+        share = count * share_of_parameters(network(), network().get_submodule("model.layers.0"))
+        how |= {"budget": Budget(params=share), "store": KEPT / "store"}
+    else:
+        how |= {"remove": {unit: count}}
     if method in RANKED:
         ends = tuple(f"model.layers.{i}" + ("" if unit == "block" else ".*") for i in ENDS)
         ignored = {} if method == "Block Influence" else {"ignore": ends}
         how |= {"search": "one_shot", "replace": "zero", **ignored, **RANKED[method]}
-    return saved_plan(f"{method}-{unit}-{count}", lambda: plan_depth(network(), **how), KEPT)
+    return saved_plan(f"{method}-{unit}-{count}", lambda: NATURAL.get(method, plan_depth)(network(), **how), KEPT)
 
 
 def removed(plan: Plan) -> dict[str, Any]:
-    """Return the numbers of the blocks by kind of unit."""
-    return {kind: sorted(int(name.split(".")[2]) for name in names) for kind, names in plan.removed.items()}
+    """Return the numbers of the blocks by kind of unit, or the number of units inside layers."""
+    return {
+        kind: len(names) if names[0].endswith("]") else sorted(int(name.split(".")[2]) for name in names)
+        for kind, names in plan.removed.items()
+    }
 
 
 def bare(count: int) -> Blocks:
@@ -95,10 +105,12 @@ OF_BLOCKS: dict[str, Callable[[int], Blocks]] = {
     "ReplaceMe, cosine": lambda count: rivals.replace_me(network(), texts(), count, cosine=True),
     "Prune & Comp": lambda count: rivals.prune_and_comp(network(), texts(), count),
     "LinearPatch": lambda count: rivals.linear_patch(network(), texts(), count),
+    "LinearPatch, tuned": lambda count: rivals.tuned_patch(network(), texts(), count),
     "SubFit": lambda count: sub_fit(network(), texts(), count),
 }
-METHODS = (OURS, BARE, "Block Influence", "angular run", "SLEB", "Taylor", "magnitude", *list(OF_BLOCKS)[3:])
-NEWER = ("LinearPatch", "SubFit")  # neither recovered nor asked questions
+METHODS = (OURS, *NATURAL, BARE, "Block Influence", "angular run", "SLEB", "Taylor", "magnitude", *list(OF_BLOCKS)[3:])
+NEWER = ("LinearPatch", "LinearPatch, tuned", "SubFit")  # not recovered
+BY_LOSS = (*NATURAL, *NEWER)  # methods without questions
 
 
 def measure(stage: str, unit: str, budget: int, method: str) -> dict[str, Any]:
@@ -111,17 +123,20 @@ def measure(stage: str, unit: str, budget: int, method: str) -> dict[str, Any]:
         gone, other = OF_BLOCKS[method](count)
     elif count:
         plan = plan_of(method, unit, count)
-        gone, other = removed(plan)[unit], pruned(network(), plan)
+        gone, other = removed(plan), pruned(network(), plan)
+        gone = gone if method in NATURAL else gone[unit]
     gone = gone if isinstance(gone, dict) else sorted(gone)
     notes = {"count": count, "blocks": gone, "seconds": time.perf_counter() - started}
     notes |= {"params_share": share_of_parameters(network(), other), "device": device_name(DEVICE)}
     other = recovered(other) if stage == "lora" else other
-    by_loss = unit != "block" or method in NEWER
+    by_loss = unit != "block" or method in BY_LOSS or budget == DEPTHS[-1]
     return {**notes, **(text_scores if by_loss else scores)(other)}
 
 
 def skipped(stage: str, unit: str, budget: int, method: str) -> bool:
     """Whether a method is for blocks alone, leaves too few attentions or MLPs to rank, or has no row of this kind."""
+    if budget == DEPTHS[-1] and (unit != "block" or method not in (OURS, *BY_LOSS)):
+        return True
     if stage == "lora" and method in NEWER:
         return True
     others = method not in (OURS, "Taylor", "magnitude")
@@ -148,7 +163,10 @@ def gone(line: Line) -> str:
     """Return the numbers of the removed blocks, by kind where there are several."""
     found = line.first["blocks"]
     kinds = found if isinstance(found, dict) else {"": found}
-    return "; ".join(" ".join([kind, *map(str, own)]).strip() for kind, own in kinds.items())
+    return "; ".join(
+        f"{kind} {own}" if isinstance(own, int) else " ".join([kind, *map(str, own)]).strip()
+        for kind, own in kinds.items()
+    )
 
 
 BENCHMARK = Benchmark(
@@ -163,9 +181,9 @@ BENCHMARK = Benchmark(
     Prune only: without training; lora: after {STEPS} steps of adapters of rank {RANK}, {BATCH} sequences each of other
     splits of both texts. LinearPatch rotates by a Hadamard matrix of order 576 = 12 x 12 x 4. SubFit takes as many
     attentions as blocks, and one MLP more, as its bypasses hold up to the parameters of an MLP; its authors have not
-    published code, and the form of its score, its ridge and its ranks are ours. LinearPatch, not tuned here, and SubFit
-    are judged by the losses alone. Ours minus theirs is paired: below zero, ours loses less; above zero, ours answers
-    more.""",
+    published code, and the form of its score, its ridge and its ranks are ours. Plans named "depth" and "joint" choose
+    the units for the share of parameters of as many blocks. All of these, and rows of {DEPTHS[-1]} blocks, are judged
+    by the losses alone. Ours minus theirs is paired: below zero, ours loses less; above zero, ours answers more.""",
     measure=measure,
     axes={
         "stage": Axis(STAGES),

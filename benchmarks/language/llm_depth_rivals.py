@@ -25,6 +25,7 @@ from prunerecover.surgery.merging import block_removals
 BLOCKS = "model.layers"
 ROWS, TOKENS = 8, 1024  # texts, or tokens of a fit, at a time
 EPOCHS, RATE = 40, 1e-3  # epochs and rate of the fit by cosine distance
+TOP, PASSES, SLOW = 100, 10, 1e-4  # logits of a token, passes over the texts, and rate of a tuned patch
 Distance = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -165,6 +166,27 @@ def linear_patch(network: Any, ids: Tensor, count: int) -> tuple[list[int], Any]
     patch.weight.data = rotation @ (after / before - 1).mean(0).diag() @ rotation.T
     pruned.model.layers[run[0] - 1].register_forward_hook(lambda layer, _, out: out + layer.patch(out))
     return run, pruned
+
+
+@torch.enable_grad()
+def tuned_patch(network: Any, ids: Tensor, count: int) -> tuple[list[int], Any]:
+    """Return `linear_patch` with the map tuned on the dense network's largest logits (arXiv 2505.24680, sec. 3)."""
+    run, pruned = linear_patch(network, ids, count)
+    with torch.no_grad(), autocast():
+        kept = [network(input_ids=some, use_cache=False).logits.float().topk(TOP) for some in ids.split(1)]
+    weight = pruned.requires_grad_(False).model.layers[run[0] - 1].patch.weight.requires_grad_()
+    optimizer = torch.optim.AdamW([weight], SLOW, weight_decay=0)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, PASSES * len(ids))
+    for _ in range(PASSES):
+        for some, (logits, places) in zip(ids.split(1), kept, strict=True):
+            with autocast():
+                found = pruned(input_ids=some, use_cache=False).logits.float().gather(-1, places)
+            optimizer.zero_grad()
+            own, wanted = (part.log_softmax(-1).flatten(0, 1) for part in (found, logits))
+            F.kl_div(own, wanted, reduction="batchmean", log_target=True).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            scheduler.step()
+    return run, pruned.requires_grad_(True)
 
 
 def prune_and_comp(network: Any, ids: Tensor, count: int) -> tuple[list[int], Any]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from cases.models.tiny import tiny_llama
 from torch import Tensor, nn
 
+from benchmarks.language import llm_depth, llm_depth_subfit
 from benchmarks.language import llm_depth_rivals as rivals
-from benchmarks.language import llm_depth_subfit
 from benchmarks.language.llm_depth_subfit import bypasses, sub_fit
+from benchmarks.runner.plans import pruned, share_of_parameters
 
 
 def logits(model: nn.Module, ids: Tensor) -> Tensor:
@@ -46,10 +49,15 @@ def test_a_patch_over_blocks_without_effect_is_the_identity(ids: Tensor) -> None
     assert torch.allclose(pruned.model.layers[0].patch.weight, torch.zeros(32, 32), atol=1e-4)
 
 
-def test_a_patch_is_symmetric(ids: Tensor) -> None:
-    run, pruned = rivals.linear_patch(tiny_llama().eval(), ids, 2)
+def test_a_patch_is_symmetric_and_tuned_towards_the_dense_logits(ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rivals, "TOP", 8)
+    monkeypatch.setattr(rivals, "SLOW", 1e-2)
+    model = tiny_llama().eval()
+    (run, pruned), (_, tuned) = (how(model, ids, 2) for how in (rivals.linear_patch, rivals.tuned_patch))
     patch = pruned.model.layers[run[0] - 1].patch.weight
     assert torch.allclose(patch, patch.T, atol=1e-5)
+    far, near = ((logits(own, ids) - logits(model, ids)).pow(2).mean() for own in (pruned, tuned))
+    assert near < far
 
 
 def test_bypasses_of_whole_rank_find_linear_branches_and_share_a_basis(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,3 +77,17 @@ def test_attentions_and_mlps_leave_bypasses_with_the_parameters_of_an_mlp(ids: T
     assert whole - 3 * block < left <= whole - 2 * block + 8 * 32  # norms and biases
     assert logits(pruned, ids).isfinite().all()
     assert pruned.generate(ids[:1], max_new_tokens=4, do_sample=False).shape == (1, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", llm_depth.NATURAL)
+def test_a_plan_of_the_natural_call_has_the_parameters_of_blocks(
+    method: str, ids: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_llama().eval()
+    for name, value in (("network", lambda: model), ("texts", lambda: ids), ("KEPT", tmp_path)):
+        monkeypatch.setattr(llm_depth, name, value)
+    plan = llm_depth.plan_of(method, "block", 1)
+    left, block = (share_of_parameters(model, other) for other in (pruned(model, plan), model.model.layers[0]))
+    assert left == pytest.approx(1 - block, abs=0.05)
+    assert all(isinstance(found, list) == (kind in llm_depth.COUNTS) for kind, found in llm_depth.removed(plan).items())
