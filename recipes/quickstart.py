@@ -8,7 +8,6 @@ digits. The numbers of `RECIPE` were chosen on the validation digits.
 from __future__ import annotations
 
 import copy
-import logging
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -28,7 +27,7 @@ from prunerecover import Plan, Report, apply_plan, compare, find_units, merge, s
 from prunerecover.callbacks import DepthPrune, DistillRecover
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.prune_report import planning_cost
-from prunerecover.callbacks.trials.nested import nested_trainer
+from prunerecover.callbacks.trials.nested import nested_trainer, quiet
 from prunerecover.plan.evidence import PlanningCost
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
@@ -220,14 +219,11 @@ def write(report: Report, run: Run, folder: Path) -> Path:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Use a single thread (the fastest for small models) and silence Lightning's hints about hardware and workers."""
-    threads, logger = torch.get_num_threads(), logging.getLogger("lightning.pytorch")
-    level = logger.level
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with quiet(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightning")
             yield
     finally:
         torch.set_num_threads(threads)
-        logger.setLevel(level)

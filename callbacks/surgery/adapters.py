@@ -33,9 +33,7 @@ def inject_adapters_in_trainer(
     optimizers.check_joinable(trainer.optimizers, network)
     optimizers.forget_gradients(trainer.optimizers)
     with torch.inference_mode(False):
-        injected = ledger.inject(module, target, adapters, seed)
-        for average in averaged_copies(module):
-            Ledger.of(average).inject(average, target, adapters, seed)
+        injected, *_ = [Ledger.of(m).inject(m, target, adapters, seed) for m in (module, *averaged_copies(module))]
     ledger.places[target] = optimizers.take_adapters(trainer.optimizers, network, injected)
     rewrap(trainer)
 
@@ -59,9 +57,7 @@ def merge_adapters_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, t
         )
     optimizers.forget_gradients(trainer.optimizers)
     with torch.inference_mode(False):
-        merged = ledger.merge_adapters(module, target)
-        for average in averaged_copies(module):
-            Ledger.of(average).merge_adapters(average, target)
+        merged, *_ = [Ledger.of(m).merge_adapters(m, target) for m in (module, *averaged_copies(module))]
     thawed = frozen_parameters(network, adapters)
     optimizers.return_adapters(trainer.optimizers, merged, thawed, ledger.places.pop(target, {}))
     rewrap(trainer)

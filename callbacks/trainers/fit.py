@@ -13,7 +13,6 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
-import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from torch.optim import Optimizer
@@ -24,6 +23,7 @@ from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.callbacks.trainers.data import plain_loader
 from prunerecover.callbacks.trainers.follow import follow, forget_best
 from prunerecover.callbacks.trainers.module import TrainedModel
+from prunerecover.store.ranks import from_first_rank
 
 
 def _number(path: str, doc: str) -> Any:
@@ -160,13 +160,9 @@ class _Strategy:
             train_step_context=self._step_context, convert_input=lambda inputs: inputs
         )
 
-    def broadcast(self, value: Any, src: int = 0) -> Any:
-        """Return the value of one process."""
-        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, src)
-        return values[0]
+    def broadcast(self, value: Any) -> Any:
+        """Return the first process's value."""
+        return from_first_rank(value)
 
     def batch_to_device(self, batch: Any, dataloader_idx: int = 0) -> Any:
         """Return a batch in the form expected by the training step."""

@@ -17,10 +17,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import lightning.pytorch as pl
-import torch.distributed as dist
 
 from prunerecover.boundary.search import Trial
 from prunerecover.callbacks.distill_recover import DistillRecover
@@ -36,10 +35,9 @@ from prunerecover.files.json_lines import complete_lines
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.evidence import DepthEvidence
-from prunerecover.store.ranks import gathered, patient_group, rank_and_world
+from prunerecover.store.ranks import from_first_rank, gathered, patient_group, rank_and_world
 
 SET_BY_TRIALS = {"max_epochs", "callbacks", "accelerator", "devices", "strategy", "logger"}
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -209,11 +207,3 @@ def resumable_trials(store: Path) -> AbstractContextManager[None]:
         store: JSONL file of the first rank's trials.
     """
     return resumable(store, "trial", trials_in)
-
-
-def from_first_rank(value: T) -> T:
-    """Return the first rank's value: ranks must not differ by a rounding error, or by a clock."""
-    held = [value]
-    if rank_and_world()[1] > 1:
-        dist.broadcast_object_list(held, src=0)
-    return held[0]

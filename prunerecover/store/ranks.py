@@ -207,3 +207,11 @@ def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     if len(everyone) > 1:
         dist.all_gather_object(everyone, value, group=group)
     return everyone
+
+
+def from_first_rank(value: T) -> T:
+    """Return the first rank's value: ranks must not differ by a rounding error, or by a clock."""
+    held = [value]
+    if rank_and_world()[1] > 1:
+        dist.broadcast_object_list(held, src=0)
+    return held[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,15 +122,15 @@ def open_for_export(path: Path, model: str | None = None, target: str | None = N
     if not is_checkpoint(path):
         network = load_pruned(path, None if cls is None else built(cls))
         plan, held = Plan.load(path / PLAN), read_saved(read_data(path / PLAN)).target
-        pruned = get_module(network, held)
-        return Exported(network, plan + merge(pruned) if merged else plan, _shape_or_none(pruned), held)
+        return _part_of(network, "", {held: plan}, merged)
     file = read_checkpoint(path)
     wanted = held_together(file) if target is None else target
     if cls is None and file.networks and (wanted not in file.networks or _only_its_class_builds(file, wanted)):
         cls = _noted_class(file)
     if cls is None or not hasattr(cls, "load_from_checkpoint"):
-        return _network_alone(file, None if cls is None else built(cls), merged)
-    return _of_module(file, wanted, load_pruned(path, cls).eval(), merged)
+        network = load_network(file, None if cls is None else built(cls))
+        return _part_of(network, "", dict(zip([""], file.networks.values(), strict=True)), merged)
+    return _part_of(load_pruned(path, cls).eval(), wanted, file.networks, merged)
 
 
 def held_together(file: LightningFile) -> str:
@@ -237,17 +237,17 @@ def _shape_or_none(model: Any) -> tuple[int, ...] | None:
     return None if size is None else tuple(size)
 
 
-def _network_alone(file: LightningFile, dense: nn.Module | None, merged: bool) -> Exported:
-    """Open the only pruned network without its LightningModule."""
-    network = load_network(file, dense)
-    (plan,) = file.networks.values()
-    return Exported(network, plan + merge(network) if merged else plan, _shape_or_none(network))
+def _part_of(module: Any, wanted: str, networks: Mapping[str, Plan], merged: bool) -> Exported:
+    """Return the wanted part of a module, with all pruned networks merged.
 
-
-def _of_module(file: LightningFile, wanted: str, module: Any, merged: bool) -> Exported:
-    """Return the wanted module of a LightningModule, with all pruned networks merged."""
+    Args:
+        module: Network, or module around pruned networks.
+        wanted: Path of the part.
+        networks: Plan of each pruned network, by path in the module.
+        merged: Whether to merge.
+    """
     plans = {}
-    for target, plan in file.networks.items():
+    for target, plan in networks.items():
         plans[target] = plan + merge(get_module(module, target)) if merged else plan
     example = getattr(module, "example_input_array", None)
     shapes = (_shape_or_none(unwrap(get_module(module, target))) for target in plans)

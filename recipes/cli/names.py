@@ -6,61 +6,49 @@ LightningCLI finds imported classes by name; a user's classes go by class path.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pkgutil import resolve_name
 
 from prunerecover.former import warn_of
 from prunerecover.recipes.cli.trainer_commands import with_values
-from prunerecover.recipes.data.coco_data import CocoData
-from prunerecover.recipes.data.digits import DigitsData
-from prunerecover.recipes.data.image_data import ImageData
-from prunerecover.recipes.data.language.choice_data import ChoiceData
-from prunerecover.recipes.data.language.instruction_data import InstructionData
-from prunerecover.recipes.data.language.text_data import TextData
-from prunerecover.recipes.data.segmentation_data import SegmentationData
-from prunerecover.recipes.plan_methods.boundary import BoundaryDPTPlan, BoundaryPlan
-from prunerecover.recipes.plan_methods.depth import DepthPlan, GraphPlan
-from prunerecover.recipes.plan_methods.frontier import FrontierTable
-from prunerecover.recipes.plan_methods.joint import JointPlan
-from prunerecover.recipes.plan_methods.pudding import PuddingPlan
-from prunerecover.recipes.plan_methods.sensitivity import SensitivityTable
-from prunerecover.recipes.plan_methods.sites import SitesTable
-from prunerecover.recipes.plan_methods.width import FairPrunerPlan, PerCostPlan, WidthPlan
-from prunerecover.recipes.tasks.causal_lm import CausalLM
-from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
-from prunerecover.recipes.tasks.image_classifier import ImageClassifier
-from prunerecover.recipes.tasks.object_detector import ObjectDetector
-from prunerecover.recipes.tasks.segmenter import ImageSegmenter
 
+RECIPES = "prunerecover.recipes."
 # Classes that recipes can name without a module.
-ADDRESSABLE = (
-    ImageClassifier,
-    ImageData,
-    ImageSegmenter,
-    SegmentationData,
-    ObjectDetector,
-    CocoData,
-    CausalLM,
-    TextData,
-    ChoiceData,
-    InstructionData,
-    DigitsClassifier,
-    DigitsData,
+ADDRESSABLE: tuple[type, ...] = tuple(
+    resolve_name(f"{RECIPES}{path}")
+    for path in (
+        "tasks.image_classifier.ImageClassifier",
+        "data.image_data.ImageData",
+        "tasks.segmenter.ImageSegmenter",
+        "data.segmentation_data.SegmentationData",
+        "tasks.object_detector.ObjectDetector",
+        "data.coco_data.CocoData",
+        "tasks.causal_lm.CausalLM",
+        "data.language.text_data.TextData",
+        "data.language.choice_data.ChoiceData",
+        "data.language.instruction_data.InstructionData",
+        "tasks.digits_classifier.DigitsClassifier",
+        "data.digits.DigitsData",
+    )
 )
-CLASSES = {
-    "depth": DepthPlan,
-    "graph": GraphPlan,
-    "boundary": BoundaryPlan,
-    "boundary_dpt": BoundaryDPTPlan,
-    "width": WidthPlan,
-    "per_cost": PerCostPlan,
-    "fair_pruner": FairPrunerPlan,
-    "joint": JointPlan,
-    "pudding": PuddingPlan,
-    "sensitivity": SensitivityTable,
-    "sites": SitesTable,
-    "frontier": FrontierTable,
+METHODS = {
+    name: f"{RECIPES}plan_methods.{path}"
+    for name, path in {
+        "depth": "depth.DepthPlan",
+        "graph": "depth.GraphPlan",
+        "boundary": "boundary.BoundaryPlan",
+        "boundary_dpt": "boundary.BoundaryDPTPlan",
+        "width": "width.WidthPlan",
+        "per_cost": "width.PerCostPlan",
+        "fair_pruner": "width.FairPrunerPlan",
+        "joint": "joint.JointPlan",
+        "pudding": "pudding.PuddingPlan",
+        "sensitivity": "sensitivity.SensitivityTable",
+        "sites": "sites.SitesTable",
+        "frontier": "frontier.FrontierTable",
+    }.items()
 }
+CLASSES: dict[str, type] = {name: resolve_name(path) for name, path in METHODS.items()}
 FORMER_METHODS = {"fair": "fair_pruner", "boundary_published": "boundary_dpt"}
-METHODS = {name: f"{method.__module__}.{method.__qualname__}" for name, method in CLASSES.items()}
 
 
 def with_method_class(arguments: Sequence[str]) -> list[str]:

@@ -196,6 +196,19 @@ class PlanningMethod(AnyNetworkMethod):
         return task.at_start(self.decide, self.config.seed)
 
 
+class SearchMethod(PlanningMethod):
+    """Method with a search, whose intermediate results lie beside the plan until that is written."""
+
+    def make(self, task: PlanTask) -> Plan:
+        """Return the callback's plan at the start of a fit."""
+        self.planning.config = stored(self.config, task.output)
+        return super().make(task)
+
+    def write(self, plan: Plan, output: Path) -> None:
+        """Write the plan, and delete the results of the search."""
+        save_found(plan, output)
+
+
 def decided_at_start(prune: PruneCallback, task: PlanTask) -> Plan:
     """Return the plan of a callback at the start of a fit.
 

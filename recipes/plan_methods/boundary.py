@@ -20,7 +20,7 @@ from prunerecover.boundary.plan_boundary import PUBLISHED
 from prunerecover.boundary.search import BoundaryConfig, BoundarySearch
 from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.trials.records import TrialRecord, table
-from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings, from_first_rank, resumable_trials
+from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings, resumable_trials
 from prunerecover.cost.memory import peak_memory, reset_peak_memory
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.depth_search import DepthSearch
@@ -32,6 +32,7 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import BoundaryEvidence, PlanningCost, SearchEvidence
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
+from prunerecover.store.ranks import from_first_rank
 
 
 class BoundaryPlan(PlanMethod):

@@ -7,7 +7,6 @@ removed layers marked.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Unpack
 
 from matplotlib.figure import Figure
@@ -20,36 +19,15 @@ from prunerecover.display.style import save_figure
 from prunerecover.graph.trace import trace_graph
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
-from prunerecover.recipes.plan_methods.base import (
-    BudgetArguments,
-    PlanningMethod,
-    PlanTask,
-    beside,
-    parted,
-    save_found,
-    stored,
-)
+from prunerecover.recipes.plan_methods.base import BudgetArguments, SearchMethod, beside, parted
 
 
 class DepthPlanArguments(BudgetArguments, DepthArguments, total=False):
     """Types of the arguments of `DepthPlan`."""
 
 
-class DepthMethod(PlanningMethod):
-    """Method that decides as `DepthPrune` does; see `PlanningMethod`."""
-
-    def make(self, task: PlanTask) -> Plan:
-        """Return the plan of `DepthPrune` at the start of a fit."""
-        self.planning.config = stored(self.config, task.output)
-        return super().make(task)
-
-    def write(self, plan: Plan, output: Path) -> None:
-        """Write the plan."""
-        save_found(plan, output)
-
-
 @spelled_out(DepthConfig, Budget)
-class DepthPlan(DepthMethod):
+class DepthPlan(SearchMethod):
     """Remove whole blocks, attentions, MLPs, activations or layers (`plan_depth`).
 
     Args:
@@ -63,7 +41,7 @@ class DepthPlan(DepthMethod):
 
 
 @spelled_out(DepthPlan)
-class GraphPlan(PlanningMethod):
+class GraphPlan(DepthPlan):
     """Remove single linears and convolutions, and attentions, of any network (`plan_depth` on its computation graph).
 
     Args:
@@ -72,9 +50,8 @@ class GraphPlan(PlanningMethod):
     """
 
     def __init__(self, **arguments: Unpack[DepthPlanArguments]) -> None:
-        budget, planning = parted(arguments)
-        planning["kinds"] = planning.get("kinds") or ("layer", "attention")
-        super().__init__(DepthPlanning(**planning), Budget(**budget))
+        arguments["kinds"] = arguments.get("kinds") or ("layer", "attention")
+        super().__init__(**arguments)
         self._picture: Figure | None = None
 
     def decide(self, surgery: Surgery) -> Plan:

@@ -23,18 +23,10 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import SplitEvidence, TriedSplit
 from prunerecover.plan.plan import Plan
 from prunerecover.planning.arguments import PruningConfig
-from prunerecover.recipes.plan_methods.base import (
-    PlanningMethod,
-    PlanTask,
-    ShareArguments,
-    beside,
-    parted,
-    save_found,
-    stored,
-)
+from prunerecover.recipes.plan_methods.base import PlanTask, SearchMethod, ShareArguments, beside, parted
 
 
-class JointMethod(PlanningMethod):
+class JointMethod(SearchMethod):
     """Method that decides as `Prune` does.
 
     Args:
@@ -42,7 +34,7 @@ class JointMethod(PlanningMethod):
         budget: Budget of the callback.
         trials: Settings of training and evaluation in a short recovery of each split; None: splits are compared by
             their outputs.
-        where: Further arguments of `PlanningMethod`.
+        where: Further arguments of `SearchMethod`.
     """
 
     def __init__(
@@ -54,7 +46,6 @@ class JointMethod(PlanningMethod):
 
     def make(self, task: PlanTask) -> Plan:
         """Return the plan of `Prune` at the start of a fit, or the plan of the split with the best recovery."""
-        self.planning.config = stored(self.config, task.output)
         if self.trials is None:
             return super().make(task)
         store, ranks = beside(task.output, ".trials.jsonl"), all_ranks()
@@ -70,7 +61,7 @@ class JointMethod(PlanningMethod):
 
     def write(self, plan: Plan, output: Path) -> None:
         """Write the plan, and a page if splits were recovered."""
-        save_found(plan, output)
+        super().write(plan, output)
         if self._runner is not None:
             write_text(beside(output, ".md"), page_of(plan, self._runner))
 

@@ -20,13 +20,12 @@ from prunerecover.model.untrained import said_of_untrained
 from prunerecover.plan.plan import Plan
 from prunerecover.quality import Quality
 from prunerecover.recipes.networks.model_names import expand
-from prunerecover.recipes.plan_methods.base import PlanMethod, PlanningMethod, PlanTask
-from prunerecover.recipes.plan_methods.depth import DepthMethod
+from prunerecover.recipes.plan_methods.base import PlanMethod, PlanningMethod, PlanTask, SearchMethod
 from prunerecover.recipes.plan_methods.joint import JointMethod
 from prunerecover.recipes.plan_methods.width import WidthMethod
 
 METHODS: dict[type[Planning], type[PlanningMethod]] = {
-    DepthPlanning: DepthMethod,
+    DepthPlanning: SearchMethod,
     WidthPlanning: WidthMethod,
     JointPlanning: JointMethod,
 }

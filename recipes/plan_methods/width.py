@@ -134,4 +134,5 @@ class FairPrunerPlan(WidthPlan):
             raise ValueError(
                 f"Expected no allocation for the method fair_pruner, but got {other!r}. Use the method width."
             )
-        super().__init__(**{**arguments, "allocation": "fair_pruner"})
+        arguments["allocation"] = "fair_pruner"
+        super().__init__(**arguments)
