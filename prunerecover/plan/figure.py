@@ -7,7 +7,7 @@ light bar for all units.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
@@ -22,27 +22,16 @@ from prunerecover.plan.evidence import DepthEvidence
 from prunerecover.plan.kept_groups import KeptGroup, kept_groups
 from prunerecover.plan.kinds import TRAITS, WIDTH_KINDS, plural
 from prunerecover.plan.removed_units import removed_units
+from prunerecover.plan.units import Site
 
 STEP = 0.3  # inches from one group to the next
 LETTER = 0.068  # inches per letter of a group's name
 
 
-class NamedUnit(Protocol):
-    """The attributes of a unit needed in a picture."""
-
-    @property
-    def name(self) -> str:
-        """Canonical name."""
-
-    @property
-    def kind(self) -> str:
-        """Kind of the unit."""
-
-
 def plot_plan(
     edits: Sequence[Edit],
     evidence: Mapping[str, Any],
-    units: Iterable[NamedUnit] | None = None,
+    units: Iterable[Site] | None = None,
     importance: Mapping[str, float] | None = None,
 ) -> Figure:
     """Draw the removals of a plan: units of depth as cells, kept channels, heads and so on of groups as bars.

@@ -78,6 +78,26 @@ class Detector(nn.Module, ABC):
         """Return `boxes`, `(K, 4)` in pixels of the original image, `scores` and `labels`, `(K,)`, of each image."""
 
 
+class SquareDetector(Detector):
+    """A detector of squares, without a background class.
+
+    Args:
+        model: Model of the library.
+        image_size: Height and width of the network's input, in pixels.
+    """
+
+    background = 0
+
+    def __init__(self, model: nn.Module, image_size: int) -> None:
+        super().__init__()
+        self.model, self.image_size = model, image_size
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Shape of the squares."""
+        return 3, self.image_size, self.image_size
+
+
 def scale_of(size: Size, original: Size) -> Tensor:
     """Return the factors `(4,)` for boxes when an image changes its size.
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from prunerecover.recipes.networks.detectors.detector import Detector, Prepared, Target, fitted, relative_centres
+from prunerecover.recipes.networks.detectors.detector import Prepared, SquareDetector, Target, fitted, relative_centres
 
 LAYERS = ("intermediate_logits", "intermediate_reference_points", "enc_topk_logits", "enc_topk_bboxes")
 
 
-class TransformersDetector(Detector):
+class TransformersDetector(SquareDetector):
     """Model of `AutoModelForObjectDetection`.
 
     Args:
@@ -28,18 +28,9 @@ class TransformersDetector(Detector):
         processor: Image processor of the model.
     """
 
-    background = 0
-
     def __init__(self, model: nn.Module, image_size: int, processor: Any) -> None:
-        super().__init__()
-        self.model = model
-        self.image_size, self.processor = image_size, processor
-        self.classes = int(self.model.config.num_labels)
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Shape of the squares."""
-        return 3, self.image_size, self.image_size
+        super().__init__(model, image_size)
+        self.processor, self.classes = processor, int(self.model.config.num_labels)
 
     def prepare(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Prepared:
         """Stretch to squares, and normalise if the processor normalises."""

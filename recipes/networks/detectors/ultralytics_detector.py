@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.recipes.networks.detectors.detector import (
-    Detector,
     Prepared,
+    SquareDetector,
     Target,
     fitted,
     relative_centres,
@@ -34,7 +34,7 @@ def is_ultralytics(model: nn.Module) -> bool:
     return callable(getattr(model, "loss", None)) and isinstance(parts, nn.Sequential) and hasattr(parts[-1], "nc")
 
 
-class UltralyticsDetector(Detector):
+class UltralyticsDetector(SquareDetector):
     """YOLO of ultralytics.
 
     Args:
@@ -42,21 +42,13 @@ class UltralyticsDetector(Detector):
         image_size: Height and width of the network's input, in pixels: a multiple of 32.
     """
 
-    background = 0
-
     def __init__(self, model: nn.Module, image_size: int) -> None:
-        super().__init__()
-        self.model = model
-        self.image_size, self.classes = image_size, int(self.model.model[-1].nc)
+        super().__init__(model, image_size)
+        self.classes = int(self.model.model[-1].nc)
         given = getattr(model, "args", None) or {}
         self.model.args = SimpleNamespace(**WEIGHTS | (given if isinstance(given, dict) else vars(given)))
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(".dfl." not in name)  # files hold frozen weights; the bins of boxes stay frozen
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Shape of the squares."""
-        return 3, self.image_size, self.image_size
 
     def prepare(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Prepared:
         """Resize to squares with grey padding."""
