@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from prunerecover.callbacks.arguments import check_whole
@@ -15,7 +16,6 @@ from prunerecover.callbacks.distillation.teacher import copy_dense
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.logs.history import LoggedHistory, logged_in_training, logged_now
-from prunerecover.callbacks.logs.report import log_report
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
 from prunerecover.checkpoint.ledger_record import QualityTrail, SurgeryEvent
 from prunerecover.frontiers.frontier import Frontier
@@ -26,8 +26,11 @@ from prunerecover.report.compare import compare
 from prunerecover.report.curves import plot_history
 from prunerecover.report.data import LoggedMetric
 from prunerecover.report.logged import is_share, logged_metrics
+from prunerecover.report.render import HEADER, rows
+from prunerecover.report.report import Report
 from prunerecover.surgery.merging import merge
 
+REPORT = "prune_report"  # in loggers
 LOADER = "/dataloader_idx_"  # Lightning's suffix of metrics with several dataloaders
 
 if TYPE_CHECKING:
@@ -209,3 +212,27 @@ def planning_cost(plan: Plan, events: Sequence[SurgeryEvent], target: str) -> Pl
         return None
     cost = before or PlanningCost()
     return cost.model_copy(update={"seconds": cost.seconds + sum(within)})
+
+
+def log_report(logger: Logger, report: Report, figures: Mapping[str, Figure], step: int) -> None:
+    """Show a report and its figures in a logger; loggers of numbers alone are told at each surgery.
+
+    TensorBoard shows the report as text and the figures as images, Weights & Biases shows the table of before and after
+    and the figures, and a CSV logger's folder gets the report's files.
+
+    Args:
+        logger: Logger of the trainer.
+        report: Report of the fit.
+        figures: Figures by name.
+        step: Step of the entry in the log.
+    """
+    if isinstance(logger, TensorBoardLogger):
+        logger.experiment.add_text(REPORT, report.to_markdown(), step)
+        for name, figure in figures.items():
+            logger.experiment.add_figure(f"{REPORT}/{name}", figure, step, close=False)
+    elif isinstance(logger, WandbLogger):
+        logger.log_table(f"{REPORT}/before_and_after", columns=list(HEADER), data=[list(row) for row in rows(report)])
+        for name, figure in figures.items():
+            logger.log_image(f"{REPORT}/{name}", [figure])
+    elif isinstance(logger, CSVLogger):
+        report.save(Path(logger.log_dir) / REPORT, figures=figures)

@@ -1,1 +1,1 @@
-"""Logs of a fit, and the report in loggers."""
+"""Logs of a fit."""

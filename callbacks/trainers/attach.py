@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 from prunerecover.callbacks.distill_recover import DistillRecover
 from prunerecover.callbacks.ledger.callback import LedgerCallback
@@ -12,10 +12,47 @@ from prunerecover.callbacks.lora_recover import LoRARecover
 from prunerecover.callbacks.pruning import PruneCallback
 from prunerecover.callbacks.recovery_schedule import RecoverySchedule
 from prunerecover.callbacks.trainers.attached import AttachedTrainer
-from prunerecover.callbacks.trainers.events import Events
 from prunerecover.callbacks.trainers.fit import Fit
 from prunerecover.model.paths import is_of_peft
 from prunerecover.quality import Quality
+
+
+class Events(TrainerCallback):  # type: ignore[misc]
+    """Callback of transformers that calls the hooks of attached callbacks.
+
+    Args:
+        fit: Fit of the Trainer.
+    """
+
+    def __init__(self, fit: Fit) -> None:
+        self.fit = fit
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Begin: the model is wrapped, the optimizer made, and a checkpoint read."""
+        self.fit.current_epoch = int(state.epoch or 0)
+        self.fit.call("on_fit_start")
+        self.fit.call("on_train_start")
+        self.fit.current_epoch -= 1  # the first epoch is about to begin, too
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Do the surgeries due now."""
+        self.fit.current_epoch += 1
+        self.fit.call("on_train_epoch_start")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Begin a step; for a schedule in steps, a step begins as an epoch does."""
+        self.fit.call("on_train_epoch_start", callbacks=self.fit.by_step)
+        self.fit.call("on_train_batch_start", None, self.fit.batch_index)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """End an epoch."""
+        self.fit.call("on_train_epoch_end")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Detach, and write a merged copy."""
+        self.fit.call("on_train_end")
+        self.fit.call("on_fit_end")
+
 
 USABLE = (PruneCallback, DistillRecover, LoRARecover, RecoverySchedule)
 

@@ -4,6 +4,8 @@ Both columns are images; the annotation holds a class index per pixel. Scenes ar
 training, as in Segmenter (arXiv 2105.05633) and mmsegmentation on ADE20K. For evaluation image and annotation are
 resized to the crop's size, and scores are of that resolution; the published protocol slides a window over the full
 image, with slightly higher scores.
+
+In MIT's folder `images/training/a.jpg` belongs to `annotations/training/a.png`; the inner folders are the splits.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from torch import Tensor
 
 from prunerecover.display.spelled_out import spelled_out
 from prunerecover.recipes.data.image_source import as_images, find_column
-from prunerecover.recipes.data.scene_folder import is_scene_folder, open_scene_folder
 from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, Samples, TableData
 from prunerecover.recipes.networks.model_names import expand, preprocessing
 
 ANNOTATION_COLUMNS = ("annotation", "mask", "label", "segmentation")
 IGNORED = 255
+IMAGES, ANNOTATIONS = "images", "annotations"  # folders of MIT's ADE20K
+SUFFIXES = {".jpg", ".jpeg", ".png"}
+SHOWN = 3  # names in an error
 
 
 @dataclass(frozen=True)
@@ -158,3 +162,43 @@ class SegmentationData(TableData):
         steps = v2.Compose([*(random if training else [v2.Resize(size)]), scaled])
         normalise = v2.Normalize(config.get("mean", IMAGENET_DEFAULT_MEAN), config.get("std", IMAGENET_DEFAULT_STD))
         return SceneTransform(steps, normalise, self.first_class, self.ignore)
+
+
+def is_scene_folder(path: Path) -> bool:
+    """Whether a folder has images and annotations, and no parquet files."""
+    return (path / IMAGES).is_dir() and (path / ANNOTATIONS).is_dir() and not any(path.glob("*.parquet"))
+
+
+def open_scene_folder(path: Path) -> Any:
+    """Return the `datasets.DatasetDict` with the columns image and annotation.
+
+    Raises:
+        ValueError: If there is no split, an image has no annotation, or an annotation no image.
+    """
+    from datasets import Dataset, DatasetDict, Image
+
+    splits = {folder.name: _pairs(path, folder.name) for folder in sorted((path / IMAGES).iterdir()) if folder.is_dir()}
+    if not splits:
+        raise ValueError(
+            f"Expected folders of splits in {path / IMAGES}, such as training and validation, but found none. Check "
+            "the path."
+        )
+    tables = {name: Dataset.from_dict(pairs) for name, pairs in splits.items()}
+    return DatasetDict(
+        {name: rows.cast_column("image", Image()).cast_column("annotation", Image()) for name, rows in tables.items()}
+    )
+
+
+def _pairs(path: Path, split: str) -> dict[str, list[str]]:
+    images, annotations = ({p.stem: str(p) for p in _files(path / part / split)} for part in (IMAGES, ANNOTATIONS))
+    alone = sorted(images.keys() ^ annotations.keys())
+    if alone:
+        raise ValueError(
+            f"Expected an image and an annotation of each scene of {split} in {path}, but one of the two is missing "
+            f"for {len(alone)} ({', '.join(alone[:SHOWN])}). Copy the folder again."
+        )
+    return {"image": [images[name] for name in sorted(images)], "annotation": [annotations[n] for n in sorted(images)]}
+
+
+def _files(folder: Path) -> list[Path]:
+    return [p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES] if folder.is_dir() else []

@@ -19,7 +19,7 @@ from prunerecover.display.style import save_figure
 from prunerecover.graph.trace import trace_graph
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
-from prunerecover.recipes.plan_methods.base import BudgetArguments, SearchMethod, beside, parted
+from prunerecover.recipes.plan_methods.base import BudgetArguments, PlanningMethod, SearchMethod, beside, parted
 
 
 class DepthPlanArguments(BudgetArguments, DepthArguments, total=False):
@@ -41,7 +41,7 @@ class DepthPlan(SearchMethod):
 
 
 @spelled_out(DepthPlan)
-class GraphPlan(DepthPlan):
+class GraphPlan(PlanningMethod):
     """Remove single linears and convolutions, and attentions, of any network (`plan_depth` on its computation graph).
 
     Args:
@@ -50,8 +50,9 @@ class GraphPlan(DepthPlan):
     """
 
     def __init__(self, **arguments: Unpack[DepthPlanArguments]) -> None:
-        arguments["kinds"] = arguments.get("kinds") or ("layer", "attention")
-        super().__init__(**arguments)
+        budget, planning = parted(arguments)
+        planning["kinds"] = planning.get("kinds") or ("layer", "attention")
+        super().__init__(DepthPlanning(**planning), Budget(**budget))
         self._picture: Figure | None = None
 
     def decide(self, surgery: Surgery) -> Plan:
