@@ -26,6 +26,7 @@ from prunerecover.recovery.scaled_steps import STEPS, ScaledSteps, best_share
 from prunerecover.recovery.schedule import DECAY, WARMUP, RecoveryCurve, Shape
 
 LOGGED = "recovery_factor"
+SAMPLES = 1024  # of a test of rates, at most; with batches above 64, some batches repeat
 
 
 class RecoverySchedule(LedgerCallback):
@@ -196,9 +197,6 @@ def _check_length(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             f"max_steps and {trainer.num_training_batches} batches. Set max_steps, or max_epochs and, if the loader "
             "has no length, limit_train_batches."
         )
-
-
-SAMPLES = 1024  # at most; with batches above 64, some batches repeat
 
 
 def best_share_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: str) -> float:

@@ -12,10 +12,11 @@ equivalents:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from prunerecover.serving.decoder import Attention, Decoder, GatedMLP, LinearMap
 
@@ -43,7 +44,7 @@ class Layer:
 
 
 def layers_of(decoder: Decoder) -> tuple[Layer, ...]:
-    """Pack the branches of a decoder into as few layers as possible, in order."""
+    """Pack the branches of a decoder into as few layers as possible, in order; the first has a mixer."""
     layers: list[Layer] = []
     for branch in (branch for branches in decoder.blocks for branch in branches):
         last = layers[-1] if layers else Layer()
@@ -54,19 +55,17 @@ def layers_of(decoder: Decoder) -> tuple[Layer, ...]:
         else:
             bias = branch.bias if last.shift is None else last.shift + branch.bias
             layers[-1:] = [Layer(last.mixer, last.mlp, bias)]
-    return tuple(layers) or (Layer(),)
+    first, *others = layers or [Layer()]
+    if first.mixer is None:
+        first = replace(first, mixer=_no_attention(len(decoder.norm), decoder.head_size))
+    return (first, *others)
 
 
-def heads_of(layer: Layer, first: bool) -> tuple[int, int]:
-    """Return the numbers of query heads and of key and value heads in the file's entry of a layer.
-
-    Args:
-        layer: Layer of the file.
-        first: Whether the layer is the first, with a head of zeros in place of a missing attention.
-    """
+def heads_of(layer: Layer) -> tuple[int, int]:
+    """Return the numbers of query heads and of key and value heads in the file's entry of a layer."""
     if isinstance(layer.mixer, Attention):
         return layer.mixer.heads, layer.mixer.key_value_heads
-    return (1, 0) if layer.mixer is not None else (int(first), int(first))  # keys without heads: a linear map
+    return int(layer.mixer is not None), 0  # keys without heads: a linear map
 
 
 def neurons_of(layer: Layer) -> int:
@@ -74,21 +73,18 @@ def neurons_of(layer: Layer) -> int:
     return NEURONS if layer.mlp is None else layer.mlp.up.out_features
 
 
-def tensors_of(layer: Layer, decoder: Decoder, first: bool) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(layer: Layer, decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a layer by their names in the file.
 
     Args:
         layer: Layer of the file.
         decoder: Decoder of the layer.
-        first: Whether the layer is the first.
     """
     if isinstance(layer.mixer, Attention):
         yield from _attention(layer.mixer, decoder.head_size)
     elif isinstance(layer.mixer, LinearMap):
         yield "attn_norm.weight", layer.mixer.norm
         yield "attn_output.weight", layer.mixer.weight
-    elif first:
-        yield from _no_attention(decoder)
     yield from _mlp(layer, len(decoder.norm))
 
 
@@ -118,12 +114,13 @@ def _attention(attention: Attention, head_size: int) -> Iterator[tuple[str, Tens
             yield f"{name}.bias", linear.bias
 
 
-def _no_attention(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
-    width, size = len(decoder.norm), decoder.head_size
-    yield "attn_norm.weight", torch.ones(width)
-    for name in ("attn_q", "attn_k", "attn_v"):
-        yield f"{name}.weight", torch.zeros(size, width)
-    yield "attn_output.weight", torch.zeros(width, size)
+def _no_attention(width: int, head_size: int) -> Attention:
+    """Return an attention with a head of zeros."""
+    sizes = [(width, head_size)] * 3 + [(head_size, width)]
+    query, key, value, output = (skip_init(nn.Linear, *size, bias=False) for size in sizes)  # type: ignore[no-untyped-call]
+    for linear in (query, key, value, output):
+        nn.init.zeros_(linear.weight)
+    return Attention(torch.ones(width), query, key, value, output, heads=1, key_value_heads=1)
 
 
 def _mlp(layer: Layer, width: int) -> Iterator[tuple[str, Tensor]]:

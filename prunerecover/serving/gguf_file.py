@@ -67,7 +67,7 @@ def _package() -> Any:
 
 
 def _add_shape(writer: Any, decoder: Decoder, layers: tuple[Layer, ...]) -> None:
-    heads = [heads_of(layer, first=i == 0) for i, layer in enumerate(layers)]
+    heads = [heads_of(layer) for layer in layers]
     writer.add_name(decoder.name)
     writer.add_context_length(decoder.context)
     writer.add_embedding_length(len(decoder.norm))
@@ -109,7 +109,7 @@ def _tensors(decoder: Decoder, layers: tuple[Layer, ...]) -> Iterator[tuple[str,
     if not torch.allclose(factors, torch.ones(()), FEW, FEW):
         yield "rope_freqs.weight", factors
     for i, layer in enumerate(layers):
-        for name, tensor in tensors_of(layer, decoder, first=i == 0):
+        for name, tensor in tensors_of(layer, decoder):
             yield f"blk.{i}.{name}", tensor
 
 

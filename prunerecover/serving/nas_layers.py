@@ -32,7 +32,7 @@ class Shape(NamedTuple):
 
 
 def nas_layers(decoder: Decoder) -> list[Layer]:
-    """Pack the branches of a decoder into layers without linear maps; the first layer may lack an attention."""
+    """Pack the branches of a decoder into layers without linear maps; the first has an attention."""
     blocks = tuple(tuple(map(_without_map, branches)) for branches in decoder.blocks)
     return list(layers_of(replace(decoder, blocks=blocks)))
 
@@ -51,22 +51,19 @@ def _without_map(branch: Branch) -> Branch:
     return GatedMLP(branch.norm, gate, up, down)
 
 
-def config_of(layer: Layer, shape: Shape, first: bool) -> dict[str, Any]:
+def config_of(layer: Layer, shape: Shape) -> dict[str, Any]:
     """Return the entry of a layer in the config.
 
     Args:
         layer: Layer of the folder.
         shape: Sizes of all layers.
-        first: Whether the layer is the first, which has an attention in any case.
     """
-    there = isinstance(layer.mixer, Attention) or first
-    neurons = _neurons(layer)
-    shared = key_value_heads(layer.mixer, shape.heads) if isinstance(layer.mixer, Attention) else 1
+    attention, neurons = layer.mixer if isinstance(layer.mixer, Attention) else None, _neurons(layer)
     return {
         "attention": {
-            "no_op": not there,
+            "no_op": attention is None,
             "replace_with_linear": False,
-            "n_heads_in_group": shape.heads // shared if there else None,
+            "n_heads_in_group": None if attention is None else shape.heads // key_value_heads(attention, shape.heads),
         },
         "ffn": {
             "no_op": not neurons,
@@ -77,19 +74,14 @@ def config_of(layer: Layer, shape: Shape, first: bool) -> dict[str, Any]:
     }
 
 
-def tensors_of(layer: Layer, shape: Shape, first: bool) -> dict[str, Tensor]:
+def tensors_of(layer: Layer, shape: Shape) -> dict[str, Tensor]:
     """Return the tensors of a layer by their names in transformers, without biases of zeros.
 
     Args:
         layer: Layer of the folder.
         shape: Sizes of all layers.
-        first: Whether the layer is the first.
     """
-    found: dict[str, Tensor] = {}
-    if isinstance(layer.mixer, Attention):
-        found |= _attention(layer.mixer, shape)
-    elif first:
-        found |= _no_attention(shape)
+    found = _attention(layer.mixer, shape) if isinstance(layer.mixer, Attention) else {}
     return found | (_mlp(layer, shape.width) if _neurons(layer) else {})
 
 
@@ -157,12 +149,6 @@ def _padded(rows: Tensor, group: int, wanted: tuple[int, int], head_size: int) -
     room = heads.new_zeros(*wanted, *heads.shape[2:])
     room[: len(heads), :group] = heads
     return room.flatten(0, 2)
-
-
-def _no_attention(shape: Shape) -> dict[str, Tensor]:
-    rows = {"q_proj": shape.width, "k_proj": shape.head_size, "v_proj": shape.head_size, "o_proj": shape.width}
-    zeros = {f"self_attn.{name}.weight": torch.zeros(count, shape.width) for name, count in rows.items()}
-    return {"input_layernorm.weight": torch.ones(shape.width), **zeros}
 
 
 def _mlp(layer: Layer, width: int) -> dict[str, Tensor]:

@@ -44,7 +44,7 @@ def write_nemotron_nas(model: nn.Module, folder: Path, tokenizer: Any) -> None:
     tensors = {
         f"model.layers.{i}.{name}": tensor
         for i, layer in enumerate(layers)
-        for name, tensor in tensors_of(layer, shape, first=i == 0).items()
+        for name, tensor in tensors_of(layer, shape).items()
     }
     biased = {"attention_bias": fill_biases(tensors, "self_attn"), "mlp_bias": fill_biases(tensors, "mlp")}
     tensors |= {"model.embed_tokens.weight": decoder.embeddings, "model.norm.weight": decoder.norm}
@@ -80,7 +80,7 @@ def _config(decoder: Decoder, layers: Sequence[Layer], shape: Shape) -> dict[str
         "architectures": ["DeciLMForCausalLM"],
         "model_type": "nemotron-nas",
         "auto_map": {"AutoConfig": f"{CONFIG_CLASS}.DeciLMConfig"},
-        "block_configs": [config_of(layer, shape, first=i == 0) for i, layer in enumerate(layers)],
+        "block_configs": [config_of(layer, shape) for layer in layers],
         "hidden_size": shape.width,
         "num_hidden_layers": len(layers),
         "num_attention_heads": shape.heads,

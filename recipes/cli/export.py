@@ -129,7 +129,8 @@ def open_for_export(path: Path, model: str | None = None, target: str | None = N
         cls = _noted_class(file)
     if cls is None or not hasattr(cls, "load_from_checkpoint"):
         network = load_network(file, None if cls is None else built(cls))
-        return _part_of(network, "", dict(zip([""], file.networks.values(), strict=True)), merged)
+        (plan,) = file.networks.values()
+        return _part_of(network, "", {"": plan}, merged)
     return _part_of(load_pruned(path, cls).eval(), wanted, file.networks, merged)
 
 
