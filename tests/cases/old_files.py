@@ -1,4 +1,4 @@
-"""Models, fits and a search for the tests of old files, and for the script that made the files."""
+"""Models, fits and a search as behind the old files, for their tests."""
 
 from __future__ import annotations
 

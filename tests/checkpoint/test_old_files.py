@@ -1,4 +1,4 @@
-"""Files of version 0.1.0, by `make_old_files.py`, still open, with the same numbers."""
+"""Files of version 0.1.0 still open, with the same numbers; they were written by that version, and stay as they are."""
 
 from __future__ import annotations
 

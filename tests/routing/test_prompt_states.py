@@ -6,16 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from cases.models.routed_language import sets_of
+from cases.models.routed_language import GREEDY, PROMPTS, sets_of
 from cases.models.tiny import tiny_llama
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from prunerecover.routing.routed_causal_lm import RoutedCausalLM
 from prunerecover.routing.router import PrefixRouter
-
-PROMPTS = torch.tensor([[5, 6, 7, 8, 9], [11, 12, 13, 14, 15], [21, 22, 23, 24, 25]])
-GREEDY: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 
 
 class Alternating(PrefixRouter):

@@ -6,16 +6,13 @@ from typing import Any
 import pytest
 import torch
 from cases.models.language import word_tokenizer
-from cases.models.routed_language import SETS, ByNumber, sets_of
+from cases.models.routed_language import GREEDY, PROMPTS, SETS, ByNumber, sets_of
 from cases.models.tiny import tiny_llama
 from torch import Tensor, nn
 
 from prunerecover import apply_plan
 from prunerecover.routing.routed_causal_lm import RoutedCausalLM
 from prunerecover.routing.router import PrefixRouter
-
-PROMPTS = torch.tensor([[5, 6, 7, 8, 9], [11, 12, 13, 14, 15], [21, 22, 23, 24, 25]])
-GREEDY = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 
 
 @pytest.fixture

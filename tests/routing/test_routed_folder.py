@@ -7,16 +7,13 @@ from typing import Any
 import pytest
 import torch
 from cases.models.language import llama_folder, word_tokenizer
-from cases.models.routed_language import sets_of
+from cases.models.routed_language import GREEDY, PROMPTS, sets_of
 from cases.models.tiny import tiny_bert, tiny_llama
 from transformers import AutoModelForCausalLM
 
 from prunerecover.routing.routed_causal_lm import RoutedCausalLM
 from prunerecover.routing.routed_folder import load_routed, save_routed
 from prunerecover.routing.router import EncoderRouter, PrefixRouter
-
-PROMPTS = torch.tensor([[5, 6, 7, 8, 9], [11, 12, 13, 14, 15], [21, 22, 23, 24, 25]])
-GREEDY = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 
 
 def unsaved() -> RoutedCausalLM:

@@ -14,10 +14,10 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from cases.files import every_kind as cases
-from cases.make_old_files import copy
 from cases.old_files import rounding
 from safetensors.torch import save_file
 from torch import Tensor
@@ -50,6 +50,23 @@ def write_checkpoints(folder: Path) -> dict[str, Tensor]:
             found[f"{name} resumed"] = cases.outputs(cases.fit(name, Path(place)).net)
             copy(Path(place) / "epoch=1.ckpt", folder / f"{name}.ckpt")
     return found
+
+
+def copy(path: Path, target: Path) -> None:
+    """Copy a checkpoint, without the name of the original folder."""
+    checkpoint = torch.load(path, weights_only=True)
+    for key in {"callbacks", "prunerecover"} & checkpoint.keys():
+        checkpoint[key] = without(str(path.parent.resolve()), checkpoint[key])
+    torch.save(checkpoint, target)
+
+
+def without(place: str, data: Any) -> Any:
+    """Return plain data with "run" for the name of a folder in all words."""
+    if isinstance(data, str):
+        return data.replace(place, "run")
+    if isinstance(data, dict):
+        return {without(place, key): without(place, value) for key, value in data.items()}
+    return type(data)(without(place, value) for value in data) if isinstance(data, list | tuple) else data
 
 
 def main(folder: Path) -> None:

@@ -15,6 +15,8 @@ from prunerecover.routing.plan_set import PlanSet
 from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.provenance import plan_for, source_of
 
+PROMPTS = torch.tensor([[5, 6, 7, 8, 9], [11, 12, 13, 14, 15], [21, 22, 23, 24, 25]])
+GREEDY: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 SETS = ((3, 4), (2, 4), (2, 5), (5,))
 MADE: dict[str, PlanSet] = {}
 
