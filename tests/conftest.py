@@ -27,8 +27,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-BRIEFLY = ("callbacks", "recipes/cli")  # folders without tests of how well values are tuned
-IN_FULL = ("callbacks/trainers",)  # of these, folders that compare fits with fits in other processes
+# Folders and files without tests of how well values are tuned; of these, the ones that compare with other processes.
+BRIEFLY = ("callbacks", "recipes", "recovery", "session", "display", "project/test_documents.py")
+IN_FULL = ("callbacks/trainers",)
 
 gc.disable()  # until all is imported: see `pytest_collection_finish`
 
@@ -99,7 +100,8 @@ def _briefly_tuned(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tune values for a few steps where tests are of something else."""
     with pytest.MonkeyPatch.context() as patch:
         briefly, in_full = (
-            any(Path(__file__).parent / folder in request.path.parents for folder in own) for own in (BRIEFLY, IN_FULL)
+            any(request.path.is_relative_to(Path(__file__).parent / place) for place in own)
+            for own in (BRIEFLY, IN_FULL)
         )
         if briefly and not in_full:
             patch.setattr("prunerecover.calibration.learning.EPOCHS", 1)

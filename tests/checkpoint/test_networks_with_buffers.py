@@ -8,14 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from cases.files.lightning_files import Classifier, prune, rewrite, save
 from cases.models.routed_language import sets_of
 from cases.models.tiny import tiny_images, tiny_llama, tiny_timm
 from cases.tiny_plans import pruned
-from cases.trainers import fit
+from cases.trainers import Around, fit
 from lightning.pytorch.callbacks import ModelCheckpoint
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -99,21 +98,20 @@ def test_file_cannot_write_anything_else(tmp_path: Path) -> None:
     assert isinstance(again.first.bias, nn.Parameter)
 
 
-class Around(pl.LightningModule):
+class Module(Around):
     def __init__(self) -> None:
-        super().__init__()
-        self.net = Divided()
+        super().__init__(Divided())
 
 
 def test_what_forward_wrote_is_in_checkpoints(tmp_path: Path) -> None:
-    module, x = Around(), torch.ones(8, 4)
+    module, x = Module(), torch.ones(8, 4)
     plan = plan_width(Divided(), Budget(remove={"neuron": 2}), batches=[x], kinds=("neuron",), **QUICK)
     Ledger.of(module).apply(module, "net", plan)
     expected = module.net.eval()(x)
     path = save(module, tmp_path / "last.ckpt")
     assert torch.equal(load_pruned(path, Divided())(x), expected)
-    assert torch.equal(load_pruned(path, Around).net.eval()(x), expected)
-    resumed = Around()
+    assert torch.equal(load_pruned(path, Module).net.eval()(x), expected)
+    resumed = Module()
     Ledger.of(resumed).restore(resumed, LedgerRecord.from_dict(torch.load(path)[KEY]))
     resumed.load_state_dict(torch.load(path)["state_dict"])
     assert torch.equal(resumed.net.eval()(x), expected)
@@ -158,22 +156,25 @@ def test_what_is_not_finite_is_not_saved_in_silence(saved: Callable[[Path], None
         saved(tmp_path)
 
 
-class Diverging(pl.LightningModule):
+class Diverging(Around):
     def __init__(self) -> None:
-        super().__init__()
-        self.net = tiny_timm()
+        super().__init__(tiny_timm())
 
-    def training_step(self, batch: Tensor, number: int) -> Tensor:
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return self.net(batch).square().mean() * torch.inf
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
 
 
 def test_a_fit_that_diverges_does_not_write_pruned_in_silence(tmp_path: Path) -> None:
     adapters = LoRARecover(rank=2, target_modules=["fc1"])
     with pytest.warns(UserWarning, match=NAN.format(name="pruned")):
-        fit(tmp_path, Diverging(), adapters, ModelCheckpoint(tmp_path), data=DataLoader(tiny_images(4), 2), epochs=1)
+        fit(
+            tmp_path,
+            Diverging(),
+            adapters,
+            ModelCheckpoint(tmp_path),
+            data=DataLoader(tiny_images(4), 2),
+            epochs=1,
+        )
     assert (tmp_path / "pruned" / "model.safetensors").is_file()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -65,37 +65,27 @@ def test_what_others_wrote_is_not_touched(foreign: str, tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*"))) == len(Path(foreign).parts)
 
 
-@pytest.mark.parametrize("failing", ["save_weights", "_save_config"])
+def full(*_: object) -> NoReturn:
+    raise OSError("disk full")
+
+
+def full_at_the_move(path: Path, target: Path, rename: Callable[[Path, Path], Path] = Path.rename) -> Path:
+    return rename(path, target) if path.suffix != ".new" else full()
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "failing"),
+    [(pruned_folder, "save_weights", full), (pruned_folder, "_save_config", full), (Path, "rename", full_at_the_move)],
+)
 def test_a_save_that_fails_leaves_the_former_folder(
-    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: object, name: str, failing: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, plan = pruned("attention zero")
     path = save_pruned(model, plan, tmp_path / "pruned")
-
-    def fail(*args: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(pruned_folder, failing, fail)
+    monkeypatch.setattr(where, name, failing)
     with pytest.raises(OSError, match="disk full"):
         save_pruned(*pruned("attention affine"), path)
     monkeypatch.undo()
-    assert [p.name for p in tmp_path.iterdir()] == ["pruned"]
-    assert torch.equal(logits(load_pruned(path), "timm"), logits(model, "timm"))
-
-
-def test_a_move_that_fails_puts_the_former_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, plan = pruned("attention zero")
-    path = save_pruned(model, plan, tmp_path / "pruned")
-    rename = Path.rename
-
-    def fail(self: Path, target: Path) -> Path:
-        if self.suffix == ".new":
-            raise OSError("no space")
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(OSError, match="no space"):
-        save_pruned(*pruned("attention affine"), path)
     assert [p.name for p in tmp_path.iterdir()] == ["pruned"]
     assert torch.equal(logits(load_pruned(path), "timm"), logits(model, "timm"))
 

@@ -22,24 +22,29 @@ def trees() -> dict[str, ast.Module]:
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in files}
 
 
+def called(call: ast.Call) -> str:
+    """Return the name of a called function, without the modules or objects before the dot."""
+    return call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+
+
+@cache
 def calls(node: ast.AST) -> set[str]:
-    """Return the names of all called functions, without the modules or objects before the dot."""
-    called = (found.func for found in ast.walk(node) if isinstance(found, ast.Call))
-    return {func.id if isinstance(func, ast.Name) else getattr(func, "attr", "") for func in called}
+    return {called(found) for found in ast.walk(node) if isinstance(found, ast.Call)}
 
 
+@cache
 def checks(node: ast.AST) -> bool:
     """Whether a function asserts, or expects an error or a warning, in its own lines."""
-    called = calls(node)
+    names = calls(node)
     asserts = any(isinstance(found, ast.Assert) for found in ast.walk(node))
-    return asserts or bool(called & CHECKS) or any(name.startswith("assert") for name in called)
+    return asserts or bool(names & CHECKS) or any(name.startswith("assert") for name in names)
 
 
 def checking(functions: Iterable[Function]) -> set[str]:
     """Return the names of the functions with checks, their own or those of called functions."""
-    called = [(function.name, calls(function)) for function in functions]
+    names = [(function.name, calls(function)) for function in functions]
     found = {function.name for function in functions if checks(function)}
-    while new := {name for name, inner in called if name not in found and inner & found}:
+    while new := {name for name, inner in names if name not in found and inner & found}:
         found |= new
     return found
 
@@ -54,9 +59,8 @@ def slips(tree: ast.Module, helpers: set[str]) -> Iterator[str]:
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             failing = not any(same(*pair) for pair in zip(sides, sides[1:], strict=False))
-        elif isinstance(node, ast.Call) and calls(node) & EQUALITY and len(node.args) > 1:
-            name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-            failing = name not in EQUALITY or not same(*node.args[:2])
+        elif isinstance(node, ast.Call) and called(node) in EQUALITY and len(node.args) > 1:
+            failing = not same(*node.args[:2])
         elif isinstance(node, ast.Assert):
             failing = not isinstance(node.test, ALWAYS_TRUE)
         elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):

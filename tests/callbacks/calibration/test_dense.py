@@ -10,7 +10,7 @@ import pytest
 import torch
 from cases.models.habits import Manual, Unaugmented, loader
 from cases.support.stale import anew, same, stale, told
-from cases.trainers import fit, prune
+from cases.trainers import Around, fit, prune
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -23,18 +23,6 @@ from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.surgery.reconstruction import Reconstruction
 from prunerecover.plan.plan import Plan
-
-
-class Module(pl.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = stale()
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 1e-3)
 
 
 class Kept(Reconstruction):
@@ -70,7 +58,7 @@ def one_step(module: pl.LightningModule, *callbacks: pl.Callback) -> None:
 
 
 def test_teacher_and_reference_have_statistics_of_the_weights() -> None:
-    teacher, narrow, module = DistillRecover(), WidthPrune(Budget(macs=0.4)), Module()
+    teacher, narrow, module = DistillRecover(), WidthPrune(Budget(macs=0.4)), Around(stale())
     narrow.recovery = kept = Kept(None, seed=0)
     watch, before = Watch(teacher), copy.deepcopy(module.net)
     one_step(module, watch, teacher, narrow)
@@ -82,11 +70,11 @@ def test_teacher_and_reference_have_statistics_of_the_weights() -> None:
     assert torch.isin(kept.narrowed[1].running_mean, before[1].running_mean).all()  # the user's own are left alone
 
 
-class Metered(Module):
+class Metered(Around):
     """Keeps a running mean of the loss."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(stale())
         self.seen, self.losses = MeanMetric(), CatMetric()
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:

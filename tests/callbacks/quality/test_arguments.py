@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from cases.fits.quality import Sized, one_by_one, pruned
-from cases.trainers import every_epoch
-from torch import nn
+from cases.trainers import Around, every_epoch
 
 from prunerecover import Budget, DepthPrune, Prune, Quality, WidthPrune
 from prunerecover.callbacks.schedules.steps import cost_left, step_of, total_of
@@ -113,18 +111,8 @@ LOSS = Quality("val_loss", drop=10.0, mode="min")
 SETTINGS = {"calibration": 16, "merge": "never"}
 
 
-class Other(pl.LightningModule):
-    """Has no validation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = Sized().net
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.01)
+def bare():
+    return Around(Sized().net)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +130,10 @@ class Other(pl.LightningModule):
             lambda f: pruned(f, WidthPrune(Quality("quality", drop=0.1), **SETTINGS), make=NeverANumber),
             "Expected a number as quality of the network before the first step, but got nan",
         ),
-        (lambda f: pruned(f, one_by_one(), make=Other), "Expected a fit with validation for Quality"),
+        (
+            lambda f: pruned(f, one_by_one(), make=lambda: Around(Sized().net)),
+            "Expected a fit with validation for Quality",
+        ),
         (lambda f: pruned(f, one_by_one(), limit_val_batches=0), "Expected a fit with validation for Quality"),
         (lambda f: pruned(f, one_by_one(), WidthPrune(LOSS, **SETTINGS)), "prunes until a metric falls, but got 2"),
         (lambda f: pruned(f, one_by_one(), epochs=1), "Expected all surgeries before max_epochs=1"),

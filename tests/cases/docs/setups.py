@@ -14,6 +14,7 @@ from cases.models.language import documents, llama_folder, tokenizer_of, write_j
 from cases.models.questions import question_rows, write_rows, write_task
 from cases.models.tiny import tiny_bert, tiny_timm
 from cases.serving.uneven import TOKENS, byte_tokenizer
+from cases.trainers import Around
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -21,16 +22,9 @@ Given = Mapping[str, Callable[[], Mapping[str, Any]]]
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 
 
-class OwnModule(pl.LightningModule):
+class OwnModule(Around):
     def __init__(self) -> None:
-        super().__init__()
-        self.network = tiny_timm(depth=3, num_classes=4)
-
-    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), 1e-3)
+        super().__init__(tiny_timm(depth=3, num_classes=4))
 
 
 def own_loader() -> DataLoader:
@@ -86,7 +80,11 @@ NEEDS = {"With lm-evaluation-harness": "lm_eval", "Quantise": "torchao", "With T
 NEEDS |= {"Code for Model Optimizer": "modelopt"}
 NEEDS |= {"For llama.cpp: GGUF": "gguf"}
 LLAMA = {"HuggingFaceTB/SmolLM2-135M": "llama"}
-HUB: dict[str, dict[str, str]] = {
+SMALLER: dict[str, dict[str, str]] = {
+    "docs/methods/graph_depth.md": {
+        "zero_init_last=False": "channels=(8, 8, 12, 12)",
+        "depth=4,": "depth=4, embed_dim=48,",
+    },
     "docs/methods/pudding.md": LLAMA,
     "docs/serving.md": LLAMA,
     "docs/transformers_trainer.md": {**LLAMA, '"out", ': '"out", use_cpu=True, ', '"sft", ': '"sft", use_cpu=True, '},
@@ -113,15 +111,15 @@ HUB: dict[str, dict[str, str]] = {
 
 
 def replaced_in(page: str, folder: Path) -> dict[str, str]:
-    """Return replacements of a page's models and data on the hub, made in a folder; empty where there are none."""
-    replaced = HUB.get(page, {})
+    """Return smaller models and data in place of a page's, by name; those of the hub are made in a folder."""
+    replaced = SMALLER.get(page, {})
     if page == "docs/segmentation.md":
         write_scenes(folder / "scenes")
     elif page == "docs/serving.md":
         llama_folder(folder / "llama", vocab_size=TOKENS)
         byte_tokenizer().save_pretrained(folder / "llama")
-    elif replaced:
-        llama_folder(folder / "llama", num_hidden_layers=6)
+    elif "llama" in replaced.values():
+        llama_folder(folder / "llama", num_hidden_layers=3 if page == "docs/hugging_face.md" else 6)
     if "bert" in replaced.values():
         tiny_bert().save_pretrained(folder / "bert")  # type: ignore[operator]
         tokenizer_of(folder / "bert", pad_token="<pad>")

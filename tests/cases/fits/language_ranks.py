@@ -10,11 +10,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from cases.fits.ranks import run_scenarios
 from cases.fits.routed_lora import Language, batches, fit
 from cases.models.routed_language import removing
-from cases.two_ranks import digest
+from cases.two_ranks import Agreement, digest
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
@@ -41,19 +40,6 @@ def half(rows: int = 32) -> DataLoader[Any]:
     samples: Any = batches(rows).dataset
     rank = int(os.environ.get("LOCAL_RANK", 0))
     return DataLoader(samples, 4, sampler=DistributedSampler(samples, num_replicas=2, rank=rank, shuffle=False))
-
-
-class Agreement(pl.Callback):
-    """Counts the batches with equal weights on the ranks afterwards."""
-
-    def __init__(self) -> None:
-        self.steps = self.agreed = 0
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        everyone: list[Any] = [None] * trainer.world_size
-        dist.all_gather_object(everyone, digest(pl_module))
-        self.steps += 1
-        self.agreed += all(each == everyone[0] for each in everyone)
 
 
 def shared(folder: Path) -> dict[str, Any]:
