@@ -139,15 +139,14 @@ def losses(trials: list[Trial]) -> list[float]:
 
 @pytest.fixture
 def make_vit() -> Callable[..., nn.Module]:
-    """A factory of tiny seeded timm ViTs: 3 blocks, 16 channels, 8 x 8 grey images; keywords override."""
+    """A factory of tiny seeded ViTs; keywords override."""
 
-    def build(name: str = "vit_tiny_patch16_224", **kwargs: object) -> nn.Module:
-        import timm
+    def build(*name: str, **kwargs: object) -> nn.Module:
         import torch
+        from cases.models.habits import tiny_vit
 
-        sizes = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 3, "num_heads": 2}
         torch.manual_seed(0)
-        return timm.create_model(name, **{**sizes, "num_classes": 4, **kwargs}).eval()
+        return tiny_vit(*name, **kwargs).eval()
 
     return build
 

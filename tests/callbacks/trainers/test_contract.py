@@ -106,23 +106,36 @@ def assert_same_states(left: Any, right: Any) -> None:
     assert left.lr_scheduler.state_dict() == right.lr_scheduler.state_dict()
 
 
-def test_it_trains_as_ever_until_the_surgery(tmp_path: Path) -> None:
-    fit(tmp_path / "pruned", depth(), DistillRecover(), gradient_accumulation_steps=3)
-    fit(tmp_path / "plain", gradient_accumulation_steps=3)
-    first, second = (torch.load(tmp_path / run / "checkpoint-3" / "optimizer.pt") for run in ("pruned", "plain"))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fits")
+
+
+@pytest.fixture(scope="module")
+def pruned(folder: Path) -> Any:
+    """A fit of three epochs of three steps each, with surgeries from the second epoch on."""
+    return fit(folder / "pruned", depth(replace="zero"), DistillRecover(), gradient_accumulation_steps=3)
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Any:
+    return fit(folder / "plain", gradient_accumulation_steps=3)
+
+
+@pytest.mark.usefixtures("pruned", "plain")
+def test_it_trains_as_ever_until_the_surgery(folder: Path) -> None:
+    first, second = (torch.load(folder / run / "checkpoint-3" / "optimizer.pt") for run in ("pruned", "plain"))
     for number, state in first["state"].items():
         assert all(torch.equal(value, second["state"][number][name]) for name, value in state.items())
 
 
-def test_the_schedule_of_rates_goes_on(tmp_path: Path) -> None:
-    pruned, plain = fit(tmp_path / "pruned", depth()), fit(tmp_path / "plain")
+def test_the_schedule_of_rates_goes_on(pruned: Any, plain: Any) -> None:
     rates = [[log["learning_rate"] for log in t.state.log_history if "learning_rate" in log] for t in (pruned, plain)]
-    assert rates[0] == rates[1]
+    assert rates[0] == rates[1] != []
 
 
-def test_moments_outlive_the_surgery(tmp_path: Path) -> None:
+def test_moments_outlive_the_surgery(pruned: Any) -> None:
     """Remaining parameters were stepped in all steps, and every parameter has an optimizer."""
-    trainer = fit(tmp_path, depth(replace="zero"))
-    held = {p for group in trainer.optimizer.param_groups for p in group["params"]}
-    assert held == set(trainer.model.parameters())
-    assert {int(state["step"]) for state in trainer.optimizer.state.values()} == {3 * STEPS}
+    held = {p for group in pruned.optimizer.param_groups for p in group["params"]}
+    assert held == set(pruned.model.parameters())
+    assert {int(state["step"]) for state in pruned.optimizer.state.values()} == {9}

@@ -44,58 +44,46 @@ def tiny_ssd(classes: int = 3) -> nn.Module:
     return SSD(Pyramid(), anchors, (64, 64), classes + 1, head=head)
 
 
-def tiny_retinanet(classes: int = 3) -> nn.Module:
-    from torchvision.models.detection import RetinaNet
+SIZES = {"min_size": 64, "max_size": 96}
+
+
+def _anchors(sizes: tuple[int, int] = (16, 32), ratios: tuple[float, ...] = (0.5, 1.0, 2.0)) -> Any:
     from torchvision.models.detection.anchor_utils import AnchorGenerator
 
-    anchors = AnchorGenerator(((16,), (32,)), ((0.5, 1.0, 2.0),) * 2)
-    return RetinaNet(Pyramid(), classes, min_size=64, max_size=96, anchor_generator=anchors, score_thresh=0.0)
+    return AnchorGenerator(tuple((size,) for size in sizes), (ratios,) * 2)
+
+
+def tiny_retinanet(classes: int = 3) -> nn.Module:
+    from torchvision.models.detection import RetinaNet
+
+    return RetinaNet(Pyramid(), classes, anchor_generator=_anchors(), score_thresh=0.0, **SIZES)
 
 
 def tiny_fcos(classes: int = 3) -> nn.Module:
     from torchvision.models.detection import FCOS
-    from torchvision.models.detection.anchor_utils import AnchorGenerator
 
-    anchors = AnchorGenerator(((8,), (16,)), ((1.0,),) * 2)
-    return FCOS(Pyramid(32), classes, min_size=64, max_size=96, anchor_generator=anchors, score_thresh=0.0)
+    return FCOS(Pyramid(32), classes, anchor_generator=_anchors((8, 16), (1.0,)), score_thresh=0.0, **SIZES)
 
 
 def tiny_faster_rcnn(classes: int = 3) -> nn.Module:
     from torchvision.models.detection import FasterRCNN
-    from torchvision.models.detection.anchor_utils import AnchorGenerator
     from torchvision.ops import MultiScaleRoIAlign
 
-    return FasterRCNN(
-        Pyramid(),
-        classes + 1,
-        min_size=64,
-        max_size=96,
-        rpn_anchor_generator=AnchorGenerator(((16,), (32,)), ((0.5, 1.0, 2.0),) * 2),
-        box_roi_pool=MultiScaleRoIAlign(["0", "1"], 3, 2),
-        rpn_post_nms_top_n_test=20,
-        box_score_thresh=0.0,
-    )
+    pool = MultiScaleRoIAlign(["0", "1"], 3, 2)
+    few = {"rpn_post_nms_top_n_test": 20, "box_score_thresh": 0.0}
+    return FasterRCNN(Pyramid(), classes + 1, rpn_anchor_generator=_anchors(), box_roi_pool=pool, **few, **SIZES)
 
 
-TRANSFORMER = {
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 2,
+TRANSFORMER = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "num_queries": 10, "dropout": 0.0}
+TRANSFORMER |= {
     "encoder_attention_heads": 2,
     "decoder_attention_heads": 2,
     "encoder_ffn_dim": 32,
     "decoder_ffn_dim": 32,
-    "num_queries": 10,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
 }
-STAGES: dict[str, Any] = {
-    "embedding_size": 8,
-    "hidden_sizes": [8, 16, 16, 32],
-    "depths": [1, 1, 1, 1],
-    "layer_type": "basic",
-}
+TRANSFORMER |= {"attention_dropout": 0.0, "activation_dropout": 0.0}
+STAGES: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [8, 16, 16, 32], "depths": [1] * 4}
+STAGES["layer_type"] = "basic"
 
 
 def tiny_detr(classes: int = 3) -> Any:
@@ -117,15 +105,8 @@ def tiny_yolos(classes: int = 3) -> Any:
     from transformers import YolosConfig, YolosForObjectDetection
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
-    config = YolosConfig(
-        **sizes,
-        image_size=[64, 64],
-        patch_size=16,
-        num_detection_tokens=10,
-        num_labels=classes,
-        use_mid_position_embeddings=False,
-    )
-    return YolosForObjectDetection(config)
+    sizes |= {"patch_size": 16, "num_detection_tokens": 10, "num_labels": classes}
+    return YolosForObjectDetection(YolosConfig(**sizes, image_size=[64, 64], use_mid_position_embeddings=False))
 
 
 def tiny_yolo(classes: int = 3) -> Any:

@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 CLASSES = 4
 
 
-def tiny_vit(depth: int = 3, **kwargs) -> nn.Module:
-    settings = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "num_heads": 2, "num_classes": CLASSES}
-    return timm.create_model("vit_tiny_patch16_224", depth=depth, **{**settings, **kwargs})
+def tiny_vit(name: str = "vit_tiny_patch16_224", **kwargs) -> nn.Module:
+    """Return a ViT of timm for 8 x 8 grey images."""
+    settings = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 3, "num_heads": 2}
+    return timm.create_model(name, **{**settings, "num_classes": CLASSES, **kwargs})
 
 
 def dataset(n: int = 48) -> TensorDataset:

@@ -6,6 +6,7 @@ Weights are larger than at initialisation: every branch affects the output, and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,54 +42,24 @@ def _hf(config: str, model: str, /, **settings: Any) -> nn.Module:
     return stir(getattr(transformers, model)(getattr(transformers, config)(**settings)))
 
 
-def tiny_llama(**changes: Any) -> nn.Module:
-    return _hf("LlamaConfig", "LlamaForCausalLM", **{**TEXT, "num_key_value_heads": 2, **changes})
-
-
-def tiny_mistral(**changes: Any) -> nn.Module:
-    return _hf(
-        "MistralConfig", "MistralForCausalLM", **{**TEXT, "num_key_value_heads": 2, "sliding_window": 5, **changes}
-    )
-
-
-def tiny_qwen2(**changes: Any) -> nn.Module:
-    """Return a Qwen2 with full attention in the even layers and a window of 4 tokens in the odd layers."""
-    windows = {"use_sliding_window": True, "sliding_window": 4, "layer_types": alternating()}
-    return _hf("Qwen2Config", "Qwen2ForCausalLM", **{**TEXT, "num_key_value_heads": 2, **windows, **changes})
-
-
-def tiny_qwen3(**changes: Any) -> nn.Module:
-    settings = {**TEXT, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
-    return _hf("Qwen3Config", "Qwen3ForCausalLM", **{**settings, **changes})
-
-
-def tiny_gpt2(**changes: Any) -> nn.Module:
-    shape = {"n_embd": 32, "n_inner": 48, "n_layer": 4, "n_head": 4, "n_positions": 64, "vocab_size": VOCABULARY}
-    return _hf("GPT2Config", "GPT2LMHeadModel", **{**shape, **SPECIAL, **changes})
-
-
-def tiny_opt(**changes: Any) -> nn.Module:
-    settings = {**TEXT, "ffn_dim": 48, "word_embed_proj_dim": 32}
-    del settings["intermediate_size"]
-    return _hf("OPTConfig", "OPTForCausalLM", **{**settings, **changes})
-
-
-def tiny_opt_post_norm(**changes: Any) -> nn.Module:
-    """Return an OPT as in the 350m size: norms after the additions."""
-    return tiny_opt(do_layer_norm_before=False, **changes)
-
-
-def tiny_bert(**changes: Any) -> nn.Module:
-    return _hf("BertConfig", "BertForSequenceClassification", **{**TEXT, "num_labels": 5, **changes})
-
-
-def tiny_hf_vit(**changes: Any) -> nn.Module:
-    settings = {**SHAPE, "image_size": 16, "patch_size": 4, "num_labels": 5}
-    return _hf("ViTConfig", "ViTForImageClassification", **{**settings, **changes})
-
-
 def alternating(depth: int = 4) -> list[str]:
     return [("full_attention", "sliding_attention")[i % 2] for i in range(depth)]
+
+
+GROUPED = {**TEXT, "num_key_value_heads": 2}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "layer_types": alternating()}  # in the odd layers
+GPT2 = {"n_embd": 32, "n_inner": 48, "n_layer": 4, "n_head": 4, "n_positions": 64, "vocab_size": VOCABULARY, **SPECIAL}
+OPT = {key: value for key, value in TEXT.items() if key != "intermediate_size"} | {"ffn_dim": 48}
+
+tiny_llama = partial(_hf, "LlamaConfig", "LlamaForCausalLM", **GROUPED)
+tiny_mistral = partial(_hf, "MistralConfig", "MistralForCausalLM", **GROUPED, sliding_window=5)
+tiny_qwen2 = partial(_hf, "Qwen2Config", "Qwen2ForCausalLM", **GROUPED, **WINDOWS)
+tiny_qwen3 = partial(_hf, "Qwen3Config", "Qwen3ForCausalLM", **GROUPED, head_dim=8, tie_word_embeddings=True)
+tiny_gpt2 = partial(_hf, "GPT2Config", "GPT2LMHeadModel", **GPT2)
+tiny_opt = partial(_hf, "OPTConfig", "OPTForCausalLM", **OPT, word_embed_proj_dim=32)
+tiny_opt_post_norm = partial(tiny_opt, do_layer_norm_before=False)  # norms after the additions, as in the 350m size
+tiny_bert = partial(_hf, "BertConfig", "BertForSequenceClassification", **TEXT, num_labels=5)
+tiny_hf_vit = partial(_hf, "ViTConfig", "ViTForImageClassification", **SHAPE, image_size=16, patch_size=4, num_labels=5)
 
 
 def plain_vit(**changes: Any) -> nn.Module:
