@@ -28,7 +28,8 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 # Folders and files without tests of how well values are tuned; of these, the ones that compare with other processes.
-BRIEFLY = ("callbacks", "recipes", "recovery", "session", "display", "project/test_documents.py")
+BRIEFLY = ("callbacks", "recipes/cli", "recovery", "session", "display", "project/test_documents.py")
+BRIEFLY += tuple(f"recipes/plan_methods/test_{name}.py" for name in ("joint", "width", "width_page"))
 IN_FULL = ("callbacks/trainers",)
 
 gc.disable()  # until all is imported: see `pytest_collection_finish`
