@@ -13,7 +13,6 @@ from prunerecover.plan.edits import FreeHeads, Rewrite
 from prunerecover.plan.groups import Group, Slice
 from prunerecover.refusal import Stay
 from prunerecover.width.groups.counted import CountedGroup
-from prunerecover.width.rewrites.padded_shortcuts import PaddedShortcut
 
 FREEING = ("head", "head_dim", "hidden")  # kinds with an influence on the head size in some attentions
 
@@ -37,7 +36,7 @@ class FoundGroups:
     """
 
     groups: tuple[Group, ...] = ()
-    rewrites: tuple[PaddedShortcut, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
     counted: tuple[CountedGroup, ...] = ()
     linked: tuple[tuple[Group, ...], ...] = ()
     attentions: tuple[str, ...] = ()
@@ -55,11 +54,7 @@ class FoundGroups:
     @property
     def edits(self) -> tuple[Rewrite | FreeHeads, ...]:
         """Edits of the model before any group is narrowed."""
-        shortcuts = (
-            Rewrite(unit=s.path, in_channels=s.in_channels, out_channels=s.out_channels, stride=s.stride, first=s.first)
-            for s in self.rewrites
-        )
-        return (*shortcuts, *(FreeHeads(unit=path) for path in self.attentions))
+        return (*self.rewrites, *(FreeHeads(unit=path) for path in self.attentions))
 
     def of_kinds(self, kinds: Sequence[str]) -> FoundGroups:
         """Return the findings for groups of some kinds; the rest become `others`."""
@@ -106,6 +101,6 @@ def without(found: FoundGroups, ignore: Sequence[str]) -> FoundGroups:
         groups=kept,
         linked=linked,
         counted=counted,
-        rewrites=tuple(shortcut for shortcut in found.rewrites if f"{shortcut.path}.weight" in tensors),
+        rewrites=tuple(shortcut for shortcut in found.rewrites if f"{shortcut.unit}.weight" in tensors),
         attentions=freed_for(((group.kind, group.slices) for group in kept), found.attentions),
     )

@@ -8,54 +8,25 @@ rewritten shortcut is a `ChannelMap`, still equal to the convolution.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from prunerecover.graph.trace import Traced
 from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import get_module, set_module
 from prunerecover.model.replacements import ChannelMap
+from prunerecover.plan.edits import Rewrite
 
 
-@dataclass(frozen=True)
-class PaddedShortcut:
-    """Padded shortcut: `output[:, first + c, i, j] = input[:, c, i * stride, j * stride]`, zeros elsewhere.
-
-    Attributes:
-        path: Path of the module.
-        in_channels: Channels of the input.
-        out_channels: Channels of the output.
-        stride: Distance of the sampled pixels.
-        first: Output channel of input channel 0.
-    """
-
-    path: str
-    in_channels: int
-    out_channels: int
-    stride: int
-    first: int
-
-    def as_conv(self) -> nn.Conv2d:
-        """Return the equal convolution."""
-        return _conv(self.weight(), self.stride)
-
-    def weight(self) -> Tensor:
-        """Return the weight of the convolution, `(out, in, 1, 1)`: a single 1 per input channel."""
-        weight = torch.zeros(self.out_channels, self.in_channels, 1, 1)
-        weight[self.first :][: self.in_channels] = torch.eye(self.in_channels)[:, :, None, None]
-        return weight
-
-
-def find_padded_shortcuts(traced: Traced) -> tuple[PaddedShortcut, ...]:
-    """Return the padded shortcuts of a traced network, recognised by their outputs.
+def find_padded_shortcuts(traced: Traced) -> tuple[Rewrite, ...]:
+    """Return the rewrites of the padded shortcuts of a traced network, recognised by their outputs.
 
     The network is bit-identical afterwards.
     """
-    model, found = traced.model, list[PaddedShortcut | None]()
+    model, found = traced.model, list[Rewrite | None]()
     with evaluating(model):
         for path, nodes in traced.graph.by_module.items():
             module = get_module(model, path)
@@ -64,18 +35,17 @@ def find_padded_shortcuts(traced: Traced) -> tuple[PaddedShortcut, ...]:
     return tuple(shortcut for shortcut in found if shortcut is not None)
 
 
-def as_convolutions(model: nn.Module, shortcuts: tuple[PaddedShortcut, ...]) -> None:
+def as_convolutions(model: nn.Module, shortcuts: Sequence[Rewrite]) -> None:
     """Put equal convolutions in place of padded shortcuts, and of shortcuts rewritten before."""
-    convs = {shortcut.path: shortcut.as_conv() for shortcut in shortcuts}
-    convs |= {path: _conv(m.weight, m.stride) for path, m in model.named_modules() if isinstance(m, ChannelMap)}
-    for path, conv in convs.items():
+    maps = {path: module for path, module in model.named_modules() if isinstance(module, ChannelMap)}
+    for path, one in {**{edit.unit: _map(edit) for edit in shortcuts}, **maps}.items():
+        conv = nn.Conv2d(one.weight.shape[1], one.weight.shape[0], 1, one.stride, bias=False, device="meta")
+        conv.weight = nn.Parameter(one.weight)
         set_module(model, path, conv.to(_like(model)))
 
 
-def _conv(weight: Tensor, stride: int) -> nn.Conv2d:
-    conv = nn.Conv2d(weight.shape[1], weight.shape[0], 1, stride, bias=False, device="meta")
-    conv.weight = nn.Parameter(weight)
-    return conv
+def _map(edit: Rewrite) -> ChannelMap:
+    return ChannelMap(edit.in_channels, edit.out_channels, edit.stride, edit.first)
 
 
 def _like(model: nn.Module) -> Tensor:
@@ -84,8 +54,8 @@ def _like(model: nn.Module) -> Tensor:
 
 def _read(
     path: str, module: nn.Module, before: tuple[int, ...], after: tuple[int, ...], like: Tensor
-) -> PaddedShortcut | None:
-    """Try a module with more output than input channels on noise, and compare with a candidate convolution.
+) -> Rewrite | None:
+    """Try a module with more output than input channels on noise, and compare with a candidate for the rewrite.
 
     Args:
         path: Path of the module.
@@ -102,10 +72,7 @@ def _read(
     probe = torch.rand(before).to(like) + 1
     result = module(probe)
     filled = result.abs().amax((0, 2, 3)).nonzero().flatten()
-    if not len(filled):
+    if not len(filled) or (first := int(filled[0])) + before[1] > after[1]:
         return None
-    shortcut = PaddedShortcut(path, before[1], after[1], strides[0], int(filled[0]))
-    if shortcut.first + shortcut.in_channels > shortcut.out_channels:
-        return None
-    same = torch.equal(result, F.conv2d(probe, shortcut.weight().to(probe), stride=shortcut.stride))
-    return shortcut if same else None
+    edit = Rewrite(unit=path, in_channels=before[1], out_channels=after[1], stride=strides[0], first=first)
+    return edit if torch.equal(result, _map(edit).to(probe)(probe)) else None

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.model.narrow.freeing import free_heads
-from prunerecover.model.paths import get_module, set_module
+from prunerecover.model.paths import get_module
 from prunerecover.plan.groups import Group
 from prunerecover.width.groups.found import FoundGroups
+from prunerecover.width.rewrites.padded_shortcuts import as_convolutions
 
 Keep = Mapping[Group, Tensor]
 
@@ -30,9 +31,7 @@ def thirty_percent(found: FoundGroups, seed: int = 0) -> dict[Group, Tensor]:
 def rewritten(model: nn.Module, found: FoundGroups) -> nn.Module:
     """Copy a model, with convolutions for padded shortcuts, and attentions with removable heads."""
     new = copy.deepcopy(model)
-    like = next(new.parameters())
-    for shortcut in found.rewrites:
-        set_module(new, shortcut.path, shortcut.as_conv().to(like))
+    as_convolutions(new, found.rewrites)
     free_heads(new, found.attentions)
     return new
 

@@ -16,10 +16,11 @@ from torch.nn import functional as F
 from prunerecover import Budget, apply_plan, plan_width
 from prunerecover.graph.trace import trace
 from prunerecover.model.batches import ModelInputs
+from prunerecover.plan.edits import Rewrite
 from prunerecover.plan.groups import Group, Slice, Tap
 from prunerecover.width.groups.assembly import named_apart
 from prunerecover.width.groups.discovery import find_groups
-from prunerecover.width.rewrites.padded_shortcuts import PaddedShortcut, find_padded_shortcuts
+from prunerecover.width.rewrites.padded_shortcuts import as_convolutions, find_padded_shortcuts
 
 
 def group_named(name: str, family: str, kind: str = "") -> Group:
@@ -106,8 +107,8 @@ def test_groups_of_one_matrix_are_told_apart_by_where_they_begin() -> None:
 def test_padded_shortcuts_are_rewritten() -> None:
     found = found_in("option_a_resnet20")
     assert found.rewrites == (
-        PaddedShortcut("layer2.0.shortcut", 16, 32, 2, 8),
-        PaddedShortcut("layer3.0.shortcut", 32, 64, 2, 16),
+        Rewrite(unit="layer2.0.shortcut", in_channels=16, out_channels=32, stride=2, first=8),
+        Rewrite(unit="layer3.0.shortcut", in_channels=32, out_channels=64, stride=2, first=16),
     )
     wide = group_named("layer2.0.conv2", "option_a_resnet20")
     assert parts(wide)["layer2.0.shortcut.weight"] == (0, (0,), 1, True)
@@ -155,6 +156,7 @@ def test_other_modules_without_parameters_are_no_shortcuts(how: str) -> None:
 def test_the_convolution_equals_the_shortcut() -> None:
     net = nn.Sequential(Pads("uneven"))
     (shortcut,) = find_padded_shortcuts(trace(net, ModelInputs((images(7).float(),))))
-    assert shortcut == PaddedShortcut("0", 3, 8, 3, 1)
-    x = images(10).float()
-    torch.testing.assert_close(shortcut.as_conv()(x), net(x), atol=0, rtol=0)
+    assert shortcut == Rewrite(unit="0", in_channels=3, out_channels=8, stride=3, first=1)
+    x, conv = images(10).float(), nn.Sequential(Pads("uneven"))
+    as_convolutions(conv, [shortcut])
+    torch.testing.assert_close(conv(x), net(x), atol=0, rtol=0)
