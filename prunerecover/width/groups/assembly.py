@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from prunerecover.plan.kinds import WidthKind
 from prunerecover.width.groups.alike import AlikeUnits, alike_units
 from prunerecover.width.groups.counted import CountedGroup, named_operation
 from prunerecover.width.groups.equal_parts import balance
+from prunerecover.width.groups.found import FoundGroups
 
 Form = tuple[tuple[int, ...], int]
 
@@ -37,23 +38,8 @@ NEURONS = ("intermediate_size", "ffn_dim", "hidden_features")
 STREAMS = ("hidden_size", "hidden_dim", "embed_dim", "d_model", "num_features", "head_hidden_size")
 
 
-@dataclass(frozen=True)
-class Assembled:
-    """All groups of a traced model, in order of depth.
-
-    Attributes:
-        groups: Groups that may be narrowed by any number.
-        linked: Tuples of groups with equal numbers of lost units; disjoint from `groups`.
-        counted: Groups with a statistic over their units.
-    """
-
-    groups: tuple[Group, ...]
-    linked: tuple[tuple[Group, ...], ...]
-    counted: tuple[CountedGroup, ...]
-
-
-def assemble(traced: Traced, *, hidden: bool = False) -> Assembled:
-    """List all groups of a traced model.
+def assemble(traced: Traced, *, hidden: bool = False) -> FoundGroups:
+    """List all groups of a traced model, in order of depth; groups with a statistic over their units are counted.
 
     Args:
         traced: Trace of a forward pass.
@@ -72,10 +58,10 @@ def assemble(traced: Traced, *, hidden: bool = False) -> Assembled:
     even = balance([units[order[i]] for i in free], traced.ties.splits)
     parted = [_in_strata(groups[i], number) for i, number in zip(free, even.strata, strict=True)]
     linked = {i for one in even.linked for i in one}
-    return Assembled(
+    return FoundGroups(
         tuple(group for i, group in enumerate(parted) if i not in linked),
-        tuple(tuple(parted[i] for i in one) for one in even.linked),
-        tuple(
+        linked=tuple(tuple(parted[i] for i in one) for one in even.linked),
+        counted=tuple(
             CountedGroup(group, named_operation(statistic))
             for group, statistic in zip(groups, over, strict=True)
             if statistic is not None

@@ -24,6 +24,7 @@ dimensions of heads (`heads.find`) are also searched for only by name.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -119,13 +120,12 @@ def look_for_groups(model: nn.Module, traced: Traced | None, kinds: Sequence[str
         sizes, stay = find_head_sizes(traced, heads) if "head_dim" in kinds else ((), ())
     counted = (*found.counted, *tried.counted)
     known = {*tried.groups, *chain(*tried.linked), *tried.failed, *(one.group for one in counted)}
-    return FoundGroups(
-        (*tried.groups, *sizes, *experts),
-        rewrites,
-        counted,
-        tried.linked,
-        attentions,
-        failed=tried.failed,
+    return replace(
+        tried,
+        groups=(*tried.groups, *sizes, *experts),
+        rewrites=rewrites,
+        counted=counted,
+        attentions=attentions,
         tied=tuple(group for group in (*found.groups, *chain(*linked)) if group not in known and _is_plain(group)),
         sized=stay,
         traced=traced,

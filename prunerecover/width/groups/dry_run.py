@@ -29,6 +29,7 @@ from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.groups import Group
 from prunerecover.width.groups.counted import CountedGroup, named_operation
 from prunerecover.width.groups.equal_parts import units_that_moved
+from prunerecover.width.groups.found import FoundGroups
 from prunerecover.width.groups.numbers import arithmetic_of, changed_numbers, data_numbers, same_numbers
 from prunerecover.width.groups.trial_copies import (
     Stays,
@@ -50,24 +51,7 @@ from prunerecover.width.groups.trial_sizes import (
 LONGEST = 100  # characters of an error message
 
 
-@dataclass(frozen=True)
-class Tried:
-    """Results of the trials of groups.
-
-    Attributes:
-        groups: Groups narrowable together.
-        linked: Tuples of groups narrowable, too, by equally many units.
-        counted: Groups to keep, because an operation counts their units.
-        failed: Groups to keep, because code fails with fewer units, with the error.
-    """
-
-    groups: tuple[Group, ...]
-    linked: tuple[tuple[Group, ...], ...] = ()
-    counted: tuple[CountedGroup, ...] = ()
-    failed: Mapping[Group, str] = field(default_factory=dict)
-
-
-def try_out(dense: Traced, groups: Sequence[Group], linked: Sequence[tuple[Group, ...]]) -> Tried:
+def try_out(dense: Traced, groups: Sequence[Group], linked: Sequence[tuple[Group, ...]]) -> FoundGroups:
     """Return the groups narrowable together by different numbers, and the linked groups by equal numbers.
 
     If a trial of all groups fails, groups are tried by families: groups of a kind in modules of a class.
@@ -80,7 +64,8 @@ def try_out(dense: Traced, groups: Sequence[Group], linked: Sequence[tuple[Group
     trials = _Trials(dense.model, dense.inputs, dense.ties)
     kept = trials.that_narrow(groups)
     counted = tuple(CountedGroup(g, trials.counted[g]) for g in groups if g in trials.counted and g not in kept)
-    return Tried(kept, trials.that_narrow_linked(linked, kept), counted, trials.failed)
+    together = trials.that_narrow_linked(linked, kept)
+    return FoundGroups(kept, linked=together, counted=counted, failed=trials.failed)
 
 
 @dataclass
