@@ -210,7 +210,7 @@ class WidthAllocator:
 
         (removed, evidence), saved = meet_measured(cost, wanted, removed_at, shares_of)
         if cost == "macs":
-            warn_if_inputs_decide(self.network.macs_saved(removed, rule.replace))
+            warn_if_inputs_decide(*self.network.macs_saved(removed, rule.replace))
         share = share_evidence(self.session, self.network.edits(removed), {cost: wanted}, {cost: saved})
         return removed, {**evidence, **share}
 

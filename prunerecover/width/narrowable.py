@@ -32,7 +32,7 @@ from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.allocation.cost_model import CostModel, cost_model
 from prunerecover.width.allocation.equal_layers import alike
 from prunerecover.width.allocation.greedy_fill import Removed
-from prunerecover.width.allocation.measured_share import SavedOn, Shares
+from prunerecover.width.allocation.measured_share import Shares
 from prunerecover.width.arguments import WidthConfig, WidthReplace, WidthRule
 from prunerecover.width.channel_order import channel_orders
 from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
@@ -170,8 +170,8 @@ class NarrowableNetwork:
             unit=min((saved for saved in units if saved), default=full) / full,
         )
 
-    def macs_saved(self, removed: Removed, replace: WidthReplace) -> SavedOn:
-        """Return the share of the MACs saved by an allocation on several inputs."""
+    def macs_saved(self, removed: Removed, replace: WidthReplace) -> tuple[float, float, float, int]:
+        """Return the share of the MACs saved by an allocation; see `warn_if_inputs_decide`."""
         session, network = self.session, self._narrowed(removed, replace)
         first, batch = session.first, session.inputs(session.batches[-1])
 
@@ -181,12 +181,8 @@ class NarrowableNetwork:
         last, whole = batch.select(torch.tensor([batch.n_samples - 1])), count_macs(self.model, first)
         sample = saved(session.example, self.costs.full.macs)
         proportional = whole == first.n_samples * self.costs.full.macs
-        return SavedOn(
-            first=sample,
-            last=saved(last, count_macs(self.model, last)),
-            batch=sample if proportional else saved(first, whole),
-            samples=first.n_samples,
-        )
+        of_batch = sample if proportional else saved(first, whole)
+        return sample, saved(last, count_macs(self.model, last)), of_batch, first.n_samples
 
     def _narrowed(self, removed: Removed, replace: WidthReplace) -> nn.Module:
         network = share_copy(self.model)

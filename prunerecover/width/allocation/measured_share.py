@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from prunerecover.display.progress import progress
 
@@ -36,30 +36,6 @@ class Shares:
     unit: float
 
 
-@dataclass(frozen=True)
-class SavedOn:
-    """Savings of a plan in MACs on several inputs, as shares of the whole.
-
-    Attributes:
-        first: Saving on the first calibration sample, the basis of the plan.
-        last: Saving on the last calibration sample.
-        batch: Saving on the whole first batch.
-        samples: Number of samples in the batch.
-    """
-
-    first: float
-    last: float
-    batch: float
-    samples: int
-
-
-@dataclass(frozen=True)
-class _Trial(Generic[Found]):
-    asked: float
-    found: Found
-    shares: Shares
-
-
 def meet_measured(
     cost: str, wanted: float, allocate: Callable[[float], Found], shares_of: Callable[[Found], Shares]
 ) -> tuple[Found, float]:
@@ -77,60 +53,65 @@ def meet_measured(
         ValueError: If there is no allocation for the wanted share.
     """
     with progress("meeting the budget"):
-        best = _nearest(wanted, allocate, shares_of)
-    if _distance(best, wanted) > min(max(POINT, best.shares.unit), 2 * POINT):
+        found, shares = _nearest(wanted, allocate, shares_of)
+    if abs(shares.measured - wanted) > min(max(POINT, shares.unit), 2 * POINT):
         warnings.warn(
-            f"The plan removes {best.shares.measured:.1%} of the {cost} on the first calibration sample, not the "
-            f"requested {wanted:.1%}: its units are large (the smallest that is left saves {best.shares.unit:.1%}), or "
+            f"The plan removes {shares.measured:.1%} of the {cost} on the first calibration sample, not the "
+            f"requested {wanted:.1%}: its units are large (the smallest that is left saves {shares.unit:.1%}), or "
             "their savings depend on the data or on each other. Ask for another budget until this number suits you, "
             "leave such groups out with ignore=, or lower round_to if you pass it.",
             stacklevel=2,
         )
-    return best.found, best.shares.measured
+    return found, shares.measured
 
 
-def _nearest(wanted: float, allocate: Callable[[float], Found], shares_of: Callable[[Found], Shares]) -> _Trial[Found]:
-    best = latest = _tried(allocate, shares_of, wanted)
+def _nearest(
+    wanted: float, allocate: Callable[[float], Found], shares_of: Callable[[Found], Shares]
+) -> tuple[Found, Shares]:
+    def tried(share: float) -> tuple[Found, Shares]:
+        found = allocate(share)
+        return found, shares_of(found)
+
+    best, asked = tried(wanted), wanted
+    shares = best[1]
     below, above = (0.0, 0.0), (1.0, 1.0)  # requested and measured shares
     for _ in range(TRIALS - 1):
-        found = latest.shares
-        if abs(found.predicted - found.measured) <= POINT or _distance(latest, wanted) <= POINT:
+        if abs(shares.predicted - shares.measured) <= POINT or abs(shares.measured - wanted) <= POINT:
             break
-        if found.measured < wanted:
-            below = max(below, (latest.asked, found.measured))
+        if shares.measured < wanted:
+            below = max(below, (asked, shares.measured))
         else:
-            above = min(above, (latest.asked, found.measured))
+            above = min(above, (asked, shares.measured))
         asked = below[0] + (above[0] - below[0]) * (wanted - below[1]) / max(above[1] - below[1], POINT)
+        asked = min(asked, 0.99)
         try:
-            latest = _tried(allocate, shares_of, min(asked, 0.99))
+            found, shares = tried(asked)
         except ValueError:  # no more can go
             break
-        best = min(best, latest, key=lambda trial: _distance(trial, wanted))
+        best = min(best, (found, shares), key=lambda one: abs(one[1].measured - wanted))
     return best
 
 
-def warn_if_inputs_decide(saved: SavedOn) -> None:
-    """Warn if a plan saves another share of the MACs on other inputs than on the plan's sample."""
-    if abs(saved.first - saved.last) > FAR:
+def warn_if_inputs_decide(first: float, last: float, batch: float, samples: int) -> None:
+    """Warn if a plan saves another share of the MACs on other inputs than on the plan's sample.
+
+    Args:
+        first: Saving on the first calibration sample, the basis of the plan.
+        last: Saving on the last calibration sample.
+        batch: Saving on the whole first batch.
+        samples: Number of samples in the batch.
+    """
+    if abs(first - last) > FAR:
         warnings.warn(
-            f"The plan removes {saved.first:.1%} of the macs on the first calibration sample, but {saved.last:.1%} on "
+            f"The plan removes {first:.1%} of the macs on the first calibration sample, but {last:.1%} on "
             "the last one: how often layers run depends on the data, such as on how many objects the model detects or "
             "how long a text is. Measure on data of yours once the model is trained, or ask for a budget of params.",
             stacklevel=2,
         )
-    elif abs(saved.first - saved.batch) > 2 * POINT:
+    elif abs(first - batch) > 2 * POINT:
         warnings.warn(
-            f"The plan removes {saved.first:.1%} of the macs of one sample, but {saved.batch:.1%} of those of a batch "
-            f"of {saved.samples}: part of the computation is the same for any number of samples. If you run batches, "
+            f"The plan removes {first:.1%} of the macs of one sample, but {batch:.1%} of those of a batch "
+            f"of {samples}: part of the computation is the same for any number of samples. If you run batches, "
             "ask for a budget whose share of a batch suits you.",
             stacklevel=2,
         )
-
-
-def _tried(allocate: Callable[[float], Found], shares_of: Callable[[Found], Shares], share: float) -> _Trial[Found]:
-    found = allocate(share)
-    return _Trial(share, found, shares_of(found))
-
-
-def _distance(trial: _Trial[Found], wanted: float) -> float:
-    return abs(trial.shares.measured - wanted)
