@@ -55,12 +55,12 @@ def assemble(traced: Traced, *, hidden: bool = False) -> FoundGroups:
     groups = named_apart([found[i][1] for i in order])
     over = [found[i][2] for i in order]
     free = [i for i, statistic in enumerate(over) if statistic is None]
-    even = balance([units[order[i]] for i in free], traced.ties.splits)
-    parted = [_in_strata(groups[i], number) for i, number in zip(free, even.strata, strict=True)]
-    linked = {i for one in even.linked for i in one}
+    strata, together = balance([units[order[i]] for i in free], traced.ties.splits)
+    parted = [_in_strata(groups[i], number) for i, number in zip(free, strata, strict=True)]
+    linked = {i for one in together for i in one}
     return FoundGroups(
         tuple(group for i, group in enumerate(parted) if i not in linked),
-        linked=tuple(tuple(parted[i] for i in one) for one in even.linked),
+        linked=tuple(tuple(parted[i] for i in one) for one in together),
         counted=tuple(
             CountedGroup(group, named_operation(statistic))
             for group, statistic in zip(groups, over, strict=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,21 +20,13 @@ TensorDim = tuple[str, int]
 Counts = dict[int, np.ndarray]  # by number of the split: indices of each unit in each part, `(parts, units)`
 
 
-@dataclass(frozen=True)
-class Balance:
-    """Constraints that keep parts equal.
-
-    Attributes:
-        strata: Number of stretches of units per group, with equally many kept units each.
-        linked: Positions of groups with equal numbers of lost units.
-    """
-
-    strata: tuple[int, ...]
-    linked: tuple[tuple[int, ...], ...]
-
-
-def balance(groups: Sequence[AlikeUnits], splits: Sequence[Split]) -> Balance:
+def balance(
+    groups: Sequence[AlikeUnits], splits: Sequence[Split]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     """Return the constraints that keep the parts of all splits equal.
+
+    These are the number of stretches of units per group, with equally many kept units each, and the positions of groups
+    with equal numbers of lost units.
 
     Args:
         groups: All narrowable groups.
@@ -45,7 +36,7 @@ def balance(groups: Sequence[AlikeUnits], splits: Sequence[Split]) -> Balance:
     strata = [_strata(own, group.size) for own, group in zip(counts, groups, strict=True)]
     leaning = [i for i, number in enumerate(strata) if number is None]
     linked = tuple(one for one in _touching(leaning, counts) if _even_together([counts[i] for i in one]))
-    return Balance(tuple(number or 1 for number in strata), linked)
+    return tuple(number or 1 for number in strata), linked
 
 
 def units_that_moved(

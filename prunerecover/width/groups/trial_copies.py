@@ -65,7 +65,7 @@ def masked_copy(model: nn.Module, stays: Stays) -> nn.Module:
     """
 
     def zeroed(tensor: Tensor, dim: int, mask: np.ndarray) -> Tensor:
-        return tensor.index_fill(dim, _indices(~mask, tensor), 0)
+        return tensor.index_fill(dim, torch.from_numpy((~mask).nonzero()[0]).to(tensor.device), 0)
 
     return _copy_with(model, stays, zeroed)
 
@@ -77,20 +77,9 @@ def reweighted_copies(model: nn.Module, stays: Stays) -> Iterator[nn.Module]:
         model: Network, left unchanged.
         stays: Masks of `positions_that_stay` for the tensors to change.
     """
-
-    def emptied(tensor: Tensor, dim: int, mask: np.ndarray) -> Tensor:
-        return torch.zeros_like(tensor)
-
-    def negated(tensor: Tensor, dim: int, mask: np.ndarray) -> Tensor:
-        return -tensor
-
     once = {(name, 0): mask for (name, _), mask in stays.items()}  # a tensor may have two dimensions in `stays`
-    yield _copy_with(model, once, emptied)
-    yield _copy_with(model, once, negated)
-
-
-def _indices(mask: np.ndarray, tensor: Tensor) -> Tensor:
-    return torch.from_numpy(mask.nonzero()[0]).to(tensor.device)
+    yield _copy_with(model, once, lambda tensor, *_: torch.zeros_like(tensor))
+    yield _copy_with(model, once, lambda tensor, *_: -tensor)
 
 
 def _copy_with(model: nn.Module, stays: Stays, changed: Callable[[Tensor, int, np.ndarray], Tensor]) -> nn.Module:
