@@ -23,34 +23,24 @@ class TakenOver:
 
     Attributes:
         key: Key of the prediction among the plan's tensors.
-        coefficients: Coefficients A, `(gone, kept)`.
+        value: Coefficients A, `(gone, kept)`.
         constants: Constants c, `(gone,)`.
         lost: Weights of removed units W_gone, `(out, gone, rest)`; the rest are positions of a kernel or of a flattened
             map.
         own: Weights of kept units W_kept before compensation, `(out, kept, rest)`.
-        weight: Parameter of the pruned network.
+        source: Weight of the pruned network.
         begin: First entry of the group in the second dimension of the weight.
         length: Number of the group's entries.
     """
 
     key: str
-    coefficients: Tensor
+    value: Tensor
     constants: Tensor
     lost: Tensor
     own: Tensor
-    weight: nn.Parameter
+    source: nn.Parameter
     begin: int
     length: int
-
-    @property
-    def value(self) -> Tensor:
-        """Coefficients."""
-        return self.coefficients
-
-    @property
-    def source(self) -> Tensor:
-        """Weight that holds the coefficients."""
-        return self.weight
 
     @property
     def rate(self) -> float:
@@ -61,18 +51,18 @@ class TakenOver:
     def take_gradient(self, gradient: Tensor) -> None:
         """Set the gradient of the coefficients from the gradient of the weight."""
         read = self._entries(gradient).float().reshape(self.own.shape)
-        self.coefficients.grad = torch.einsum("ogr,okr->gk", self.lost, read)
+        self.value.grad = torch.einsum("ogr,okr->gk", self.lost, read)
 
     @torch.no_grad()
     def put_in_place(self) -> None:
         """Write the learnt coefficients into the network's weight."""
-        entries = self._entries(self.weight)
-        taken_over = torch.einsum("ogr,gk->okr", self.lost, self.coefficients)
+        entries = self._entries(self.source)
+        taken_over = torch.einsum("ogr,gk->okr", self.lost, self.value)
         entries.copy_((self.own + taken_over).reshape(entries.shape))
 
     def prediction(self, coefficients: Tensor | None = None) -> Tensor:
         """Return the prediction `(gone, kept + 1)` in the plan's form, of the given or the present coefficients."""
-        own = self.coefficients if coefficients is None else coefficients
+        own = self.value if coefficients is None else coefficients
         return torch.cat([own, self.constants[:, None]], 1).cpu()
 
     def _entries(self, weight: Tensor) -> Tensor:
@@ -136,7 +126,6 @@ def _of_reader(
 ) -> TakenOver:
     """Return the compensation of a reader, given the model before and after narrowing."""
     dense = model.get_parameter(reader.part.tensor).detach().float()
-    weight = network.get_parameter(reader.part.tensor)
     rows, columns = (_left(narrowing, reader.part.tensor, dim, dense.shape[dim]).to(dense.device) for dim in (0, 1))
     offset, per_unit = reader.part.offsets[0], reader.per_unit
     gone, kept = (entry_indices(units, per_unit).to(dense.device) for units in (edit.gone, edit.keep))
@@ -145,11 +134,11 @@ def _of_reader(
     prediction = prediction.to(dense.device, torch.float32)
     return TakenOver(
         key=key,
-        coefficients=prediction[:, :-1].clone(),
+        value=prediction[:, :-1].clone(),
         constants=prediction[:, -1],
         lost=entries[:, gone],
         own=entries[:, kept],
-        weight=weight,
+        source=network.get_parameter(reader.part.tensor),
         begin=int((columns < offset).sum()),
         length=len(edit.keep) * reader.part.span,
     )

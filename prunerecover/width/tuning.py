@@ -79,7 +79,7 @@ def tuned_tensors(
         return given
     learnt = taken_over(model, network, edits, given, since)
     for one in learnt:
-        one.weight.requires_grad_()
+        one.source.requires_grad_()
 
     def divergence() -> float:
         return judge.divergence(edits, {**given, **{one.key: one.prediction() for one in learnt}})

@@ -40,7 +40,7 @@ def test_numbers_in_place_are_those_of_the_plan(make: Any) -> None:
     network, learnt = in_place(model, edits, tensors)
     assert [one.key for one in learnt] == list(tensors)
     for one in learnt:
-        one.coefficients.add_(torch.randn_like(one.coefficients))
+        one.value.add_(torch.randn_like(one.value))
         one.put_in_place()
     again = deep_copy(model)
     apply_edits(again, edits, {one.key: one.prediction() for one in learnt})
@@ -56,20 +56,20 @@ def test_gradients_are_those_of_the_numbers(make: Any) -> None:
     inputs = torch.cat([batch.args[0] for batch in samples.fit]).double()
     dense = model(inputs).detach()
     before = output_divergence(dense, network(inputs))
-    for one, found in zip(learnt, torch.autograd.grad(before, [one.weight for one in learnt]), strict=True):
+    for one, found in zip(learnt, torch.autograd.grad(before, [one.source for one in learnt]), strict=True):
         one.take_gradient(found)
     length = sum(float(gradient(one).square().sum()) for one in learnt)
     step = 1e-3 * float(before) / length
     for one in learnt:
-        one.coefficients.sub_(step * gradient(one))
+        one.value.sub_(step * gradient(one))
         one.put_in_place()
     after = output_divergence(dense, network(inputs))
     assert float(before - after) == pytest.approx(step * length, rel=0.05)
 
 
 def gradient(one: TakenOver) -> Tensor:
-    assert one.coefficients.grad is not None
-    return one.coefficients.grad
+    assert one.value.grad is not None
+    return one.value.grad
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
