@@ -117,7 +117,10 @@ def watching_code(model: nn.Module, observer: CodeObserver) -> Iterator[None]:
 
         return registered
 
-    hooks = {"register_forward_hook": registering(after), "register_forward_pre_hook": registering(before)}
+    hooks: dict[str, Any] = {
+        "register_forward_hook": registering(after),
+        "register_forward_pre_hook": registering(before),
+    }
     with mock.patch.multiple(nn.Module, __getattr__=noted, **hooks):
         yield
 
