@@ -43,7 +43,7 @@ def test_a_batch_takes_the_path_of_the_page(tmp_path: Path, monkeypatch: pytest.
             entered.setdefault(frame.f_code)
 
     module = OwnModule()
-    module.network = tiny_timm(depth=2, num_classes=4)
+    module.net = tiny_timm(depth=2, num_classes=4)
     trainer = own_trainer([Prune(Budget(macs=0.3), calibration=16)])
     sys.setprofile(note)
     try:
