@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -172,20 +173,13 @@ def family_places(model: nn.Module, unit: str) -> tuple[FitPlace, ...]:
     branch = layout.branch(unit)
     if branch is None:
         return next((_of_activation(model, block, unit) for block in layout.blocks if _holds(block, unit)), ())
-    whole = FitPlace(
-        unit=unit,
-        kind=branch.kind,
-        path=unit,
-        gives=branch.last,
-        dim=-1,
-        channels=branch.dim,
-        modules={},
-        entry=unit,
-        positions=0,
-        stream=branch.stream if branch.beside is None else "",
-        scale=branch.scale,
-    )
-    return (whole,)
+    stream = branch.stream if branch.beside is None else ""
+    return (_place(unit, branch.kind, unit, branch.last, branch.dim, stream=stream, scale=branch.scale),)
+
+
+def _place(unit: str, kind: Kind, path: str, gives: str, channels: int, **further: Any) -> FitPlace:
+    """Return a place in a supported family, where replacements take the input of the module at their path."""
+    return FitPlace(unit, kind, path, gives, -1, channels, {}, entry=path, positions=0, **further)
 
 
 def _holds(block: Block, activation: str) -> bool:
@@ -197,27 +191,7 @@ def _of_activation(model: nn.Module, block: Block, unit: str) -> tuple[FitPlace,
     assert forward is not None
     assert branch is not None
     width, hidden = linear_shape(get_module(model, forward.first))
-    slopes = FitPlace(
-        unit=unit,
-        kind="activation",
-        path=unit,
-        gives=unit,
-        dim=-1,
-        channels=hidden,
-        modules={},
-        entry=unit,
-        positions=0,
-        forms=SLOPES,
-    )
     corrected = forward.scale is None and branch.beside is None and branch.last == forward.second
-    affine = replace(
-        slopes,
-        path=forward.first,
-        gives=forward.second,
-        channels=width,
-        entry=forward.first,
-        forms=AFFINE,
-        stream=branch.stream if corrected else "",
-        scale=branch.scale,
-    )
-    return slopes, affine
+    more: dict[str, Any] = {"forms": AFFINE, "stream": branch.stream if corrected else "", "scale": branch.scale}
+    slopes = _place(unit, "activation", unit, unit, hidden, forms=SLOPES)
+    return slopes, _place(unit, "activation", forward.first, forward.second, width, **more)

@@ -49,19 +49,18 @@ class _Builder:
 
     def build(self) -> ComputationGraph:
         """Go through the operations; a call with a single step becomes a node at the last operation."""
-        single = {i: call for i, call in enumerate(self.calls) if self._does_one_thing(call)}
+        single = {i for i, call in enumerate(self.calls) if self._does_one_thing(call)}
         for number, operation in enumerate(self.operations):
             if operation.name in ("input", "output"):
                 self._add(operation.name, operation.name, "", False, 0, [number])  # type: ignore[arg-type]
-            elif operation.call not in single:
-                self._add(
-                    _kind([operation]), operation.name, self.calls[operation.call].path, False, operation.call, [number]
-                )
-            elif number == self.calls[operation.call].operations[-1]:
-                own = single[operation.call].operations
+                continue
+            call, whole = self.calls[operation.call], operation.call in single
+            if not whole or number == call.operations[-1]:
+                own = call.operations if whole else [number]
                 ran = [self.operations[i] for i in own]
                 kind = _kind(ran)
-                self._add(kind, _telling(kind, ran), single[operation.call].path, True, operation.call, own)
+                name = _telling(kind, ran) if whole else operation.name
+                self._add(kind, name, call.path, whole, operation.call, own)
         entered = (None if call.given is None else self._edge(call.given) for call in self.calls)
         judged = None if self.judged is None else self._edge(self.judged)
         read = {edge.node for node in self.nodes if node.kind != "output" for edge in node.inputs}

@@ -66,6 +66,16 @@ class Node:
     weighed: bool = False
     differentiable: bool = True
 
+    @property
+    def is_convolution(self) -> bool:
+        """Whether a convolution makes the output."""
+        return self.operation in ("convolution", "_convolution")
+
+    @property
+    def channels(self) -> int:
+        """Dimension of the channels of a layer, before and after."""
+        return 1 if self.is_convolution else -1
+
 
 @dataclass(frozen=True)
 class ComputationGraph(Summarised):
@@ -256,7 +266,7 @@ def drawn_layers(graph: ComputationGraph, edits: Sequence[Edit] = ()) -> tuple[D
     lost = _lost_outputs(edits)
     found = []
     for node in graph.of_kind("layer"):
-        width = node.shape[1] if node.operation in ("convolution", "_convolution") else node.shape[-1]
+        width = node.shape[node.channels]
         gone = any(is_within(node.module, path) for path in replaced)
         status: Status = "attention" if node.module.startswith(multiplying) else "kept"
         if node.module in identity:

@@ -34,7 +34,7 @@ def coupled_nodes(graph: ComputationGraph, layer: Node, gone: Set[int]) -> tuple
         return node.kind in BARRIERS and node.index not in gone
 
     behind = [n for n in graph.ahead(layer, barrier) if n.index not in gone]
-    found = [n for n in behind if n.kind == "activation" or (n.kind == "norm" and _follows(graph, n, layer, gone))]
+    found = [n for n in behind if n.kind == "activation" or (n.kind == "norm" and source_of(graph, n, gone) == layer)]
     passing = gone | {layer.index, *(node.index for node in found)}
     passing |= _of_one(graph, passing)
 
@@ -42,7 +42,7 @@ def coupled_nodes(graph: ComputationGraph, layer: Node, gone: Set[int]) -> tuple
         return node.kind in BARRIERS and (node.index == layer.index or node.index not in passing)
 
     for norm in graph.behind(layer, lambda n: stop(n) or n.kind == "norm"):
-        if norm.kind != "norm" or norm.index in gone or _made_by_layer(graph, norm, gone):
+        if norm.kind != "norm" or norm.index in gone or source_of(graph, norm, gone).kind == "layer":
             continue
         reached = [node for node in graph.ahead(norm, stop) if stop(node) and node.index != layer.index]
         if all(_rejoins(graph, node, norm, passing) for node in reached):
@@ -86,14 +86,6 @@ def source_of(graph: ComputationGraph, node: Node, gone: Set[int]) -> Node:
     while found.inputs and (found.index in gone or found.kind in ("identity", "movement")):
         found = graph.nodes[found.inputs[0].node]
     return found
-
-
-def _follows(graph: ComputationGraph, norm: Node, layer: Node, gone: Set[int]) -> bool:
-    return source_of(graph, norm, gone).index == layer.index
-
-
-def _made_by_layer(graph: ComputationGraph, norm: Node, gone: Set[int]) -> bool:
-    return source_of(graph, norm, gone).kind == "layer"
 
 
 def whole_modules(graph: ComputationGraph, nodes: Sequence[Node]) -> tuple[tuple[str, ...], tuple[Node, ...]]:

@@ -28,19 +28,12 @@ from prunerecover.display.style import (
 )
 
 Status = Literal["kept", "narrowed", "identity", "gone", "attention"]
-COLOURS: Mapping[Status, str] = {
-    "kept": BLUE,
-    "attention": PURPLE,
-    "narrowed": BLUE,
-    "identity": ORANGE,
-    "gone": VERMILION,
-}
-LABELS: Mapping[Status, str] = {
-    "kept": "layer",
-    "attention": "layer of an attention",
-    "narrowed": "narrowed: the pale part is removed",
-    "identity": "identity: passes its input on",
-    "gone": "removed with the module around it",
+LOOKS: Mapping[Status, tuple[str, str]] = {  # colour and label
+    "kept": (BLUE, "layer"),
+    "attention": (PURPLE, "layer of an attention"),
+    "narrowed": (BLUE, "narrowed: the pale part is removed"),
+    "identity": (ORANGE, "identity: passes its input on"),
+    "gone": (VERMILION, "removed with the module around it"),
 }
 WENT = ("identity", "gone")
 PER_ROW, FEWEST = 64, 24  # layers in a row, and layers with room at least
@@ -79,8 +72,8 @@ def plot_layers(layers: Sequence[DrawnLayer], title: str | None = None) -> Figur
         raise ValueError("Expected a network with layers to draw, but it has none.")
     rows = [layers[i : i + PER_ROW] for i in range(0, len(layers), PER_ROW)]
     step = 1 + LETTER * (1 + max(len(_shown(layer.name)) for layer in layers)) + GAP
-    statuses = [status for status in LABELS if any(layer.status == status for layer in layers)]
-    labels, heading = [LABELS[status] for status in statuses], title or _heading(layers)
+    statuses = [status for status in LOOKS if any(layer.status == status for layer in layers)]
+    labels, heading = [LOOKS[status][1] for status in statuses], title or _heading(layers)
     width = 0.15 * max(len(rows[0]), FEWEST) + 2.0
     around = heading_height(heading, width) + 0.25 * legend_lines(labels, width) + 0.1
     figure = empty_figure(width, step * len(rows) + around)
@@ -108,8 +101,8 @@ def _look(status: Status) -> dict[str, Any]:
     """Return the style of a bar's outline."""
     if status in WENT:
         hatch = "////" if status == "gone" else ""
-        return {"facecolor": "none", "edgecolor": COLOURS[status], "hatch": hatch, "linewidth": 0.8}
-    return {"facecolor": LIGHT if status == "narrowed" else COLOURS[status], "edgecolor": "none"}
+        return {"facecolor": "none", "edgecolor": LOOKS[status][0], "hatch": hatch, "linewidth": 0.8}
+    return {"facecolor": LIGHT if status == "narrowed" else LOOKS[status][0], "edgecolor": "none"}
 
 
 def _draw(axes: Axes, x: float, y: float, layer: DrawnLayer, tallest: int) -> None:
@@ -119,7 +112,7 @@ def _draw(axes: Axes, x: float, y: float, layer: DrawnLayer, tallest: int) -> No
         axes.add_patch(Rectangle((x - 0.38, y), 0.76, height * layer.left / layer.width, facecolor=BLUE))
     if layer.status == "identity":
         axes.plot([x - 0.38, x + 0.38], [y, y], color=BLACK, linewidth=1.2)
-    colour = COLOURS[layer.status] if layer.status in WENT else GREY
+    colour = LOOKS[layer.status][0] if layer.status in WENT else GREY
     axes.text(x, y - LETTER, _shown(layer.name), rotation=90, ha="center", va="top", fontsize=6, color=colour)
 
 

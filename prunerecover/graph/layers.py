@@ -90,7 +90,7 @@ def is_resizing(node: Node) -> bool:
     """Whether input and output of a layer differ in more than the channels."""
     if len(node.given) != len(node.shape):
         return True
-    channels = 1 if node.operation in ("convolution", "_convolution") else len(node.shape) - 1
+    channels = range(len(node.shape))[node.channels]
     return any(a != b for d, (a, b) in enumerate(zip(node.given, node.shape, strict=True)) if d != channels)
 
 

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from prunerecover.graph.dimensions.operation_names import BLANK
+from prunerecover.graph.watching import Observer
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.key_values import without_kept
 
@@ -123,7 +124,7 @@ class _Value:
 CONSTANT = _Value()
 
 
-class Recorder:
+class Recorder(Observer):
     """Observer that records a forward pass, for `watch`.
 
     Args:

@@ -111,7 +111,7 @@ def _branches(graph: ComputationGraph, last: list[Node]) -> list[list[Node]]:
 def _is_of_a_trunk(node: Node) -> bool:
     before, after = (prod(shape[2:]) for shape in (node.given, node.shape))
     sums = node.kind == "join" and node.operation != "cat"
-    return sums or node.kind == "product" or (_is_convolution(node) and after < before)
+    return sums or node.kind == "product" or (node.is_convolution and after < before)
 
 
 def _copies(graph: ComputationGraph, branch: list[Node]) -> list[list[Node]]:
@@ -127,16 +127,7 @@ def _copies(graph: ComputationGraph, branch: list[Node]) -> list[list[Node]]:
 
 def _layout(layers: list[Node], module: str) -> list[tuple[str, str, int, int]]:
     """Return names, operations and numbers of channels, before and after, of the layers in a module."""
-    return [(n.module.removeprefix(module), n.operation, *_channels(n)) for n in layers]
-
-
-def _channels(layer: Node) -> tuple[int, int]:
-    dim = 1 if _is_convolution(layer) else -1
-    return layer.given[dim], layer.shape[dim]
-
-
-def _is_convolution(node: Node) -> bool:
-    return node.operation in ("convolution", "_convolution")
+    return [(n.module.removeprefix(module), n.operation, n.given[n.channels], n.shape[n.channels]) for n in layers]
 
 
 def common_module(paths: list[str]) -> str:

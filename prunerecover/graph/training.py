@@ -10,7 +10,7 @@ way where gradients are enabled.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from prunerecover.graph.computation_graph import ComputationGraph
 from prunerecover.graph.trace import trace_training
-from prunerecover.graph.watching import watching_calls, watching_code
+from prunerecover.graph.watching import Observer, watching_calls, watching_code
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.copies import apart_copy
 from prunerecover.model.evaluation import evaluating, train_but_for_statistics, uncompiled
@@ -104,7 +104,7 @@ def _touched(model: nn.Module, inputs: ModelInputs) -> frozenset[str]:
 
 
 @dataclass
-class _Reads:
+class _Reads(Observer):
     """Observer of reads of modules' parts outside any call.
 
     Attributes:
@@ -128,9 +128,6 @@ class _Reads:
     def read(self, path: str, *, tensor: bool) -> None:
         if path and not self.calls:
             self.found.add(path)
-
-    def hooked(self, path: str, tensors: Sequence[Tensor]) -> None:
-        """Ignore hooks."""
 
 
 def _forms(graph: ComputationGraph, path: str) -> list[tuple[object, ...]]:

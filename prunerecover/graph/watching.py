@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 from unittest import mock
 
 import torch
@@ -20,8 +20,13 @@ from prunerecover.model.evaluation import evaluating, train_but_for_statistics, 
 from prunerecover.model.hooks import removed_after
 
 
-class CallObserver(Protocol):
-    """Observer of calls of modules."""
+class Observer:
+    """Observer of a forward pass; events without a method of the observer's own are ignored."""
+
+    @property
+    def running(self) -> bool:
+        """Whether a call has begun and not ended."""
+        return False
 
     def enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a call of the module at `path`."""
@@ -29,20 +34,8 @@ class CallObserver(Protocol):
     def leave(self, path: str, module: nn.Module, output: Any) -> None:
         """Note the return of the module at `path`."""
 
-
-class Observer(CallObserver, Protocol):
-    """Observer of a forward pass."""
-
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Note an ATen operator with arguments and result."""
-
-
-class CodeObserver(Protocol):
-    """Observer of the code between the calls of a network."""
-
-    @property
-    def running(self) -> bool:
-        """Whether a call has begun and not ended."""
 
     def read(self, path: str, *, tensor: bool) -> None:
         """Note that code reads a part of the module at `path`: a parameter or buffer, or a submodule."""
@@ -85,7 +78,7 @@ def watch(model: nn.Module, inputs: ModelInputs, *observers: Observer, training:
 
 
 @contextmanager
-def watching_code(model: nn.Module, observer: CodeObserver) -> Iterator[None]:
+def watching_code(model: nn.Module, observer: Observer) -> Iterator[None]:
     """Notify an observer, inside a `with` block, of module parts read by code and of hooks registered by code.
 
     The hooks get aliases of tensors: tensors passed on by a hook can be told from tensors read by the network itself.
@@ -126,7 +119,7 @@ def watching_code(model: nn.Module, observer: CodeObserver) -> Iterator[None]:
 
 
 @contextmanager
-def watching_calls(model: nn.Module, observers: Sequence[CallObserver]) -> Iterator[None]:
+def watching_calls(model: nn.Module, observers: Sequence[Observer]) -> Iterator[None]:
     """Notify observers, inside a `with` block, of the calls of a model's modules.
 
     Args:

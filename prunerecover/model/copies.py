@@ -26,12 +26,7 @@ def meta_copy(model: nn.Module) -> nn.Module:
     >>> meta_copy(nn.Linear(2, 3)).weight.device
     device(type='meta')
     """
-
-    def bare(tensor: Tensor) -> Tensor:
-        empty = tensor.detach().to(META)
-        return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-
-    return _copy(model, bare)
+    return _copy(model, lambda tensor: _like(tensor, tensor.detach().to(META)))
 
 
 def share_copy(model: nn.Module) -> nn.Module:
@@ -64,21 +59,16 @@ def apart_copy(model: nn.Module) -> nn.Module:
     >>> copied is net.weight, copied.data_ptr() == net.weight.data_ptr()
     (False, True)
     """
-
-    def own(tensor: Tensor) -> Tensor:
-        return nn.Parameter(tensor.detach(), tensor.requires_grad) if isinstance(tensor, nn.Parameter) else tensor
-
-    return _copy(model, own)
+    return _copy(model, lambda tensor: _like(tensor, tensor.detach()) if isinstance(tensor, nn.Parameter) else tensor)
 
 
 def deep_copy(model: nn.Module) -> nn.Module:
     """Copy a model with its values: original and copy are independent."""
+    return _copy(model, lambda tensor: _like(tensor, tensor.detach().clone()))
 
-    def own(tensor: Tensor) -> Tensor:
-        value = tensor.detach().clone()
-        return nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
 
-    return _copy(model, own)
+def _like(tensor: Tensor, value: Tensor) -> Tensor:
+    return nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
 
 
 def _copy(model: nn.Module, tensor_of: Callable[[Tensor], Tensor]) -> nn.Module:

@@ -34,19 +34,8 @@ HEADS = ("num_heads", "num_attention_heads", "num_head", "n_head", "n_heads", "n
 SHORT_HEADS = ("h", "nh")  # heights, in further modules
 KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 SETTINGS = frozenset(
-    (*HEADS, *SHORT_HEADS, *KEY_VALUE_HEADS, "num_key_value_groups", "head_dim", "attention_head_size")
-    + (
-        "window_size",
-        "shift_size",
-        "groups",
-        "num_groups",
-        "stride",
-        "padding",
-        "dilation",
-        "kernel_size",
-        "eps",
-        "variance_epsilon",
-    )
+    (*HEADS, *SHORT_HEADS, *KEY_VALUE_HEADS, "num_key_value_groups", "head_dim", "attention_head_size", "window_size")
+    + ("shift_size", "groups", "num_groups", "stride", "padding", "dilation", "kernel_size", "eps", "variance_epsilon")
     + ("top_k", "num_experts_per_tok")
 )
 REROUTED = "rerouted"  # calls removed by surgery from a module's forward

@@ -47,7 +47,7 @@ def shared_counts(network: nn.Module) -> Mapping[tuple[str, str], int]:
     said: dict[tuple[str, str], int] = {}
     seen: set[int] = set()
     for path, module in network.named_modules() if sizes else ():
-        below = {size for block, size in sizes.items() if _is_in(block, path)}
+        below = {size for block, size in sizes.items() if is_within(block, path)}
         if len(below) != 1:
             continue
         (size,) = below
@@ -64,8 +64,4 @@ def shared_counts(network: nn.Module) -> Mapping[tuple[str, str], int]:
 def _all_alike(network: nn.Module, sizes: Mapping[str, int], config: Any) -> bool:
     """Whether all layers under any holder of the config have the same number of experts."""
     holders = [path for path, module in network.named_modules() if getattr(module, "config", None) is config]
-    return len({size for block, size in sizes.items() if any(_is_in(block, path) for path in holders)}) == 1
-
-
-def _is_in(block: str, path: str) -> bool:
-    return is_within(block, path)
+    return len({size for block, size in sizes.items() if any(is_within(block, path) for path in holders)}) == 1

@@ -20,21 +20,10 @@ GENERIC = {
 LAYERS = ("act_layer", "norm_layer")
 COMMON = ("num_classes", "in_chans", "img_size", "drop_rate", "drop_path_rate")
 ARGUMENTS = frozenset(
-    {
-        *COMMON,
-        *LAYERS,
-        "patch_size",
-        "global_pool",
-        "embed_dim",
-        "depth",
-        "num_heads",
-        "mlp_ratio",
-        "qkv_bias",
-        "qk_norm",
-    }
-    | {"scale_attn_norm", "scale_mlp_norm", "proj_bias", "init_values", "class_token", "pos_embed", "no_embed_class"}
+    {*COMMON, *LAYERS, "patch_size", "global_pool", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias"}
+    | {"qk_norm", "scale_attn_norm", "scale_mlp_norm", "proj_bias", "init_values", "class_token", "pos_embed"}
     | {"reg_tokens", "pre_norm", "final_norm", "fc_norm", "pool_include_prefix", "dynamic_img_size", "dynamic_img_pad"}
-    | {"pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate"}
+    | {"no_embed_class", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate"}
 )
 
 
@@ -47,18 +36,18 @@ def timm_call(constructor: dict[str, Any]) -> Callable[[], nn.Module]:
     import timm
 
     name, kwargs = constructor["timm"], dict(constructor.get("kwargs") or {})
-    if not isinstance(name, str) or not timm.is_model(name):
-        raise ValueError(
-            f"Expected the name of a model of timm {timm.__version__}, but got {name!r}. Is timm too old, or was the "
-            "module that registers it not imported yet?"
-        )
-    check_arguments(name, kwargs, ARGUMENTS)
+    check_call(timm, name, isinstance(name, str) and timm.is_model(name), kwargs, ARGUMENTS)
     return partial(timm.create_model, name, pretrained=False, **kwargs)
 
 
-def check_arguments(name: str, kwargs: dict[str, Any], known: frozenset[str]) -> None:
-    """Raise ValueError unless all arguments are known, and are numbers, words or lists of numbers."""
-    odd = sorted(str(key) for key, value in kwargs.items() if key not in known or not _is_plain(value))
+def check_call(library: Any, name: Any, is_known: bool, kwargs: dict[str, Any], arguments: frozenset[str]) -> None:
+    """Raise ValueError unless a name and all arguments are known, and these are numbers, words or lists of numbers."""
+    if not is_known:
+        raise ValueError(
+            f"Expected the name of a model of {library.__name__} {library.__version__}, but got {name!r}. Is "
+            f"{library.__name__} too old, or was the module that registers it not imported yet?"
+        )
+    odd = sorted(str(key) for key, value in kwargs.items() if key not in arguments or not _is_plain(value))
     if odd:
         raise ValueError(
             f"Expected only arguments that shape '{name}', as numbers and words, but got {', '.join(odd)}. "

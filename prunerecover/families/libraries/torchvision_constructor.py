@@ -16,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 from torch import nn
 
 from prunerecover.families.libraries.empty_models import on_meta_if_possible
-from prunerecover.families.libraries.timm_constructor import check_arguments
+from prunerecover.families.libraries.timm_constructor import check_call
 
 ARGUMENTS = frozenset(
     {"num_classes", "num_keypoints", "aux_loss", "aux_logits", "init_weights", "transform_input", "image_size"}
@@ -39,12 +39,7 @@ def torchvision_call(constructor: dict[str, Any]) -> Callable[[], nn.Module]:
     import torchvision
 
     name, kwargs = constructor["torchvision"], dict(constructor.get("kwargs") or {})
-    if not isinstance(name, str) or name not in torchvision.models.list_models():
-        raise ValueError(
-            f"Expected the name of a model of torchvision {torchvision.__version__}, but got {name!r}. Is torchvision "
-            "too old, or was the module that registers it not imported yet?"
-        )
-    check_arguments(name, kwargs, ARGUMENTS)
+    check_call(torchvision, name, name in torchvision.models.list_models(), kwargs, ARGUMENTS)
     return lambda: _built(name, kwargs, constructor.get("frozen_norms"))
 
 

@@ -10,12 +10,13 @@ from torch.utils._pytree import tree_leaves
 from prunerecover.graph.dimensions.rules import follow
 from prunerecover.graph.dimensions.rules_recurrent import RECURRENT, follow_recurrent
 from prunerecover.graph.dimensions.ties import Info, Ties
+from prunerecover.graph.watching import Observer
 from prunerecover.model.paths import get_module
 
 OUTPUT = "the model's output"
 
 
-class Follower:
+class Follower(Observer):
     """Observer that notes ties in a forward pass, for `watch`; recurrent layers are followed as a whole.
 
     Args:

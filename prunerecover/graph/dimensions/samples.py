@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from prunerecover.graph.watching import Observer
 from prunerecover.plan.groups import Place
 
 
@@ -29,7 +30,7 @@ class SampleLayout:
 
 
 @dataclass
-class SeenTensors:
+class SeenTensors(Observer):
     """Observer of the first tensor taken and the first tensor returned in each module's first call.
 
     Attributes:
@@ -50,9 +51,6 @@ class SeenTensors:
     def leave(self, path: str, module: nn.Module, output: Any) -> None:
         """Note the first tensor that a module returns."""
         self._see((path, "output"), *(output[:1] if isinstance(output, tuple) else (output,)))
-
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Ignore single operations."""
 
     def _see(self, place: Place, tensor: Any = None) -> None:
         if not isinstance(tensor, Tensor) or place in self.shapes:
