@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from prunerecover.graph.dimensions.operation_names import BLANK
-from prunerecover.graph.watching import Observer
+from prunerecover.graph.watching import Observer, Operation
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.key_values import without_kept
 
@@ -205,18 +205,16 @@ class Recorder(Observer):
             call.returns = len(output) if len(output) > 1 else 0
             call.doubtful |= any(not isinstance(leaf, Tensor) for leaf in tree_leaves(output[1:]) if leaf is not None)
 
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def operation(self, operation: Operation) -> None:
         """Note an operation, and the content of its outputs."""
-        name: str = func.overloadpacket.__name__
-        plain, call = name.rstrip("_"), self._open[-1] if self._open else 0
+        plain, call = operation.name, self._open[-1] if self._open else 0
+        tensors, outputs = operation.tensors, operation.outputs
         occurrence = self._ran[call, plain]
         self._ran[call, plain] += 1
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         values = [self._value(tensor) for tensor in tensors]
         sources = tuple(value.source for value in values if value.source is not None)
         weights = tuple(dict.fromkeys(name for value in values for name in value.weights))
-        if func.is_view and tensors:
+        if operation.func.is_view and tensors:
             base = self._bases.get(tensors[0], tensors[0])
             for tensor in outputs:
                 self._bases[tensor] = base
@@ -226,17 +224,16 @@ class Recorder(Observer):
                 self._values[tensor] = CONSTANT if plain in BLANK else _Value(weights=weights)
             return
         given = next(tensor for tensor, value in zip(tensors, values, strict=True) if value.source is not None)
-        in_place = plain != name
         recorded = Recorded(
             plain,
-            in_place,
+            operation.in_place,
             call,
             occurrence,
             sources,
             weights,
             tuple(outputs[0].shape),
             tuple(given.shape),
-            torch.Tag.pointwise in func.tags,
+            torch.Tag.pointwise in operation.func.tags,
             plain != "detach" and any(t.is_floating_point() or t.is_complex() for t in outputs),
         )
         number = len(self.operations)
@@ -245,9 +242,9 @@ class Recorder(Observer):
             self.calls[self._open[-1]].operations.append(number)
         for k, tensor in enumerate(outputs):
             self._values[tensor] = _Value(Source(number, k))
-        if in_place and (whole := self._bases.get(tensors[0])) is not None:
+        if operation.in_place and (whole := self._bases.get(tensors[0])) is not None:
             self._values[whole] = _Value(Source(number))  # a part was written: the whole depends on the input now
-        elif in_place:
+        elif operation.in_place:
             for view in list(self._views.get(tensors[0], ())):
                 self._values[view] = _Value(Source(number))
 

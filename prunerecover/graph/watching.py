@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from unittest import mock
 
@@ -18,6 +20,54 @@ from torch.utils._pytree import tree_leaves, tree_map
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.evaluation import evaluating, train_but_for_statistics, uncompiled
 from prunerecover.model.hooks import removed_after
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of PyTorch, just executed.
+
+    Attributes:
+        func: ATen operator.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        out: Output of the operator.
+    """
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+
+    @cached_property
+    def name(self) -> str:
+        """Name without the underscore of operations in place."""
+        name: str = self.func.overloadpacket.__name__
+        return name.rstrip("_")
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the operation writes into its first argument."""
+        return bool(self.name != self.func.overloadpacket.__name__)
+
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """The tensors among the arguments."""
+        return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+
+    @cached_property
+    def outputs(self) -> list[Tensor]:
+        """The tensors in the output."""
+        return [leaf for leaf in tree_leaves(self.out) if isinstance(leaf, Tensor)]
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """Return an argument passed by position or by name.
+
+        Args:
+            position: Place among positional arguments.
+            name: Keyword of the argument.
+            default: Value of an omitted argument.
+        """
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
 
 class Observer:
@@ -34,8 +84,8 @@ class Observer:
     def leave(self, path: str, module: nn.Module, output: Any) -> None:
         """Note the return of the module at `path`."""
 
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Note an ATen operator with arguments and result."""
+    def operation(self, operation: Operation) -> None:
+        """Note an executed operation."""
 
     def read(self, path: str, *, tensor: bool) -> None:
         """Note that code reads a part of the module at `path`: a parameter or buffer, or a submodule."""
@@ -50,10 +100,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.observers = observers
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        operation = Operation(func, args, kwargs or {}, func(*args, **(kwargs or {})))
         for observer in self.observers:
-            observer.operation(func, args, kwargs or {}, out)
-        return out
+            observer.operation(operation)
+        return operation.out
 
 
 def watch(model: nn.Module, inputs: ModelInputs, *observers: Observer, training: bool = False) -> Any:

@@ -74,35 +74,21 @@ class BlockRunner:
             return predictions_of(call(self.model, inputs))
 
     @contextmanager
-    def _noting_form(self, block: nn.Module) -> Iterator[None]:
-        """Note whether blocks return a tuple, as in Bloom and Falcon: skipped blocks must do the same."""
+    def _from(self, start: int, hidden: Tensor | None) -> Iterator[None]:
+        def inject(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if hidden is None:
+                return None
+            return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
 
         def note(_: nn.Module, __: Any, output: Any) -> None:
-            if self._in_tuple is None:
+            if self._in_tuple is None:  # as in Bloom and Falcon: skipped blocks must return the same
                 self._in_tuple = isinstance(output, tuple)
 
-        with removed_after(block.register_forward_hook(note)):
+        skipped = 0 if hidden is None else start
+        entered = self.blocks[min(skipped, len(self.blocks) - 1)]
+        handles = entered.register_forward_pre_hook(inject, with_kwargs=True), entered.register_forward_hook(note)
+        with self.skipping(range(skipped)), removed_after(*handles):
             yield
-
-    @contextmanager
-    def _from(self, start: int, hidden: Tensor | None) -> Iterator[None]:
-        if hidden is None:
-            with self._noting_form(self.blocks[0]):
-                yield
-            return
-
-        def inject(
-            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            if args:
-                return (hidden, *args[1:]), kwargs
-            return args, {**kwargs, "hidden_states": hidden}
-
-        with self.skipping(range(start)):
-            entered = self.blocks[min(start, len(self.blocks) - 1)]
-            handle = entered.register_forward_pre_hook(inject, with_kwargs=True)
-            with removed_after(handle), self._noting_form(entered):
-                yield
 
     @contextmanager
     def skipping(self, indices: Iterable[int]) -> Iterator[None]:

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from prunerecover.graph.dimensions.rules import follow
 from prunerecover.graph.dimensions.rules_recurrent import RECURRENT, follow_recurrent
 from prunerecover.graph.dimensions.ties import Info, Ties
-from prunerecover.graph.watching import Observer
+from prunerecover.graph.watching import Observer, Operation
 from prunerecover.model.paths import get_module
 
 OUTPUT = "the model's output"
@@ -46,10 +46,10 @@ class Follower(Observer):
             self._given = None
         self.ties.leave(module, output)
 
-    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def operation(self, operation: Operation) -> None:
         """Note the ties of an operation."""
         if self._given is None:
-            follow(self.ties, func, args, kwargs, out)
+            follow(self.ties, operation)
 
     def finish(self, output: Any) -> None:
         """Pin the model's outputs, except caches of keys and values."""

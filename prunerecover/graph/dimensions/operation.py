@@ -1,59 +1,14 @@
-"""An executed operation, and the records of its outputs."""
+"""Records of the outputs of an executed operation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from prunerecover.graph.dimensions.dimension_ids import Maps
 from prunerecover.graph.dimensions.ties import Chain, Info, Ties
-
-
-@dataclass(frozen=True)
-class Operation:
-    """An operation of PyTorch, just executed.
-
-    Attributes:
-        func: ATen operator.
-        name: Name without the underscore of operations in place.
-        in_place: Whether the name had an underscore.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        out: Output of the operator.
-    """
-
-    func: Any
-    name: str
-    in_place: bool
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    out: Any
-
-    @cached_property
-    def tensors(self) -> list[Tensor]:
-        """The tensors among the arguments."""
-        return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
-
-    @cached_property
-    def outputs(self) -> list[Tensor]:
-        """The tensors in the output."""
-        return [leaf for leaf in tree_leaves(self.out) if isinstance(leaf, Tensor)]
-
-    def argument(self, position: int, name: str, default: Any = None) -> Any:
-        """Return an argument passed by position or by name.
-
-        Args:
-            position: Place among positional arguments.
-            name: Keyword of the argument.
-            default: Value of an omitted argument.
-        """
-        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
-
+from prunerecover.graph.watching import Operation
 
 Rule = Callable[[Ties, Operation], None]
 

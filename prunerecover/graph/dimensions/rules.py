@@ -5,14 +5,12 @@ Operations with PyTorch's element-wise tag need no entry. An operation without a
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 import prunerecover.graph.dimensions.rules_elementwise as elementwise
 import prunerecover.graph.dimensions.rules_movement as moves
 import prunerecover.graph.dimensions.rules_products as products
-from prunerecover.graph.dimensions.operation import Operation, Rule, unknown
+from prunerecover.graph.dimensions.operation import Rule, unknown
 from prunerecover.graph.dimensions.operation_names import (
     BATCH_NORMS,
     COPIES,
@@ -26,27 +24,18 @@ from prunerecover.graph.dimensions.operation_names import (
 from prunerecover.graph.dimensions.running_line import running_line
 from prunerecover.graph.dimensions.statistics import follow_statistics, note_numbers, statistics_read
 from prunerecover.graph.dimensions.ties import Ties
+from prunerecover.graph.watching import Operation
 
 
-def follow(ties: Ties, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    """Note the ties of an operation.
-
-    Args:
-        ties: Ties of the forward pass.
-        func: ATen operator.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        out: Output of the operator.
-    """
-    name: str = func.overloadpacket.__name__
-    plain = name.rstrip("_")
-    operation = Operation(func, plain, name != plain, args, kwargs, out)
-    rule = RULES.get(plain) or (elementwise.pointwise if torch.Tag.pointwise in func.tags else unknown)
+def follow(ties: Ties, operation: Operation) -> None:
+    """Note the ties of an operation."""
+    pointwise = torch.Tag.pointwise in operation.func.tags
+    rule = RULES.get(operation.name) or (elementwise.pointwise if pointwise else unknown)
     rule = rule if operation.outputs else unknown  # for example torch.equal, with a bool as result
     before = statistics_read(ties, operation)  # operations in place overwrite the records
     rule(ties, operation)
     if ties.ids.pinned:
-        ties.record_pins(plain, running_line())
+        ties.record_pins(operation.name, running_line())
     follow_statistics(ties, operation, before, carries=rule in CARRYING)
     note_numbers(ties, operation, elementwise=rule in ELEMENTWISE)
 

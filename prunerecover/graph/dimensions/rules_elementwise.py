@@ -8,9 +8,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from prunerecover.graph.dimensions.dimension_ids import Maps, Operand, unify, varying
-from prunerecover.graph.dimensions.operation import Operation, activations, propagate, record_output
+from prunerecover.graph.dimensions.operation import activations, propagate, record_output
 from prunerecover.graph.dimensions.statistics import take_statistics
 from prunerecover.graph.dimensions.ties import Count, Ties
+from prunerecover.graph.watching import Operation
 
 
 def pointwise(ties: Ties, operation: Operation) -> None:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from prunerecover.graph.dimensions.dimension_ids import Maps, Operand, aligned, unify, varying
-from prunerecover.graph.dimensions.operation import Operation, propagate, record_output, unknown
+from prunerecover.graph.dimensions.operation import propagate, record_output, unknown
 from prunerecover.graph.dimensions.rules_elementwise import channels, note_sizes, vectors
 from prunerecover.graph.dimensions.ties import Attention, Count, Info, Product, Ties
+from prunerecover.graph.watching import Operation
 
 NONE = torch.empty(0, dtype=torch.long)
 
