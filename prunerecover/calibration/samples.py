@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from prunerecover.model.batches import Batches, ModelInputs, as_inputs, listed
+from prunerecover.model.batches import Batches, ModelInputs, as_inputs, listed, with_samples
 
 MIN_SAMPLES = 8
 
@@ -52,13 +52,10 @@ def split_batches(batches: Batches, device: torch.device, seed: int = 0) -> Cali
         seed: Offset of the held-out samples: (index + seed) modulo 4 equal to 3, counted from 0 over all batches.
 
     Raises:
-        ValueError: If there is no sample at all.
+        ValueError: If there is no batch, or a batch without samples.
     """
-    inputs = [as_inputs(b).to(device) for b in listed(batches)]
+    inputs = [as_inputs(b).to(device) for b in with_samples(listed(batches))]
     total = sum(b.n_samples for b in inputs)
-    if total == 0:
-        empty = "Expected at least one calibration batch, but the loader was empty. "
-        raise ValueError(f"{empty}Pass an iterable of batches (a generator that was already consumed is empty).")
     if total < MIN_SAMPLES:
         return CalibrationSet(tuple(inputs), tuple(inputs), total, tuple(inputs))
     fit, held_out, seen = [], [], 0

@@ -175,11 +175,9 @@ def _kinds_of(model: nn.Module, kinds: str | Sequence[str] | None) -> tuple[str,
 
 def _traced(model: nn.Module, example: ModelInputs | None, depth: Sequence[str], width: Sequence[str]) -> Traced | None:
     """Return the trace of a forward pass, or None where parts of a known family tell enough."""
-    if depth and not known_by_parts(model, depth):
-        return trace(model, needed(model, example, depth), "batches")
-    if set(width) - {"expert"}:
-        return trace(model, needed(model, example, width), "batches")
-    return None
+    by_parts = not depth or known_by_parts(model, depth)
+    kinds = depth if not by_parts else width if set(width) - {"expert"} else ()
+    return trace(model, needed(model, example, kinds), "batches") if kinds else None
 
 
 def _depth(

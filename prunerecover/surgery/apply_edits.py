@@ -98,7 +98,7 @@ def _applied(before: Mapping[str, Parameter], context: EditContext) -> Applied:
     after = dict(context.model.named_parameters())
     left = set(after.values())
     removed = {name: p for name, p in before.items() if p not in left}
-    added = {name: (p, context.like_of(p)) for name, p in after.items() if p in context.likes}
+    added = {name: (p, context.like_of(p)) for name, p in after.items() if p in context.origins}
     gone = set(removed.values())
     origins = {p: context.origin_of(p) for p, _ in added.values()}
     cuts = {p: (old, how) for p, (old, how) in origins.items() if old in gone}

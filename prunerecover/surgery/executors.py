@@ -56,28 +56,26 @@ class EditContext:
         model: Network without wrappers.
         tensors: Fitted values by key, or None when only the structure is made.
         journal: Changes so far.
-        likes: Parameter whose optimizer group a new parameter joins, by the new one.
-        cuts: Old parameter and its cuts, by the narrowed parameter.
+        origins: Parameter whose optimizer group a new parameter joins, by the new one, and the cuts of the old one that
+            made the new; None: the new one takes no state over.
     """
 
     model: nn.Module
     tensors: Mapping[str, Tensor] | None
     journal: Journal = field(default_factory=Journal)
-    likes: dict[Parameter, Parameter] = field(default_factory=dict)
-    cuts: dict[Parameter, tuple[Parameter, Cuts]] = field(default_factory=dict)
+    origins: dict[Parameter, tuple[Parameter, Cuts | None]] = field(default_factory=dict)
 
     def like_of(self, parameter: Parameter) -> Parameter:
-        """Follow `likes` back to a parameter from before the surgery."""
-        while parameter in self.likes:
-            parameter = self.likes[parameter]
+        """Follow `origins` back to a parameter from before the surgery."""
+        while parameter in self.origins:
+            parameter, _ = self.origins[parameter]
         return parameter
 
     def origin_of(self, parameter: Parameter) -> tuple[Parameter, Cuts]:
-        """Follow `cuts` back to an uncut parameter."""
+        """Follow cuts back to an uncut parameter."""
         cuts: Cuts = ()
-        while parameter in self.cuts:
-            parameter, earlier = self.cuts[parameter]
-            cuts = (*earlier, *cuts)
+        while (found := self.origins.get(parameter)) is not None and found[1] is not None:
+            parameter, cuts = found[0], (*found[1], *cuts)
         return parameter, cuts
 
     def register(self, new: nn.Module, likes: Mapping[str, Parameter], values: Mapping[str, Tensor]) -> None:
@@ -94,7 +92,7 @@ class EditContext:
             value = values.get(name, initial).detach().to(like.device, like.dtype, copy=True)
             parameter = Parameter(value, requires_grad=like.requires_grad)
             new.register_parameter(name, parameter)
-            self.likes[parameter] = like
+            self.origins[parameter] = like, None
 
     def set_values(self, path: str, values: Mapping[str, Tensor]) -> None:
         """Set values of a module's parameters, in new parameters with the optimizer state of the old."""
@@ -102,7 +100,7 @@ class EditContext:
             old = get_module(self.model, path).get_parameter(name)
             new = Parameter(torch.empty_like(old.detach()).copy_(value), requires_grad=old.requires_grad)
             self.journal.replace(self.model, places_of(self.model, [id(old)])[id(old)], new)
-            self.likes[new], self.cuts[new] = old, (old, ())
+            self.origins[new] = old, ()
 
     def replace_module(self, path: str, new: nn.Module) -> None:
         """Put a module at a path."""
@@ -153,9 +151,7 @@ def _(edit: Replace, context: EditContext) -> None:
 @execute.register
 def _(edit: Narrow, context: EditContext) -> None:
     taken_over = {} if context.tensors is None else {k.partition(".")[2]: context.tensors[k] for k in edit.tensors}
-    made = narrow(context.model, edit, context.journal, taken_over)
-    context.cuts |= made
-    context.likes |= {new: old for new, (old, _) in made.items()}
+    context.origins |= narrow(context.model, edit, context.journal, taken_over)
 
 
 @execute.register
