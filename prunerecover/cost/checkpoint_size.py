@@ -15,4 +15,4 @@ def checkpoint_bytes(network: nn.Module) -> int:
     80
     """
     tensors = {id(tensor): tensor for tensor in network.state_dict(keep_vars=True).values()}
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())

@@ -122,7 +122,7 @@ def latency_ratio(
     """
     check_clock(clock)
     first = dense.network if isinstance(dense, Timed) else dense
-    device = _shared_device(first, pruned)
+    device = shared_device(first, pruned)
     if pairs < 1:
         raise ValueError(f"Expected at least one pair, but got pairs={pairs}. 30 give a usable interval.")
     inputs = as_inputs(example_inputs).to(device)
@@ -158,7 +158,7 @@ def median_latency(
         threads: CPU threads during the measurement; None: PyTorch's present number.
     """
     one = model if isinstance(model, Timed) else Timed(model, inputs)
-    _shared_device(one.network)
+    shared_device(one.network)
     with evaluating(one.network), _quiet(threads):
         times = [one.stopwatch(one.run) for _ in range(3 + repeats)]
     return float(np.median(times[3:])) * 1e3
@@ -231,7 +231,8 @@ def _agree(times: Sequence[tuple[float, float]], enough: float, seed: int) -> bo
     return found.high - found.low <= enough
 
 
-def _shared_device(*models: nn.Module) -> torch.device:
+def shared_device(*models: nn.Module) -> torch.device:
+    """Return the device of models; raise ValueError for several devices, or for a model without values."""
     devices = [device_of(model) for model in models]
     if len(set(devices)) > 1:
         found = " and ".join(map(str, devices))

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from prunerecover.cost.environment import device_name, versions
-from prunerecover.cost.latency import median_latency
+from prunerecover.cost.latency import median_latency, shared_device
 from prunerecover.cost.macs import count_macs
 from prunerecover.cost.memory import peak_activations
 from prunerecover.model.batches import as_inputs
-from prunerecover.model.evaluation import device_of
 
 
 @dataclass(frozen=True)
@@ -83,17 +82,16 @@ def measure(
         raise TypeError(f"Expected a network, an nn.Module, but got {type(model).__name__}. Pass the model itself.")
     if not isinstance(repeats, int) or repeats < 0:
         raise ValueError(f"Expected argument repeats to be a whole number >= 0, but got {repeats!r}. For example 20.")
-    place = device_of(model) if device is None else torch.empty(0, device=device).device
-    if device_of(model).type == "meta":
-        raise ValueError("Expected a model with weights, but it is on the meta device. Only `count_macs` works there.")
-    if place != device_of(model):
+    here = shared_device(model)
+    place = here if device is None else torch.empty(0, device=device).device
+    if place != here:
         model = copy.deepcopy(model).to(place)
     inputs = as_inputs(example_inputs).to(place)
     peak, source = peak_activations(model, inputs, place)
     parameters = list(model.parameters())
     return Measurement(
         parameters=sum(p.numel() for p in parameters),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        parameter_bytes=sum(p.nbytes for p in parameters),
         macs=count_macs(model, inputs),
         latency_ms=median_latency(model, inputs, repeats, threads) if repeats else None,
         activation_bytes=peak,

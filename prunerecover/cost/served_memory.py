@@ -33,7 +33,7 @@ def served_memory(network: nn.Module, example: ModelInputs, serving: Serving) ->
     Raises:
         ValueError: If the network fills no cache.
     """
-    weights = {id(tensor): _bytes(tensor) for tensor in chain(network.parameters(), network.buffers())}
+    weights = {id(tensor): tensor.nbytes for tensor in chain(network.parameters(), network.buffers())}
     return sum(weights.values()) + cache_bytes(network, example, serving)
 
 
@@ -71,10 +71,6 @@ def _of_layer(layer: Any, serving: Serving) -> int:
     for name, tensor in vars(layer).items():
         if not isinstance(tensor, Tensor) or tensor.ndim < 2 or not tensor.numel():
             continue
-        sequence = _bytes(tensor) // tensor.shape[0]
+        sequence = tensor.nbytes // tensor.shape[0]
         total += sequence // tensor.shape[SEQUENCE] * kept if name in ("keys", "values") else sequence
     return total * serving.batch
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -50,7 +50,7 @@ def carry_attributes(old: nn.Module, new: nn.Module) -> None:
     3
     """
     for name, value in vars(old).items():
-        if name not in vars(new) and _is_plain(value):
+        if name not in vars(new) and is_plain(value):
             setattr(new, name, value)
     for name, parameter in old._parameters.items():
         if not hasattr(new, name):
@@ -62,9 +62,10 @@ def _without_entries(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=tensor.dtype, device="cpu" if tensor.is_meta else tensor.device)
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether a value is None, a number, a word, or a list or tuple of these."""
     if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
+        return all(map(is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from prunerecover.families.describe import unnamed_stacks
 from prunerecover.families.standard_saving import check_saving, uncheck_saving
 from prunerecover.families.transformers_layers import is_transformers_config
+from prunerecover.model.evaluation import device_of
 from prunerecover.model.paths import get_module, holder_of, set_module
 from prunerecover.surgery.forward.changes import Change, moved
 from prunerecover.surgery.forward.rerouted import reroute
@@ -200,7 +201,7 @@ class Journal:
 
     def undo(self, model: nn.Module, keep: int = 0) -> None:
         """Take back all changes but the first `keep`, last first. Removed parts return to the model's device."""
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        device = device_of(model)
         while len(self.entries) > keep:
             self.entries.pop().undo(model, device)
 

@@ -27,6 +27,8 @@ from torch import fx, nn
 from torch.fx.node import Argument, map_arg
 from torch.fx.proxy import TraceError
 
+from prunerecover.model.replacements import is_plain
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -64,7 +66,7 @@ def trace_forward(module: nn.Module, where: str) -> Traced:
         raise refusal(where, f"tracing it failed ({type(error).__name__}: {str(error)[:200]})") from error
     _check_equal(graph, other_mode, where, "does something else in training than in evaluation")
     _check_equal(graph, by_default, where, "decides by an argument that need not be given")
-    settings = {name for name in read - {"training"} if name in vars(module) and _is_plain(vars(module)[name])}
+    settings = {name for name in read - {"training"} if name in vars(module) and is_plain(vars(module)[name])}
     return Traced(graph, frozenset(settings))
 
 
@@ -220,9 +222,3 @@ def _lines(graph: fx.Graph) -> dict[str, str]:
 
     nodes = [node for node in graph.nodes if node.op != "placeholder"]
     return {n.name: f"{n.op} {n.target} {map_arg(n.args, given)} {map_arg(n.kwargs, given)}" for n in nodes}
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return all(_is_plain(entry) for entry in value)
-    return value is None or isinstance(value, int | float | str)
