@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from prunerecover.graph.dimensions.operation_names import BLANK
-from prunerecover.graph.watching import Observer, Operation
+from prunerecover.graph.dimensions.watching import Observer, Operation
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.key_values import without_kept
 

@@ -19,8 +19,8 @@ from prunerecover.graph.computation_graph import ComputationGraph
 from prunerecover.graph.dimensions.follower import Follower
 from prunerecover.graph.dimensions.samples import SampleLayout, SeenTensors, differing, lying_apart
 from prunerecover.graph.dimensions.ties import Ties
+from prunerecover.graph.dimensions.watching import Observer, watch, watching_code
 from prunerecover.graph.recorder import Recorder
-from prunerecover.graph.watching import Observer, watch, watching_code
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.checks import called_with
 from prunerecover.model.copies import CAPTURING, share_copy

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from prunerecover.graph.computation_graph import ComputationGraph
+from prunerecover.graph.dimensions.watching import Observer, watching_calls, watching_code
 from prunerecover.graph.trace import trace_training
-from prunerecover.graph.watching import Observer, watching_calls, watching_code
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.copies import apart_copy
 from prunerecover.model.evaluation import evaluating, train_but_for_statistics, uncompiled

@@ -18,13 +18,17 @@ from prunerecover.graph import trace
 
 # PyTorch's modes for operations or functions, and their purposes.
 MODES = {
-    "prunerecover/graph/watching.py": "TorchDispatchMode",  # tells observers of a traced pass
+    "prunerecover/graph/dimensions/watching.py": "TorchDispatchMode",  # tells observers of a traced pass
     "prunerecover/cost/macs.py": "FlopCounterMode FakeTensorMode",  # count, and let shapes run without values
     "prunerecover/cost/memory.py": "TorchDispatchMode",  # counts bytes that are alive
     "prunerecover/recovery/branch_ends.py": "TorchFunctionMode",  # ends a pass at one sum, which is copied
     "prunerecover/families/libraries/empty_models.py": "TorchFunctionMode",  # leaves initialisation out
 }
-OBSERVERS = {"watch": "graph.watching", "Recorder": "graph.recorder", "Follower": "graph.dimensions.follower"}
+OBSERVERS = {
+    "watch": "graph.dimensions.watching",
+    "Recorder": "graph.recorder",
+    "Follower": "graph.dimensions.follower",
+}
 FOLDERS = ("prunerecover", "callbacks", "recipes")
 X = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 LABELLED = [(X, torch.arange(8) % 4)]

@@ -1,1 +1,1 @@
-"""Dimensions of tensors in a forward pass: tied indices, and the dimensions of samples."""
+"""Dimensions of tensors in a forward pass, seen by watching: tied indices, and the dimensions of samples."""

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from prunerecover.graph.dimensions.rules import follow
 from prunerecover.graph.dimensions.rules_recurrent import RECURRENT, follow_recurrent
 from prunerecover.graph.dimensions.ties import Info, Ties
-from prunerecover.graph.watching import Observer, Operation
+from prunerecover.graph.dimensions.watching import Observer, Operation
 from prunerecover.model.paths import get_module
 
 OUTPUT = "the model's output"

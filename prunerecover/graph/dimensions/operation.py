@@ -8,7 +8,7 @@ from torch import Tensor
 
 from prunerecover.graph.dimensions.dimension_ids import Maps
 from prunerecover.graph.dimensions.ties import Chain, Info, Ties
-from prunerecover.graph.watching import Operation
+from prunerecover.graph.dimensions.watching import Operation
 
 Rule = Callable[[Ties, Operation], None]
 

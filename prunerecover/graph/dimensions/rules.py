@@ -24,7 +24,7 @@ from prunerecover.graph.dimensions.operation_names import (
 from prunerecover.graph.dimensions.running_line import running_line
 from prunerecover.graph.dimensions.statistics import follow_statistics, note_numbers, statistics_read
 from prunerecover.graph.dimensions.ties import Ties
-from prunerecover.graph.watching import Operation
+from prunerecover.graph.dimensions.watching import Operation
 
 
 def follow(ties: Ties, operation: Operation) -> None:

@@ -11,7 +11,7 @@ from prunerecover.graph.dimensions.dimension_ids import Maps, Operand, unify, va
 from prunerecover.graph.dimensions.operation import activations, propagate, record_output
 from prunerecover.graph.dimensions.statistics import take_statistics
 from prunerecover.graph.dimensions.ties import Count, Ties
-from prunerecover.graph.watching import Operation
+from prunerecover.graph.dimensions.watching import Operation
 
 
 def pointwise(ties: Ties, operation: Operation) -> None:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from prunerecover.graph.dimensions.dimension_ids import Maps, Operand, compact, unify, varying
 from prunerecover.graph.dimensions.operation import propagate, record_output, unknown
 from prunerecover.graph.dimensions.ties import PART, Count, Info, Split, Ties
-from prunerecover.graph.watching import Operation
+from prunerecover.graph.dimensions.watching import Operation
 
 VIEWS = ("view", "_unsafe_view", "_reshape_alias")
 SPLITS = ("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")

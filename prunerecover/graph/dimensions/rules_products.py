@@ -11,7 +11,7 @@ from prunerecover.graph.dimensions.dimension_ids import Maps, Operand, aligned, 
 from prunerecover.graph.dimensions.operation import propagate, record_output, unknown
 from prunerecover.graph.dimensions.rules_elementwise import channels, note_sizes, vectors
 from prunerecover.graph.dimensions.ties import Attention, Count, Info, Product, Ties
-from prunerecover.graph.watching import Operation
+from prunerecover.graph.dimensions.watching import Operation
 
 NONE = torch.empty(0, dtype=torch.long)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from prunerecover.graph.watching import Observer
+from prunerecover.graph.dimensions.watching import Observer
 from prunerecover.plan.groups import Place
 
 

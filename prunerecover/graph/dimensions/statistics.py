@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from prunerecover.graph.dimensions.ties import Arithmetic, Statistic, Ties
-from prunerecover.graph.watching import Operation
+from prunerecover.graph.dimensions.watching import Operation
 
 AVERAGES = ("mean", "var", "var_mean", "std", "std_mean")
 OVER_ALL = ("logsumexp", "prod")  # also over units at zero
