@@ -165,8 +165,7 @@ class Pool(Replacement):
 
     def extra_repr(self) -> str:
         """Text of `print(model)`."""
-        kernel, stride, padding = self.window
-        return f"kernel_size={kernel}, stride={stride}, padding={padding}"
+        return f"kernel_size={self.window[0]}, stride={self.window[1]}, padding={self.window[2]}"
 
 
 def replacement_for(
