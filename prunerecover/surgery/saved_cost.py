@@ -28,7 +28,6 @@ PAIRS = 30
 FEW = 6  # pairs, enough where they agree, or where a share is far from the wanted share
 CLOCKS = 0.01  # usual difference of two latency measurements of the same model
 TIMED = 32  # samples, enough to compare the latency of several plans: with fewer, more stays in caches
-LEAST = 8  # pairs, where the batch is so large that they take as many samples as `PAIRS` pairs of `TIMED`
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,8 +108,7 @@ class DenseCost:
         few = None if wanted is None else self._ratio(FEW, warmup=1).ratio
         if few is not None and (few.high - few.low <= CLOCKS or 1 - wanted not in few):  # type: ignore[operator]
             return 1 - few.value
-        pairs = min(PAIRS, max(LEAST, PAIRS * TIMED // self.example.n_samples))
-        return 1 - self._ratio(pairs, warmup=1, enough=CLOCKS).ratio.value
+        return 1 - self._ratio(PAIRS, warmup=1, enough=CLOCKS).ratio.value
 
     def _ratio(self, pairs: int, **how: Any) -> LatencyRatio:
         """Return the latency of the pruned twin over that of the dense network."""

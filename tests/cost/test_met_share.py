@@ -15,7 +15,7 @@ from prunerecover.cost.met_share import TRIES, BudgetMissed, Shares, Wanted, met
 from prunerecover.cost.statistics import Interval
 from prunerecover.model.batches import as_inputs
 from prunerecover.surgery import saved_cost
-from prunerecover.surgery.saved_cost import FEW, LEAST, PAIRS, TIMED, DenseCost
+from prunerecover.surgery.saved_cost import FEW, PAIRS, TIMED, DenseCost
 
 LATENCY = {"latency": Wanted(0.3, below=0.01, above=0.01)}
 
@@ -144,12 +144,6 @@ def test_few_pairs_are_enough_for_what_is_clearly_more_or_less(
     cost = DenseCost(build("timm"), "latency", as_inputs(batches_of("timm")[0]))
     assert cost.removed_share([], wanted=wanted) == pytest.approx(saved)
     assert pairs == asked
-
-
-@pytest.mark.parametrize(("samples", "asked"), [(TIMED, PAIRS), (2 * TIMED, PAIRS // 2), (8 * TIMED, LEAST)])
-def test_large_batches_are_timed_in_fewer_pairs(samples: int, asked: int, pairs: list[int]) -> None:
-    DenseCost(torch.nn.Linear(1, 1), "latency", as_inputs(torch.zeros(samples, 1))).removed_share([])
-    assert pairs == [asked]
 
 
 @pytest.mark.parametrize(("spread", "asked"), [(0.009, [FEW]), (0.011, [FEW, PAIRS])])
