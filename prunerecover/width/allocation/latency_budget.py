@@ -78,21 +78,6 @@ def met_latency(
     return meet(dense, latency)
 
 
-def _met(
-    dense: DenseCost, latency: float, way: Way, choose: Callable[[Way, Budget], Chosen], less_than: float
-) -> Met[Way]:
-    """Meet a latency by a way, with removed importance below a limit."""
-
-    def edits_at(budget: Budget) -> Sequence[Edit]:
-        edits, lost = choose(way, budget)
-        if lost >= less_than:
-            raise ValueError(f"Expected less importance than {less_than} to go, but got {lost}.")
-        return edits
-
-    macs = macs_for_latency(dense, latency, edits_at)
-    return Met(way, macs, choose(way, macs)[1])
-
-
 def cheapest(ways: Sequence[Way], meet: Callable[[Way, float], Met[Way]]) -> Met[Way]:
     """Return the way with the least removed importance.
 
@@ -118,32 +103,39 @@ def cheapest(ways: Sequence[Way], meet: Callable[[Way, float], Met[Way]]) -> Met
     return best
 
 
-def macs_for_latency(dense: DenseCost, latency: float, edits_at: Callable[[Budget], Sequence[Edit]]) -> Budget:
-    """Return the least tried budget of MACs that saves a share of the latency.
+def _met(
+    dense: DenseCost, latency: float, way: Way, choose: Callable[[Way, Budget], Chosen], less_than: float
+) -> Met[Way]:
+    """Return the least tried budget of MACs that saves a share of the latency by a way.
 
     Args:
         dense: Latency of the model.
         latency: Share to remove, in (0, 1).
-        edits_at: Function from a budget to edits; raises ValueError for a budget out of reach.
+        way: Way to choose units.
+        choose: Function from a way and a budget to edits and lost importance, as in `met_latency`.
+        less_than: Limit of lost importance; plans at the limit are not measured.
 
     Raises:
         ValueError: If no tried budget of MACs saves the share.
     """
     low, high, most = 0.0, MOST, 0.0
-    met: float | None = None
+    met: Met[Way] | None = None
     with progress("measuring latency", STEPS) as advance:
         for _ in range(STEPS):
             advance()
             middle = (low + high) / 2
+            budget = Budget(macs=middle)
             try:
-                edits = edits_at(Budget(macs=middle))
+                edits, lost = choose(way, budget)
             except ValueError:
+                lost = math.inf
+            if lost >= less_than:
                 high = middle
                 continue
             saved = dense.removed_share(edits, wanted=latency)
             most = max(most, saved)
             if saved >= latency:
-                high = met = middle
+                high, met = middle, Met(way, budget, lost)
             else:
                 low = middle
     if met is None:
@@ -151,4 +143,4 @@ def macs_for_latency(dense: DenseCost, latency: float, edits_at: Callable[[Budge
             f"Expected a budget that the groups can meet, {latency:.1%} of the latency, but the most that was "
             f"saved is {most:.1%}. Lower the budget, or ignore fewer groups."
         )
-    return Budget(macs=met)
+    return met

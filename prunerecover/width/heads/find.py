@@ -124,10 +124,9 @@ def _layout(model: nn.Module, heads: Group) -> HeadLayout:
         raise _SizeStays(f"{len(weights)} matrices that make its heads, in place of queries, keys and values")
     if any(tensors[part.tensor].ndim != 2 for part in (*made, *read)):
         raise _SizeStays("convolutions that make its heads")
-    query, key, value = weights
     vectors = [part for part in wide if part.makes and tensors[part.tensor].ndim == 1]
     biases = _biases([_by_head(part, offset, heads.size) for part in vectors for offset in part.offsets], weights)
-    return HeadLayout(size, (query, key, value), biases, _by_head(read[0], read[0].offsets[0], heads.size))
+    return HeadLayout(size, tuple(weights), biases, _by_head(read[0], read[0].offsets[0], heads.size))
 
 
 def _by_head(part: Slice, offset: int, heads: int) -> Slice:
@@ -136,13 +135,13 @@ def _by_head(part: Slice, offset: int, heads: int) -> Slice:
     return Slice(tensor=part.tensor, dim=part.dim, offsets=offsets, span=1, makes=part.makes)
 
 
-def _biases(vectors: Sequence[Slice], weights: Sequence[Slice]) -> tuple[Slice | None, Slice | None, Slice | None]:
+def _biases(vectors: Sequence[Slice], weights: Sequence[Slice]) -> tuple[Slice | None, ...]:
     """Return the biases of queries, keys and values, at the same places of the same modules as the weights."""
     by_place = {(parent_path(part.tensor), part.offsets): part for part in vectors}
-    first, second, third = (by_place.pop((parent_path(part.tensor), part.offsets), None) for part in weights)
+    found = tuple(by_place.pop((parent_path(part.tensor), part.offsets), None) for part in weights)
     if by_place:
         raise _SizeStays(f"'{next(iter(by_place.values())).tensor}', which is no bias of queries, keys or values")
-    return first, second, third
+    return found
 
 
 def _settings(model: nn.Module, heads: Group, layout: HeadLayout) -> tuple[Setting, ...]:

@@ -24,8 +24,8 @@ class HeadLayout:
     """
 
     size: int
-    weights: tuple[Slice, Slice, Slice]
-    biases: tuple[Slice | None, Slice | None, Slice | None]
+    weights: tuple[Slice, ...]
+    biases: tuple[Slice | None, ...]
     output: Slice
 
     @classmethod
@@ -41,11 +41,10 @@ class HeadLayout:
                 'find_groups(model, batches, kinds="head_dim").'
             )
         output = next(part for part in group.slices if not part.makes)
-        query, key, value, *biases = _per_matrix([part for part in group.slices if part.makes], len(output.offsets))
-        weights = query, key, value
-        by_place = {(parent_path(part.tensor), part.offsets): part for part in biases}
-        first, second, third = (by_place.get((parent_path(part.tensor), part.offsets)) for part in weights)
-        return cls(group.size, weights, (first, second, third), output)
+        made = _per_matrix([part for part in group.slices if part.makes], len(output.offsets))
+        by_place = {(parent_path(part.tensor), part.offsets): part for part in made[3:]}
+        biases = tuple(by_place.get((parent_path(part.tensor), part.offsets)) for part in made[:3])
+        return cls(group.size, tuple(made[:3]), biases, output)
 
     @property
     def heads(self) -> int:
@@ -64,10 +63,9 @@ class HeadLayout:
 
     def orders(self) -> Iterator[HeadLayout]:
         """Yield the layout, and the two layouts with another weight as the weight of values."""
-        for first, second, last in ((0, 1, 2), (0, 2, 1), (1, 2, 0)):
-            weights = self.weights[first], self.weights[second], self.weights[last]
-            biases = self.biases[first], self.biases[second], self.biases[last]
-            yield replace(self, weights=weights, biases=biases)
+        for order in ((0, 1, 2), (0, 2, 1), (1, 2, 0)):
+            weights = tuple(self.weights[i] for i in order)
+            yield replace(self, weights=weights, biases=tuple(self.biases[i] for i in order))
 
     def inside(self, path: str) -> HeadLayout:
         """Return the layout with tensor names relative to the module at a path around all tensors."""
@@ -76,8 +74,8 @@ class HeadLayout:
         def own(part: Slice) -> Slice:
             return part.model_copy(update={"tensor": part.tensor[before:]})
 
-        (a, b, c), (d, e, f) = map(own, self.weights), (part and own(part) for part in self.biases)
-        return replace(self, weights=(a, b, c), biases=(d, e, f), output=own(self.output))
+        biases = tuple(part and own(part) for part in self.biases)
+        return replace(self, weights=tuple(map(own, self.weights)), biases=biases, output=own(self.output))
 
     def made(self) -> Iterator[tuple[Slice, Slice | None]]:
         """Yield the weight and the bias of queries, keys and values."""
