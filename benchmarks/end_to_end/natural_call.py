@@ -173,9 +173,9 @@ BENCHMARK = Benchmark(
     33% were picked for the latency, and take out less of the MACs. Latency is of one thread, by what it computes; of
     rows by MACs, that of networks without as many units of each kind, drawn at random. The epoch is at one learning
     rate for all methods: [best rates](best_rates.md) says what was run at the best of three for each. Rows
-    of Prune on ResNet-56, and at 20 and 50% of DeiT-Tiny's latency, are of the present planner, beside other work on
-    both cores. Its thirds of DeiT-Tiny's latency and MACs, and DepthPrune on ResNet-56, were made when the search
-    scored on 64 held-out samples alone; half of the MACs, and DepthPrune at 33% of DeiT-Tiny's MACs and latency, before
+    of Prune by the latency, and at a third of the MACs, are of the present planner, beside other work on both cores:
+    the clock then varies, and with it the plan of ResNet-56. DepthPrune on ResNet-56 was made when the search scored on
+    64 held-out samples alone; Prune at half of the MACs, and DepthPrune at 33% of DeiT-Tiny's MACs and latency, before
     the present rates of tuning, too; further rows by earlier planners, tuned on the calibration images alone.""",
     measure=measure,
     axes={
