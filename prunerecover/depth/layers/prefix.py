@@ -136,16 +136,7 @@ def _inside(module: nn.Module) -> list[nn.Module]:
 
 def _pieces(graph: ComputationGraph) -> tuple[Piece, ...]:
     """Cut a network into calls, each path called once, down to calls with a small part of the layers; outer first."""
-    nodes: dict[int, list[int]] = {number: [] for number in range(len(graph.calls))}
-    times: dict[str, int] = {}
-    for call_ in graph.calls:
-        times[call_.path] = times.get(call_.path, 0) + 1
-    for node in graph.nodes:
-        number = node.call if node.kind not in ("input", "output") else -1
-        while number >= 0:
-            nodes[number].append(node.index)
-            number = graph.calls[number].parent
-    layers = {number: sum(graph.nodes[i].kind == "layer" for i in own) for number, own in nodes.items()}
+    layers = [sum(graph.nodes[index].kind == "layer" for index in own) for own in graph.inside]
     most = max(1, len(graph.of_kind("layer")) // PARTS)
     found, waiting = list[Piece](), [0]
     while waiting:
@@ -153,9 +144,9 @@ def _pieces(graph: ComputationGraph) -> tuple[Piece, ...]:
         made = graph.calls[number]
         if not layers[number]:
             continue
-        once = bool(made.path) and times[made.path] == 1
+        once = bool(made.path) and graph.times[made.path] == 1
         if once:
-            found.append(Piece(made.path, max(nodes[number])))
+            found.append(Piece(made.path, max(graph.inside[number])))
         if not once or (layers[number] > most and made.children):
             waiting += made.children
     return tuple(found)
