@@ -144,7 +144,9 @@ class Refiner:
         return None if found is best else found
 
     def _moved(self, start: State) -> State:
-        """Return the choice of least score near an earlier choice, or far away if none nearby saves enough."""
+        """Return the choice of least score near an earlier one; far away if none saves enough, or the network fails."""
+        if not isfinite(start.divergence):
+            return State(self.library, self._first())
         self._correct(start.names, clock=True)  # read once for each choice
         scores = scores_on_top(self.alone.program, Nearby(start))
         scores.guesses = guesses_on_top(increases_on_top(self.alone.program, start, self._before), VIEWS[0][0])

@@ -82,8 +82,9 @@ def test_sites_are_exchanged_although_the_new_one_costs_more_on_top_than_the_old
     assert gone(Refiner(library, program(), {"macs": 0.4}).run().names) == {"a", "c"}
 
 
-def test_variants_that_fail_together_are_refused() -> None:
+def test_variants_that_fail_together_are_refused_and_nothing_is_scored_on_top() -> None:
     library: Any = Interacting(math.inf)
+    library.scorers.near = lambda *_: pytest.fail("the network's own code may raise anything here")
     with pytest.raises(Refusal, match="with the variants of least score together the network fails. Lower the budget"):
         Refiner(library, program(), {"macs": 0.4}).run()
 
