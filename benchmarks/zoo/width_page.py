@@ -58,12 +58,12 @@ def _seconds(row: Row) -> float:
     return float(row["planning_seconds"])
 
 
-def _page(name: str, kind: str, call: str, title: str) -> Page:
+def _page(name: str, kind: str, call: str, title: str, networks: str = "") -> Page:
     return Page(
         name=name,
         kind=kind,
         title=f"{title} with default arguments: a zoo of networks",
-        about=ABOUT.replace("{call}", call),
+        about=networks + ABOUT.replace("{call}", call),
         columns=("removed", "s", "planning", "ONNX"),
         align="lrrrlrrrrrrr",
         cells=_cells,
@@ -74,4 +74,5 @@ def _page(name: str, kind: str, call: str, title: str) -> Page:
 
 
 PAGE = _page("zoo", "width", "plan_width", "Pruning in width")
-JOINT = _page("zoo_joint", "joint", "plan_pruning", "Pruning in depth and width")
+SAMPLE = "Networks drawn at random (`--suite transformers plain --sample 40`). "
+JOINT = _page("zoo_joint", "joint", "plan_pruning", "Pruning in depth and width", SAMPLE)

@@ -199,9 +199,7 @@ class BudgetSearch:
     def _best(self) -> int:
         if not self.candidates:
             reasons = " ".join(dict.fromkeys(one.refused for one in self.tried))
-            raise ValueError(
-                f"Expected a budget that depth and width can meet, but {self.budget.to_dict()} is not one. {reasons}"
-            )
+            raise Refusal("a budget that depth and width can meet", f"{self.budget.to_dict()} is not one", reasons)
         return min(sorted(self.candidates, key=lambda i: self.tried[i].depth), key=lambda i: _behind(self.tried[i]))
 
     def _described(self, share: float, found: Candidate) -> Plan:
