@@ -151,9 +151,8 @@ def test_a_page_is_rendered_anew_to_the_same_bytes(kind: str) -> None:
 def test_every_refusal_names_its_cause_and_a_way_out(kind: str) -> None:
     rows = json.loads((ROOT / "docs" / "results" / f"{zoo.DIMENSIONS[kind].page.name}.json").read_text())["rows"]
     refused = [row for row in rows if row["outcome"] in ("refused", "nothing")]
-    parts = [row for row in refused] + [row["onnx_parts"] for row in rows if "onnx_parts" in row]
-    assert refused
-    parts += [row["less_parts"] for row in rows if "less_parts" in row]
+    parts = [*refused, *(row[part] for part in ("onnx_parts", "less_parts") for row in rows if part in row)]
+    assert parts
     assert all(part["cause"] and part["way_out"] for part in parts)
     assert all("onnx_parts" in row for row in rows if row.get("onnx") in (FIXED, REFUSED))
 
