@@ -87,7 +87,7 @@ class BlockRunner:
         skipped = 0 if hidden is None else start
         entered = self.blocks[min(skipped, len(self.blocks) - 1)]
         handles = entered.register_forward_pre_hook(inject, with_kwargs=True), entered.register_forward_hook(note)
-        with self.skipping(range(skipped)), removed_after(*handles):
+        with removed_after(*handles), self.skipping(range(skipped)):
             yield
 
     @contextmanager

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest.mock import patch
 
 from torch import nn
 
@@ -48,7 +47,8 @@ def caches_off(*models: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for config in {id(config): config for config in held}.values():
             if getattr(config, SWITCH, False) is True:
-                stack.enter_context(patch.object(config, SWITCH, False))
+                stack.callback(setattr, config, SWITCH, True)  # configs may hold no attributes of their own
+                setattr(config, SWITCH, False)
         yield
 
 

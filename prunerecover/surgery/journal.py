@@ -99,7 +99,11 @@ class Journal:
             model: Network without wrappers.
             path: Path of the submodule.
             new: New module.
+
+        Raises:
+            ValueError: If the model has no such submodule.
         """
+        get_module(model, path)
         parent, _, name = path.rpartition(".")
         self.replace(model, [(parent, name)], new)
 

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn import functional as F
 
 from prunerecover import Budget, apply_plan, plan_width
+from prunerecover.model.evaluation import evaluating
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.model.paths import get_module, parent_path, unwrap
 from prunerecover.model.replacements import (
@@ -151,6 +152,20 @@ def test_planning_leaves_no_graph_in_a_cache() -> None:
     for _ in range(2):
         model.cache.clear()
         model(IMAGES).sum().backward()
+
+
+class Entries(dict[str, Any]):
+    """A config whose attributes are its entries."""
+
+    __getattr__, __setattr__, __delattr__ = dict.get, dict.__setitem__, dict.__delitem__
+
+
+def test_caches_are_on_again_in_a_config_without_attributes_of_its_own() -> None:
+    model = nn.Linear(2, 2)
+    model.config = config = Entries(use_cache=True)  # type: ignore[assignment]
+    with evaluating(model):
+        assert config == {"use_cache": False}
+    assert config == {"use_cache": True}
 
 
 @pytest.mark.parametrize(("leaves", "neutral"), [("zero", torch.add), ("zeros", torch.add), ("one", torch.mul)])
