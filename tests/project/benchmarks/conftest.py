@@ -42,7 +42,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         program = str(ROOT / "benchmarks" / "zoo" / "zoo.py")
         monkeypatch.setattr("sys.argv", [program, "--kind", kind, *options])
         zoo.main()
-        path = tmp_path / ("zoo.md" if kind == "width" else "zoo_depth.md")
+        path = tmp_path / f"{zoo.DIMENSIONS[kind].page.name}.md"
         return {**json.loads(path.with_suffix(".json").read_text()), "page": path.read_text()}
 
     return call
