@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.data.real import BF16, DEVICE, autocast, correct, data_root, deit_tiny, image_data
-from benchmarks.runner.fits import QUIET as QUIET
 from benchmarks.runner.fits import fit
 from prunerecover.callbacks import DistillRecover
 from prunerecover.recipes.data.image_data import ImageData

@@ -22,9 +22,9 @@ import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from benchmarks.data.real import DEVICE
-from benchmarks.data.tiny_imagenet import QUIET
 from benchmarks.end_to_end.natural_call_subjects import SUBJECTS, Subject
 from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.fits import QUIET
 from benchmarks.runner.page import Column, Table, ahead, counts, figure, text
 from benchmarks.runner.rows import Figure, Results
 from prunerecover import Budget, merge

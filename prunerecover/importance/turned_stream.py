@@ -11,22 +11,23 @@ have this angle, too.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from prunerecover.importance.context import Context
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.model.batches import ModelInputs, as_inputs, call, is_padding
 from prunerecover.model.evaluation import device_of, evaluating
-from prunerecover.model.hooks import Called, calls_of, first_tensor, recording
+from prunerecover.model.hooks import recording, removed_after
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.units import Unit
-
-Calls = dict[str, tuple[Called, Tensor]]  # arguments and output, by block
 
 
 def block_influence(context: Context) -> Scores:
@@ -52,17 +53,15 @@ def block_output_angle(context: Context) -> Scores:
             f"Expected units inside blocks for importance='block_output_angle', but '{outside.name}' is in none. Use "
             "'output_divergence'."
         )
-    model, sums, tokens = unwrap(context.model), dict[str, Tensor](), dict.fromkeys(context.shapes, 0)
+    sums, tokens = dict[str, Tensor](), dict.fromkeys(context.shapes, 0)
     for batch in context.batches:
-        inputs = as_inputs(batch).to(device_of(model))
-        with evaluating(model):
-            called = calls_of(model, {unit.block for unit in context.units}, inputs)
-        calls = {path: (one, _output(get_module(model, path), one)) for path, one in called.items()}
+        inputs = as_inputs(batch).to(device_of(context.model))
+        calls = _calls(unwrap(context.model), {unit.block for unit in context.units}, inputs)
 
         def turned(network: nn.Module, unit: Unit, inputs: ModelInputs = inputs, calls: Calls = calls) -> float:
-            seen, output = calls[unit.block]
-            without = first_tensor(*seen) if unit.kind == "block" else _output(get_module(network, unit.block), seen)
-            angles = _angle(_cosine(output, without))
+            seen = calls[unit.block]
+            without = seen.input if unit.kind == "block" else seen.again(get_module(network, unit.block))
+            angles = _angle(_cosine(seen.output, without))
             kept = angles[~is_padding(inputs, angles)]
             tokens[unit.name] += kept.numel()
             return float(kept.sum())
@@ -117,10 +116,60 @@ def _angle(cosine: Tensor) -> Tensor:
     return cosine.arccos() / math.pi
 
 
-def _output(block: nn.Module, called: Called) -> Tensor:
-    """Return the output of a block for the arguments of a call."""
-    args, kwargs = copy.deepcopy(called)
-    with evaluating(block):
-        output = block(*args, **kwargs)
-    found: Tensor = output[0] if isinstance(output, tuple) else output
-    return found
+@dataclass
+class _Call:
+    """Arguments and output of the last call of a block."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Tensor
+
+    @property
+    def input(self) -> Tensor:
+        """First argument."""
+        value = self.args[0] if self.args else next(iter(self.kwargs.values()))
+        assert isinstance(value, Tensor)
+        return value
+
+    def again(self, block: nn.Module) -> Tensor:
+        """Return the output of another block for the same arguments."""
+        args, kwargs = _cloned((self.args, self.kwargs))
+        with evaluating(block):
+            output: Tensor = _first(block(*args, **kwargs))
+            return output
+
+
+Calls = dict[str, _Call]
+
+
+def _calls(network: nn.Module, blocks: Collection[str], batch: ModelInputs) -> Calls:
+    """Run a network, and return the calls of the blocks."""
+    given: dict[str, Any] = {}
+    calls: Calls = {}
+    with ExitStack() as stack:
+        for name in blocks:
+
+            def enter(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                given[name] = _cloned((args, kwargs))
+
+            def leave(_: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
+                calls[name] = _Call(given[name][0], given[name][1], _cloned(_first(output)))
+
+            module = get_module(network, name)
+            handles = (
+                module.register_forward_pre_hook(enter, with_kwargs=True),
+                module.register_forward_hook(leave, with_kwargs=True),
+            )
+            stack.enter_context(removed_after(*handles))
+        stack.enter_context(evaluating(network))
+        call(network, batch)
+    return calls
+
+
+def _first(output: Any) -> Any:
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _cloned(values: Any) -> Any:
+    """Copy tensors, as a block may write into its arguments."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, values)

@@ -37,8 +37,8 @@ from prunerecover.store.search_store import SearchStore
 from prunerecover.width.compensation import moments_of, readers_of
 from prunerecover.width.narrowable import NarrowableNetwork
 
-ON_TOP, FITS = 2.0, 60  # scores on top of choices for each score alone; passes to fit choices and to tune one. Both are
-# of DeiT-Tiny and ResNet-56, for one budget.
+ON_TOP = 2.0  # scores on top of choices for each score alone, for one budget of DeiT-Tiny or ResNet-56
+FITS = 60  # passes to fit choices in order and to tune one, of the same
 TINY = 1e-7  # divergence at which replacements are as good as each other, and the cheapest is the best
 
 
