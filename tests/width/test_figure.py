@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.patches import FancyBboxPatch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from prunerecover import Budget, Plan, apply_plan, plan_depth, plan_width
 from prunerecover.display.style import BLUE, VERMILION
-from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Narrow, Remove
 from prunerecover.plan.figure import WidthPanel, draw_panels
@@ -189,15 +186,3 @@ def test_rankings_show_every_unit_and_what_goes() -> None:
 def test_rankings_of_no_group_are_refused() -> None:
     with pytest.raises(ValueError, match="Expected groups that the plan narrows and that are scored, but got no group"):
         plot_rankings(Plan(), {}, {})
-
-
-def test_scores_read_back_exactly(tmp_path: Path) -> None:
-    saved = {"u_score": {"a.b": scores(3, 0), "c": scores(2, 1)}, "r_score": {"a.b": scores(3, 2), "c": scores(2, 3)}}
-    SavedScores("", saved).save(tmp_path / "scores.safetensors")
-    found = load_file(tmp_path / "scores.safetensors")
-    assert found.keys() == {"u_score/a.b", "u_score/c", "r_score/a.b", "r_score/c"}
-    assert all(
-        torch.equal(found[f"{signal}/{name}"], values)
-        for signal, by_group in saved.items()
-        for name, values in by_group.items()
-    )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from cases.models.tiny import MIXTURES, tiny_llama, tiny_mixture
-from cases.sampling import one_in
+from cases.sampling import first, one_in
 from cases.width.experts import EXPERTS, ONE_AND_TWO, TWO, UNGROUPED, counts, masked, text, tokens, without
 from torch import Tensor, nn
 
@@ -29,14 +29,14 @@ from prunerecover.width.needed_experts import warn_of_needed_experts
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_experts_take_their_weights_and_their_place_in_the_router_along(name: str) -> None:
-    first, second = find_experts(tiny_mixture(name))
-    assert (first.name, second.name) == ("model.layers.0.mlp.experts", "model.layers.1.mlp.experts")
-    made = {part.tensor.removeprefix("model.layers.0.mlp.") for part in first.slices if part.makes}
-    read = {part.tensor.removeprefix("model.layers.0.mlp.") for part in first.slices if not part.makes}
+    one, two = find_experts(tiny_mixture(name))
+    assert (one.name, two.name) == ("model.layers.0.mlp.experts", "model.layers.1.mlp.experts")
+    made = {part.tensor.removeprefix("model.layers.0.mlp.") for part in one.slices if part.makes}
+    read = {part.tensor.removeprefix("model.layers.0.mlp.") for part in one.slices if not part.makes}
     assert made == {"experts.gate_up_proj", "experts.down_proj"}
     assert read == {"gate.weight"} | ({"gate.e_score_correction_bias"} if name == "deepseek_v3" else set())
     grouped = name in ("deepseek_v2_grouped", "deepseek_v3")
-    assert (first.size, first.at_least, first.strata, first.multiple) == ((8, 4, 2, 2) if grouped else (6, 2, 1, 1))
+    assert (one.size, one.at_least, one.strata, one.multiple) == ((8, 4, 2, 2) if grouped else (6, 2, 1, 1))
 
 
 def test_layers_without_experts_are_passed_over() -> None:
@@ -55,8 +55,6 @@ def test_experts_are_found_beside_other_kinds_when_asked_for() -> None:
     model = tiny_mixture("qwen2_moe")
     kinds = [group.kind for group in find_groups(model, {"input_ids": tokens()}, ("head", "neuron", "expert")).groups]
     assert {kind: kinds.count(kind) for kind in kinds} == {"head": 2, "neuron": 2, "expert": 2}
-    with pytest.raises(ValueError, match="Expected LlamaForCausalLM to have groups of kind expert, but it has none"):
-        find_groups(tiny_llama(), {"input_ids": tokens()}, EXPERTS)
 
 
 def test_modules_that_only_look_alike_are_not_experts() -> None:
@@ -127,9 +125,8 @@ def test_layers_alike_make_a_standard_checkpoint(name: str, how: str, tmp_path: 
     assert torch.equal(loaded.generate(tokens(), **settings), model.generate(tokens(), **settings))
 
 
-@pytest.mark.parametrize("name", ["mixtral"])
-def test_balancing_loss_counts_the_experts_that_are_left(name: str) -> None:
-    model: Any = tiny_mixture(name)
+def test_balancing_loss_counts_the_experts_that_are_left() -> None:
+    model: Any = tiny_mixture("mixtral")
     apply_plan(model, without(model, TWO))
     assert model.num_experts == 4
     assert torch.isfinite(model(tokens(), labels=tokens(), output_router_logits=True).aux_loss)
@@ -167,15 +164,6 @@ def test_config_follows_once_all_layers_are_alike() -> None:
     assert fresh.config.n_routed_experts == 6
 
 
-def test_ignored_layers_count_for_the_config() -> None:
-    model: Any = tiny_mixture("mixtral")
-    budget = Budget(remove={"expert": 2})
-    plan = plan_width(model, budget, batches=text(), ignore="model.layers.1.*")
-    apply_plan(model, plan)
-    assert counts(model) == [4, 6]
-    assert model.config.num_local_experts == 6
-
-
 def test_edits_that_break_the_routing_are_refused() -> None:
     model, first = tiny_mixture("mixtral"), "model.layers.0.mlp.experts"
     with pytest.raises(ValueError, match=f"'{first}' to keep at least 2 experts, .* picks 2 per token, but 1 would"):
@@ -189,12 +177,12 @@ def test_edits_that_break_the_routing_are_refused() -> None:
 # Planning
 
 
-EACH = [*itertools.product(MIXTURES, ["per_cost", "fair_pruner", "uniform", "global"])]
-EVEN = [case for place, case in enumerate(EACH) if (place + place // 4) % 2 == 0]  # of each mixture, two in turn
-ODD = [case for case in EACH if case not in EVEN]
+ALLOCATIONS = ("per_cost", "fair_pruner", "uniform", "global")
+IN_TURN = [(name, ALLOCATIONS[i % 4]) for i, name in enumerate(MIXTURES)]
+OTHERS = [(name, ALLOCATIONS[(i + 2) % 4]) for i, name in enumerate(MIXTURES)]
 
 
-@pytest.mark.parametrize(("name", "allocation"), one_in(5, EVEN))
+@pytest.mark.parametrize(("name", "allocation"), first(2, IN_TURN))
 def test_budgets_are_met(name: str, allocation: Any) -> None:
     model, batches = tiny_mixture(name), text()
     step = 2 if name.endswith(("grouped", "v3")) or allocation == "uniform" else 1  # one of each of two layers
@@ -204,15 +192,12 @@ def test_budgets_are_met(name: str, allocation: Any) -> None:
     expert = sum(p[0].numel() for n, p in model.named_parameters() if n.startswith(first))
     assert 0.1 <= 1 - plan.result.params / dense < 0.1 + step * expert / dense
     assert plan.result.macs < count_macs(model, {"input_ids": tokens(1)})
-    for budget in (
-        Budget(remove={"expert": 4}),
-        Budget(ratio={"expert": 0.25 if name.endswith(("grouped", "v3")) else 1 / 3}),
-    ):
+    share = 4 / sum(counts(model))
+    for budget in (Budget(remove={"expert": 4}), Budget(ratio={"expert": share})):
         plan = plan_width(model, budget, batches=batches, allocation=allocation)
         assert len(plan.removed["expert"]) == 4
-    pruned = copy.deepcopy(model)
-    apply_plan(pruned, plan)
-    assert torch.isfinite(pruned(tokens()).logits).all()
+    apply_plan(model, plan)
+    assert torch.isfinite(model(tokens()).logits).all()
 
 
 def test_a_layer_with_fewer_experts_than_share_its_work_is_named() -> None:
@@ -235,36 +220,26 @@ def test_a_layer_with_fewer_experts_than_share_its_work_is_named() -> None:
 @pytest.mark.parametrize("importance", ["gate_taylor", "reap"])
 def test_plans_warn_of_needed_experts(importance: str) -> None:
     by = "gate_taylor" if importance == "gate_taylor" else "routing"
+    model, how = tiny_mixture("mixtral"), {"allocation": "uniform", "importance": importance}
     with pytest.warns(UserWarning, match=rf"Layers keep fewer experts than share their work, by {by}: model"):
-        plan_width(
-            tiny_mixture("mixtral"),
-            Budget(remove={"expert": 8}),
-            batches=text(2),
-            allocation="uniform",
-            importance=importance,
-        )
+        plan_width(model, Budget(remove={"expert": 8}), batches=text(2), **how)
 
 
 # Refusals
 
 
-@pytest.mark.parametrize(("name", "allocation"), one_in(5, ODD))
+@pytest.mark.parametrize(("name", "allocation"), first(2, OTHERS))
 def test_more_experts_than_the_routing_needs_stay(name: str, allocation: Any) -> None:
     model = tiny_mixture(name)
     total, needed = sum(counts(model)), sum(group.at_least for group in find_experts(model))
-    plan = plan_width(model, Budget(remove={"expert": total - needed}), batches=text(2), allocation=allocation)
-    apply_plan(model, plan)
-    assert sum(counts(model)) == needed
-    message = rf"{total - needed + 1} of {total} experts, but at most {total - needed} can go. The router of 'model"
+    most, how = total - needed, {"batches": text(2), "allocation": allocation}
+    message = rf"{most + 1} of {total} experts, but at most {most} can go. The router of 'model"
     with pytest.raises(ValueError, match=message):
-        plan_width(
-            tiny_mixture(name),
-            Budget(remove={"expert": total - needed + 1}),
-            batches=text(2),
-            allocation=allocation,
-        )
+        plan_width(model, Budget(remove={"expert": most + 1}), **how)
     with pytest.raises(ValueError, match=r"at most \d+\.\d% can go. The router of 'model.layers.0.mlp.experts' needs"):
-        plan_width(tiny_mixture(name), Budget(params=0.9), batches=text(2), kinds=EXPERTS, allocation=allocation)
+        plan_width(model, Budget(params=0.9), kinds=EXPERTS, **how)
+    apply_plan(model, plan_width(model, Budget(remove={"expert": most}), **how))
+    assert sum(counts(model)) == needed
 
 
 @pytest.mark.parametrize("budget", [Budget(macs=0.2), Budget(latency=0.2)])

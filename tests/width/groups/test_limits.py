@@ -44,29 +44,9 @@ class Odd(nn.Module):
         return self.last(torch.einsum("nd,kd->nk", value * F.silu(gate), self.middle.weight) + self.middle.bias)
 
 
-def test_dimensions_are_followed_through_odd_networks() -> None:
-    torch.manual_seed(0)
-    net, x = stirred(Odd()), images(4)
-    found = find_groups(net, x)
-    assert {(g.name, g.size) for g in found.groups} == {
-        ("stem", 2),  # a unit is one of the two groups of `grouped`, with two of the four of the norm
-        ("mix", 3),
-        ("up", 6),
-        ("gate", 10),
-        ("middle", 14),
-    }
-    keep = thirty_percent(found)
-    with torch.no_grad():
-        assert_equal(outputs(narrowed(net, found, keep), x), outputs(masked(net, found, keep), x))
-
-
 FIXED = {
     "view": lambda y: y.view(y.shape[0], 8, -1).mean(-1),
-    "position": lambda y: y.mean((2, 3)) + y[:, 5:6].mean((2, 3)),
     "part": lambda y: torch.cat([y[:, :3], y[:, 3:]], 1).mean((2, 3)),
-    "order": lambda y: y.mean((2, 3)).sort(1).values,
-    "softmax": lambda y: y.mean((2, 3)).softmax(1),
-    "constant": lambda y: y.mean((2, 3)) * torch.arange(8.0),
     "rows": lambda y: y.mean((2, 3)).index_fill(1, torch.tensor([2]), 0.0),
 }
 
@@ -87,8 +67,23 @@ def test_what_code_fixes_is_left_out(how: str) -> None:
     assert [(g.name, g.kind) for g in found.groups] == [("second", "neuron")]
 
 
-@pytest.mark.parametrize("statistic", ["max", "min"])
-def test_extremes_over_positions_leave_the_channels_free(statistic: str) -> None:
+def assert_masked_is_narrowed(net: nn.Module, expected: set[tuple[str, int]]) -> None:
+    """Check the groups by name and size, and the outputs without 30% of their units."""
+    net, x = stirred(net), images(4)
+    found = find_groups(net, x)
+    assert {(g.name, g.size) for g in found.groups} == expected
+    keep = thirty_percent(found)
+    with torch.no_grad():
+        assert_equal(outputs(narrowed(net, found, keep), x), outputs(masked(net, found, keep), x))
+
+
+def test_dimensions_are_followed_through_odd_networks() -> None:
+    """A unit of the stem is one of the two groups of `grouped`, with two of the four of the norm."""
+    torch.manual_seed(0)
+    assert_masked_is_narrowed(Odd(), {("stem", 2), ("mix", 3), ("up", 6), ("gate", 10), ("middle", 14)})
+
+
+def test_extremes_over_positions_leave_the_channels_free() -> None:
     """Attention with sinks subtracts the largest logit of each query."""
 
     class Extreme(nn.Module):
@@ -98,14 +93,9 @@ def test_extremes_over_positions_leave_the_channels_free(statistic: str) -> None
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.first(x).flatten(2)
-            return self.last(getattr(y, statistic)(-1).values + getattr(y, f"arg{statistic}")(-1))
+            return self.last(y.max(-1).values + y.argmax(-1) + y.min(-1).values + y.argmin(-1))
 
-    net, x = stirred(Extreme()), images(4)
-    found = find_groups(net, x)
-    assert {(g.name, g.size) for g in found.groups} == {("first", 8)}
-    keep = thirty_percent(found)
-    with torch.no_grad():
-        assert_equal(outputs(narrowed(net, found, keep), x), outputs(masked(net, found, keep), x))
+    assert_masked_is_narrowed(Extreme(), {("first", 8)})
 
 
 @pytest.mark.parametrize("name", ["bottlenecks", "densenet", "option_a_resnet20"])
@@ -149,15 +139,10 @@ def test_what_no_sample_reaches_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda net: torch.compile(net, backend="eager")])
-def test_wrapped_models_have_the_same_groups(wrap: Any) -> None:
+def test_wrapped_models_and_every_form_of_batch_have_the_same_groups(wrap: Any) -> None:
     model, inputs = built("vgg")
-    assert find_groups(wrap(model), inputs) == found_in("vgg")
-
-
-def test_every_form_of_batch_is_taken() -> None:
-    model, inputs = built("vgg")
-    for batch in ((inputs, torch.zeros(2)), {"x": inputs}, ModelInputs((inputs,))):
-        assert find_groups(model, batch) == found_in("vgg")
+    for batch in (inputs, (inputs, torch.zeros(2)), {"x": inputs}, ModelInputs((inputs,))):
+        assert find_groups(wrap(model), batch) == found_in("vgg")
 
 
 def test_ignored_groups_stay() -> None:
@@ -166,47 +151,18 @@ def test_ignored_groups_stay() -> None:
     assert found.groups
     assert not any(g.name.startswith("layer3") or g.name == "conv1" for g in found.groups)
     assert find_groups(model, inputs, ignore="layer3.*").rewrites == found_in("option_a_resnet20").rewrites
+    assert find_groups(model, inputs, ignore=("conv1", "layer?.0.conv2")).rewrites == ()  # no group needs them
 
 
-def test_rewrites_that_no_group_needs_are_not_made() -> None:
-    model, inputs = built("option_a_resnet20")
-    assert find_groups(model, inputs, ignore=("conv1", "layer?.0.conv2")).rewrites == ()
-
-
-def test_unknown_kinds_are_refused() -> None:
-    with pytest.raises(ValueError, match="Expected kinds among channel, .*, expert, hidden, but got 'filter'"):
-        find_groups(nn.Linear(2, 2), torch.zeros(1, 2), kinds=("filter",))
-
-
-def test_patterns_that_match_nothing_are_refused() -> None:
-    model, inputs = built("vgg")
-    with pytest.raises(ValueError, match=r"Expected argument ignore to match .*features.0, but 'layer9\.\*' matches"):
-        find_groups(model, inputs, ignore=("layer9.*",))
-
-
-def test_models_without_groups_are_refused() -> None:
-    with pytest.raises(ValueError, match="Linear to have groups of kind channel, head, neuron, but it has none"):
-        find_groups(nn.Linear(2, 2), torch.zeros(1, 2))
-
-
-def test_missing_kinds_are_told_with_what_there_is() -> None:
-    model, inputs = built("vgg")
-    with pytest.raises(ValueError, match="groups of kind head, but it has 3 of kind channel, 2 of kind neuron"):
-        find_groups(model, inputs, kinds="head")
-
-
-def test_operations_that_are_not_understood_are_named() -> None:
-    net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
-    net.insert(1, Sorting())
-    with pytest.raises(ValueError, match="What keeps them: .* by sort"):
-        find_groups(net, torch.zeros(1, 4))
-
-
-class Sorting(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sort(-1).values
-
-
-def test_examples_that_the_model_cannot_run_are_refused() -> None:
-    with pytest.raises(ValueError, match="Expected example_inputs that VGG can be called with, .* raised RuntimeError"):
-        find_groups(built("vgg")[0], torch.zeros(1, 4))
+@pytest.mark.parametrize(
+    ("example", "how", "message"),
+    [
+        (images(16), {"kinds": "filter"}, "Expected kinds among channel, .*, expert, hidden, but got 'filter'"),
+        (images(16), {"kinds": "head"}, "groups of kind head, but it has 3 of kind channel, 2 of kind neuron"),
+        (images(16), {"ignore": "layer9.*"}, r"argument ignore to match .*features.0, but 'layer9\.\*' matches"),
+        (torch.zeros(1, 4), {}, "Expected example_inputs that VGG can be called with, .* raised RuntimeError"),
+    ],
+)
+def test_arguments_that_do_not_fit_the_model_are_refused(example: Tensor, how: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_groups(built("vgg")[0], example, **how)

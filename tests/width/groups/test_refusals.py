@@ -61,7 +61,10 @@ def test_budget_that_cannot_be_met_names_what_keeps_other_units_and_a_way_out() 
 
 
 def test_output_of_the_model_is_the_reason_only_where_no_other_is() -> None:
-    with pytest.raises(ValueError, match="What keeps them: the model itself by the model's output"):
+    message = (
+        "Linear to have groups of kind channel, head, neuron, but it has none.*: the model itself by the model's out"
+    )
+    with pytest.raises(ValueError, match=message):
         find_groups(nn.Linear(3, 4), torch.zeros(2, 3))
 
 
@@ -85,14 +88,12 @@ def test_fused_projections_cut_at_fixed_places_are_told() -> None:
         find_groups(DECODERS["phi3"].build(), tiny.tiny_inputs("phi3"), "head")
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
-def test_neurons_of_fused_experts_are_referred_to_experts(name: str) -> None:
-    model = tiny.tiny_mixture(name) if name in tiny.MIXTURES else DECODERS[name].build()
+def test_neurons_of_fused_experts_are_referred_to_experts() -> None:
     with pytest.raises(ValueError, match='whole experts can go, but none of their neurons: pass kinds="expert"'):
-        find_groups(model, tiny.tiny_inputs("text"), "neuron")
+        find_groups(tiny.tiny_mixture("mixtral"), tiny.tiny_inputs("text"), "neuron")
 
 
-@pytest.mark.parametrize("name", ["phi", "gpt_neox", "stablelm"])
+@pytest.mark.parametrize("name", ["phi", "gpt_neox"])
 def test_heads_whose_positions_turn_a_part_of_them_can_go(name: str) -> None:
     def build() -> nn.Module:
         torch.manual_seed(0)
@@ -159,20 +160,6 @@ def test_one_layer_among_many_is_found_in_few_passes(monkeypatch: pytest.MonkeyP
     assert Chain.passes < 2 * LAYERS  # one by one: twice per layer, in evaluation and in training mode, and a few
 
 
-def test_halves_of_tensors_that_code_cuts_up_are_left_out_and_no_others() -> None:
-    class Halves(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.left, self.right = nn.Linear(12, 12), nn.Linear(6, 12), nn.Linear(6, 12)
-
-        def forward(self, x: Tensor) -> Tensor:
-            left, right = self.first(x).chunk(2, 1)
-            return self.left(left).relu() + self.right(right).sigmoid()
-
-    net = nn.Sequential(*(Halves() for _ in range(6)), nn.Linear(12, 2))
-    assert [g.name for g in find_groups(net, torch.randn(2, 12)).groups] == [f"{i}.left" for i in range(6)]
-
-
 class Recurrence(nn.Module):
     """Recurrence from a state of a fixed size, kept for the next call."""
 
@@ -198,6 +185,5 @@ def test_a_layer_that_fits_only_beside_one_that_loses_as_many_is_left_out(apart:
     assert found_in(Chain({2: written_out, 17: as_wide_as(apart)})) == all_but(2, 17 - apart)
 
 
-@pytest.mark.parametrize("layer", [10])
-def test_a_layer_that_fits_only_by_the_number_that_it_loses_is_left_out(layer: int) -> None:
-    assert found_in(Chain({2: written_out, layer: fours})) == all_but(2, layer)
+def test_a_layer_that_fits_only_by_the_number_that_it_loses_is_left_out() -> None:
+    assert found_in(Chain({2: written_out, 10: fours})) == all_but(2, 10)
