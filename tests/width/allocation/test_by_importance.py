@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
@@ -82,41 +83,30 @@ def test_per_cost_is_close_to_the_best_of_all_choices() -> None:
     assert best <= lost <= best * 1.25
 
 
-def test_units_go_in_the_order_of_their_scores() -> None:
+def test_units_go_in_the_order_of_their_scores_on_any_scale() -> None:
     groups, costs = resnet20()
     scores = drawn(groups)
+    louder = {name: 1000 * values for name, values in scores.items()}
     for rule in RULES.values():
-        for name, units in rule(groups, scores, costs, Budget(macs=0.4)).items():
+        removed = rule(groups, scores, costs, Budget(macs=0.4))
+        assert gone(rule(groups, louder, costs, Budget(macs=0.4))) == gone(removed)
+        for name, units in removed.items():
             kept = torch.ones(len(scores[name]), dtype=torch.bool)
             kept[units] = False
             assert not len(units) or scores[name][units].max() <= scores[name][kept].min()
 
 
-def test_global_ranking_has_one_threshold() -> None:
-    """Up to units given back, and groups at their limit."""
+def test_global_ranking_has_one_threshold_and_uniform_takes_the_same_share() -> None:
+    """Up to units given back, to a unit, and to groups at their limit."""
     groups, costs = resnet20()
     scores = drawn(groups)
     removed = global_ranking(groups, scores, costs, Budget(macs=0.4))
     highest = max(float(scores[name][units].max()) for name, units in removed.items() if len(units))
     below = sum(int((scores <= highest).sum()) for scores in scores.values())
     assert 0 <= below - sum(map(len, removed.values())) < 12
-
-
-def test_uniform_takes_the_same_share_to_a_unit() -> None:
-    groups, costs = resnet20()
-    removed = uniform(groups, drawn(groups), costs, Budget(macs=0.4))
+    removed = uniform(groups, scores, costs, Budget(macs=0.4))
     shares = [(len(removed[g.name]) / g.size, 1 / g.size) for g in groups]
     assert max(s - unit for s, unit in shares) <= min(s + unit for s, unit in shares)
-
-
-def test_scale_of_scores_does_not_matter() -> None:
-    groups, costs = resnet20()
-    scores = drawn(groups)
-    louder = {name: 1000 * scores for name, scores in scores.items()}
-    for rule in RULES.values():
-        assert gone(rule(groups, scores, costs, Budget(macs=0.3))) == gone(
-            rule(groups, louder, costs, Budget(macs=0.3))
-        )
 
 
 @pytest.mark.parametrize("rule", [*RULES, "fair_pruner"])
@@ -165,43 +155,32 @@ def test_impossible_budgets_say_what_is_possible(rule: str) -> None:
         allocate(rule, held, costs, Budget(macs=0.9))
 
 
-@pytest.mark.parametrize(
-    ("budget", "message"),
-    [
-        (Budget(remove={"attention": 3}), "a budget in a share of macs, params or latency, or in units of one"),
-        (Budget(remove={"expert": 1}), "Expected at most 0 units of kind 'expert'"),
-        (Budget(latency=0.3), "Expected a budget of MACs, parameters or units, but got {'latency'"),
-    ],
-)
-def test_other_budgets_are_refused(budget: Budget, message: str) -> None:
+THIRD = Budget(macs=0.3)
+FINITE = r"one finite score per unit of 'conv1', shape \(6,\), but got shape"
+REFUSED: list[tuple[Any, Budget, dict[str, Tensor], dict[str, float], str]] = [
+    (per_cost, Budget(remove={"attention": 3}), {}, {}, "a budget in a share of macs, params or latency, or in units"),
+    (per_cost, Budget(remove={"expert": 1}), {}, {}, "Expected at most 0 units of kind 'expert'"),
+    (per_cost, Budget(latency=0.3), {}, {}, "Expected a budget of MACs, parameters or units, but got {'latency'"),
+    (uniform, THIRD, {"conv1": torch.zeros(3)}, {}, FINITE),
+    (uniform, THIRD, {"conv1": torch.full((6,), torch.nan)}, {}, FINITE),
+    (per_cost, THIRD, {"conv1": torch.full((6,), -1.0)}, {}, "scores that are not negative, but 'conv1' has -1"),
+    *((per_cost, THIRD, {}, {"damping": d}, "damping to be finite and at least 0") for d in (-1, math.inf, math.nan)),
+    (uniform, THIRD, {}, {"most": 1.5}, r"the most that a group may lose as a share in \(0, 1\], but got 1.5"),
+]
+
+
+@pytest.mark.parametrize(("rule", "budget", "scores", "how", "message"), REFUSED)
+def test_what_no_rule_takes_is_refused(rule: Any, budget: Budget, scores: Any, how: Any, message: str) -> None:
     groups, costs = small()
     with pytest.raises(ValueError, match=message):
-        per_cost(groups, drawn(groups), costs, budget)
+        rule(groups, {**drawn(groups), **scores}, costs, budget, **how)
 
 
-def test_scores_that_do_not_fit_are_refused() -> None:
-    groups, costs = small()
+def test_a_tolerance_needs_scores_of_all_groups_and_no_budget_without_costs() -> None:
+    groups, _ = small()
     scores = drawn(groups)
-    for wrong in (torch.zeros(3), torch.full((6,), torch.nan)):
-        with pytest.raises(ValueError, match=r"one finite score per unit of 'conv1', shape \(6,\), but got shape"):
-            uniform(groups, {**scores, "conv1": wrong}, costs, Budget(macs=0.3))
+    for budget in (None, THIRD):
+        with pytest.raises(ValueError, match="Expected either a tolerance, or a budget with costs"):
+            tolerance_allocation(groups, scores, scores, budget=budget)
     with pytest.raises(ValueError, match=r"Expected one finite score per unit of 'conv1'.*but got none"):
         tolerance_allocation(groups, {n: s for n, s in scores.items() if n != "conv1"}, scores, tolerance=0.1)
-    with pytest.raises(ValueError, match="Expected scores that are not negative, but 'conv1' has -1"):
-        per_cost(groups, {**scores, "conv1": torch.full((6,), -1.0)}, costs, Budget(macs=0.3))
-
-
-def test_arguments_out_of_range_are_refused() -> None:
-    groups, costs = small()
-    scores = drawn(groups)
-    for damping in (-1.0, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="Expected damping to be finite and at least 0, but got"):
-            per_cost(groups, scores, costs, Budget(macs=0.3), damping=damping)
-    with pytest.raises(ValueError, match=r"the most that a group may lose as a share in \(0, 1\], but got 1.5"):
-        uniform(groups, scores, costs, Budget(macs=0.3), most=1.5)
-    with pytest.raises(ValueError, match="Expected a tolerance between 0 and 1, but got 1.5"):
-        tolerance_allocation(groups, scores, scores, tolerance=1.5)
-    with pytest.raises(ValueError, match="Expected either a tolerance, or a budget with costs"):
-        tolerance_allocation(groups, scores, scores)
-    with pytest.raises(ValueError, match="Expected either a tolerance, or a budget with costs"):
-        tolerance_allocation(groups, scores, scores, budget=Budget(macs=0.3))

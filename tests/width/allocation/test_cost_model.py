@@ -72,7 +72,7 @@ def test_full_cost_is_the_models_own_whatever_the_batch() -> None:
     assert cost_model(model, resnet_groups(model), torch.zeros(5, 3, 8, 8)).full == own
 
 
-@pytest.mark.parametrize("kept", [(6, 4), (1, 4), (5, 1), (3, 2)])
+@pytest.mark.parametrize("kept", [(1, 4), (5, 1)])
 def test_depthwise_convolutions_and_flattened_maps(kept: tuple[int, int]) -> None:
     inputs = torch.zeros(1, 3, 8, 8)
     costs = cost_model(Separable(), separable_groups(), inputs)
@@ -80,20 +80,13 @@ def test_depthwise_convolutions_and_flattened_maps(kept: tuple[int, int]) -> Non
 
 
 @pytest.mark.parametrize(
-    "kept", [{"blocks.0.attn.qkv": 1}, {"blocks.1.mlp.fc1": 7}, {"blocks.2.attn.qkv": 1, "blocks.2.mlp.fc1": 1}]
+    "kept", [{"blocks.0.attn.qkv": 1, "blocks.1.mlp.fc1": 7}, {"blocks.2.attn.qkv": 1, "blocks.2.mlp.fc1": 1}]
 )
-def test_heads_and_neurons_of_a_vit(make_vit: Callable[..., nn.Module], kept: dict[str, int]) -> None:
+def test_heads_and_neurons_of_a_vit_on_any_device(make_vit: Callable[..., nn.Module], kept: dict[str, int]) -> None:
     model, inputs = make_vit(), torch.zeros(1, 1, 8, 8)
     costs = cost_model(model, vit_groups(model), inputs)
+    assert cost_model(copy.deepcopy(model).to("meta"), vit_groups(model), inputs.to("meta")) == costs
     assert costs.total(kept) == counted(narrow_vit(copy.deepcopy(model), kept), inputs)
-
-
-def test_meta_device_gives_the_same_costs(make_vit: Callable[..., nn.Module]) -> None:
-    model = make_vit()
-    groups = vit_groups(model)
-    here = cost_model(model, groups, torch.zeros(1, 1, 8, 8))
-    there = cost_model(copy.deepcopy(model).to("meta"), groups, torch.zeros(1, 1, 8, 8, device="meta"))
-    assert here == there
 
 
 def test_a_fused_attention_module_keeps_its_products_apart() -> None:
@@ -134,16 +127,10 @@ def test_routed_experts_save_parameters_and_the_routers_macs() -> None:
 
     def mixture(experts: int, neurons: int = 12) -> nn.Module:
         torch.manual_seed(0)
-        config = transformers.MixtralConfig(
-            vocab_size=31,
-            hidden_size=8,
-            intermediate_size=neurons,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            num_local_experts=experts,
-            num_experts_per_tok=2,
-        )
+        sizes = {"vocab_size": 31, "hidden_size": 8, "intermediate_size": neurons, "num_hidden_layers": 1}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+        routed = {"num_local_experts": experts, "num_experts_per_tok": 2}
+        config = transformers.MixtralConfig(**sizes, **heads, **routed)
         return transformers.MixtralForCausalLM(config).eval()
 
     path = "model.layers.0.mlp"

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
-from cases.models.habits import tiny_vit
+from cases.engine import unchanged
 from cases.models.tiny import tiny_mixture
 from cases.width.plan_width import Batches, cnn, labelled_batches, vit
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover import Budget, apply_plan, plan_width
-from prunerecover.calibration.learning import EPOCHS
 from prunerecover.calibration.samples import split_batches
-from prunerecover.callbacks import WidthPrune
-from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import deep_copy
-from prunerecover.recipes.data.digits import DigitsData
-from prunerecover.recipes.tasks.image_classifier import ImageClassifier
 from prunerecover.recovery.judged import recalibration
 from prunerecover.session.pruned_output import PrunedOutput, subsample
 from prunerecover.session.session import Session
@@ -46,28 +40,24 @@ def inputs() -> list[ModelInputs]:
 KINDS = ["neuron", "head"]
 
 
-def rate_of_heads(divergence: Callable[[float], float]) -> float:
-    """Return the best rate of heads for a divergence that depends on this rate alone."""
-    found = best_kind_weights(KINDS, lambda tried: divergence(tried.rates["head"]))
-    assert found.rates["neuron"] == 1.0
-    return found.rates["head"]
+def distance(rate: float, best: float) -> float:
+    return abs(math.log(rate / best))
 
 
 @pytest.mark.parametrize(
-    ("best", "expected"), [(1.0, 1.0), (2.2, 2.0), (9.0, 8.0), (0.2, 0.25), (1e6, 32.0), (1e-6, 0.125)]
+    ("divergence", "expected"),
+    [
+        *((partial(distance, best=best), rate) for best, rate in ((1.0, 1.0), (2.2, 2.0), (9.0, 8.0), (0.2, 0.25))),
+        *((partial(distance, best=best), rate) for best, rate in ((1e6, 32.0), (1e-6, 0.125))),  # within bounds
+        (lambda rate: 1.0 if rate < 12 else 0.5, 16.0),  # a better rate beyond others with the same units
+        (lambda rate: math.nan, 1.0),
+        (lambda rate: math.nan if rate == 1 else rate, 0.125),
+    ],
 )
-def test_a_rate_is_found_in_both_directions_and_within_bounds(best: float, expected: float) -> None:
-    assert rate_of_heads(lambda rate: abs(math.log(rate / best))) == expected
-
-
-def test_plateaus_are_crossed() -> None:
-    """Rates with the same units tie; a better rate further away is still found."""
-    assert rate_of_heads(lambda rate: 1.0 if rate < 12 else 0.5) == 16.0
-
-
-def test_what_is_not_a_number_is_never_better() -> None:
-    assert rate_of_heads(lambda rate: math.nan) == 1.0
-    assert rate_of_heads(lambda rate: math.nan if rate == 1 else rate) == 0.125
+def test_the_best_rate_is_found_in_both_directions(divergence: Callable[[float], float], expected: float) -> None:
+    """Where the divergence depends on the rate of heads alone."""
+    found = best_kind_weights(KINDS, lambda tried: divergence(tried.rates["head"]))
+    assert found.rates == {"neuron": 1.0, "head": expected}
 
 
 @pytest.mark.parametrize("damping", [0.0, 1.0])
@@ -110,26 +100,39 @@ def test_nothing_that_was_tried_beats_what_is_in_the_plan() -> None:
     assert chosen < max(others)
 
 
+def channels_and_neurons() -> nn.Module:
+    torch.manual_seed(0)
+    head = (nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4))
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head).eval()
+
+
 @pytest.mark.parametrize(
-    ("budget", "how"),
+    ("model", "budget", "how"),
     [
-        (Budget(macs=0.3), {"allocation": "global"}),
-        (Budget(macs=0.3), {"allocation": "uniform"}),
-        (Budget(macs=0.3), {"kinds": ("neuron",)}),
-        (Budget(remove={"head": 2}), {}),
+        (vit, Budget(macs=0.3), {"allocation": "global"}),
+        (vit, Budget(macs=0.3), {"allocation": "uniform"}),
+        (vit, Budget(macs=0.3), {"kinds": ("neuron",)}),
+        (vit, Budget(remove={"head": 2}), {}),
+        (channels_and_neurons, Budget(macs=0.3), {}),
     ],
 )
-def test_published_rules_single_kinds_and_units_take_scores_as_they_are(budget: Budget, how: dict[str, str]) -> None:
-    assert "rates" not in plan_width(vit(), budget, batches=labelled_batches(), replace="zero", **how).evidence  # type: ignore[arg-type]
+def test_published_rules_single_kinds_channels_and_units_take_scores_as_they_are(
+    model: Callable[[], nn.Module], budget: Budget, how: dict[str, Any]
+) -> None:
+    plan = plan_width(model(), budget, batches=labelled_batches(), replace="zero", **how)
+    assert plan.edits
+    assert "rates" not in plan.evidence
 
 
-def test_the_divergence_is_that_of_the_plan_with_recalibrated_statistics() -> None:
+@pytest.mark.parametrize("training", [False, True])
+def test_the_divergence_is_that_of_the_plan_with_recalibrated_statistics(training: bool) -> None:
+    """And leaves the model's own statistics alone, also of a model in training mode, as in a fit."""
     model, batches = cnn(), inputs()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
     plan = plan_width(model, Budget(macs=0.3), batches=labelled_batches())
-    found = PrunedOutput(model, batches).divergence(plan.edits, plan.tensors)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    pruned = deep_copy(model)
+    model.train(training)
+    with unchanged(model):
+        found = PrunedOutput(model, batches).divergence(plan.edits, plan.tensors)
+    pruned = deep_copy(model.eval())
     apply_plan(pruned, plan)
     recalibration(pruned, model, plan)(batches)
     with torch.no_grad():
@@ -157,50 +160,30 @@ def test_single_samples_leave_statistics_as_they_are() -> None:
     assert set(plan.evidence["rates"]) == set(KINDS)
 
 
-def test_channels_and_neurons_compare_as_they_are() -> None:
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(8)).eval()
-    plan = plan_width(network, Budget(macs=0.3), batches=labelled_batches())
-    assert set(plan.evidence["kinds"].values()) == {"channel", "neuron"}
-    assert "rates" not in plan.evidence
+def boxes(found: Tensor) -> Any:
+    """Return a variable number of boxes."""
+    return [{"boxes": found.repeat(3, 1)}]
 
 
-def head(width: int) -> list[nn.Module]:
-    return [nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 4)]
+def words(found: Tensor) -> Any:
+    """Return no tensor at all, in evaluation mode."""
+    return found if torch.is_grad_enabled() else "cat"
 
 
-class Boxes(nn.Module):
-    """Variable number of boxes, from a network with heads and neurons."""
+@pytest.mark.parametrize("output", [boxes, words, Tensor.mean], ids=["boxes", "words", "one number"])
+def test_outputs_that_cannot_be_compared_leave_kinds_as_scored(output: Callable[[Tensor], Any]) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = vit()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = vit()
+        def forward(self, images: Tensor) -> Any:
+            return output(self.body(images))
 
-    def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
-        return [{"boxes": self.body(images).repeat(3, 1)}]
-
-
-class Words(Boxes):
-    """No tensor at all, in evaluation mode."""
-
-    def forward(self, images: Tensor) -> Any:
-        found = self.body(images)
-        return found if torch.is_grad_enabled() else "cat"
-
-
-class Mean(Boxes):
-    """A single number for all samples."""
-
-    def forward(self, images: Tensor) -> Any:
-        return self.body(images).mean()
-
-
-@pytest.mark.parametrize("model", [Boxes(), Words(), Mean()], ids=["boxes", "words", "one number"])
-def test_outputs_that_cannot_be_compared_leave_kinds_as_scored(model: Boxes) -> None:
     def loss(network: Any, batch: Any) -> Tensor:
         return F.cross_entropy(network.body(batch[0]), batch[1])
 
-    plan = plan_width(model, Budget(macs=0.3), batches=labelled_batches(), loss=loss)
+    plan = plan_width(Model(), Budget(macs=0.3), batches=labelled_batches(), loss=loss)
     assert plan.removed
     assert "rates" not in plan.evidence
 
@@ -226,31 +209,3 @@ def test_budgets_that_are_near_are_weighed_once(monkeypatch: pytest.MonkeyPatch)
     for share, trials in ((0.3, 1), (0.32, 1), (0.36, 2)):
         planner.decided(Budget(macs=share))
         assert len(asked) == trials * number_of_trials(KINDS)
-
-
-@pytest.mark.slow
-def test_the_fit_of_a_trainer_weighs_kinds_and_leaves_statistics_alone(tmp_path: Path) -> None:
-    """Inside a Trainer, the module is in training mode, and the loss comes from the training step."""
-    torch.manual_seed(0)
-    body = nn.Sequential(nn.BatchNorm2d(1), tiny_vit(num_classes=10, num_heads=4))
-    module = ImageClassifier("resnet18", num_classes=10)
-    module.model = body
-    kept: list[dict[str, Tensor]] = []
-    divergence = PrunedOutput.divergence
-
-    def watched(trial: PrunedOutput, *args: Any) -> float:
-        before = {name: value.clone() for name, value in body.state_dict().items()}
-        found = divergence(trial, *args)
-        assert all(torch.equal(value, before[name]) for name, value in body.state_dict().items())
-        kept.append(before)
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PrunedOutput, "divergence", watched)
-        prune = WidthPrune(Budget(macs=0.3), calibration=32, merge="never", allocation="per_cost")
-        settings = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-        trainer = pl.Trainer(max_steps=1, accelerator="cpu", callbacks=[prune], default_root_dir=tmp_path, **settings)
-        trainer.fit(module, datamodule=DigitsData())
-    assert len(kept) == number_of_trials(KINDS) + 1 + EPOCHS, "and what weights take over is tuned"
-    (plan,) = Ledger.of(module).plans.values()
-    assert plan.removed

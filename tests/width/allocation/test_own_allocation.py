@@ -115,11 +115,7 @@ def test_lists_and_missing_groups_are_taken() -> None:
     [
         ([1], TypeError, r"Expected allocation 'mine' to return \{group name: units that go\}, but got list"),
         ({"b": [1]}, ValueError, "units of the groups that it is given, such as 'a', but got 'b'"),
-        (
-            {"a": torch.ones(2)},
-            TypeError,
-            r"numbers of the units of 'a' that go, .* got torch.float32 of shape \(2,",
-        ),
+        ({"a": torch.ones(2)}, TypeError, r"numbers of the units of 'a' that go, .* got torch.float32 of shape \(2,"),
         ({"a": torch.ones(8, dtype=torch.bool)}, TypeError, "but got torch.bool"),
         ({"a": 3}, TypeError, r"but got torch.int64 of shape \(\)"),
         ({"a": [8]}, ValueError, r"units of 'a' from 0 to 7, ascending and each once, but got \[8\]"),
@@ -129,7 +125,7 @@ def test_lists_and_missing_groups_are_taken() -> None:
         (
             {"a": list(range(8))},
             ValueError,
-            "leave 'a' at least 1 of its 8 units and a multiple of 1, but 0 would stay",
+            "leave 'a' at least 1 of its 8 units and a multiple of 1, but 0 would",
         ),
     ],
 )
