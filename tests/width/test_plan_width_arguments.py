@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from cases.models.tiny import tiny_inputs, tiny_llama
+from cases.models.tiny import tiny_llama
 from cases.sampling import one_in
-from cases.width.plan_width import IMAGE, Batches, cnn, labelled_batches, removed_share, vit
+from cases.width.plan_width import IMAGE, cnn, labelled_batches, removed_share, vit
 from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
@@ -30,48 +30,40 @@ from prunerecover import (
 from prunerecover.importance.measuring.losses import supervised_loss
 from prunerecover.refusal import Refusal
 
-
-@pytest.fixture
-def batches() -> Batches:
-    return labelled_batches()
+IDS = torch.randint(3, 61, (8, 9), generator=torch.Generator().manual_seed(0))
+LABELLED, TENTH = labelled_batches(), Budget(macs=0.1)
 
 
-def test_default_loss_is_the_cross_entropy(batches: Batches) -> None:
-    model, (images, labels) = cnn(), batches[0]
+def test_default_loss_is_the_cross_entropy_or_a_language_models_own() -> None:
+    model, (images, labels) = cnn(), LABELLED[0]
     assert torch.equal(supervised_loss(model, (images, labels)), F.cross_entropy(model(images), labels))
-
-
-def test_default_loss_of_a_language_model_is_its_own() -> None:
-    from cases.models.tiny import tiny_llama
-
-    model, ids = tiny_llama(), torch.randint(10, (2, 6))
-    batch = {"input_ids": ids, "labels": ids}
-    assert torch.equal(supervised_loss(model, batch), model(**batch).loss)
+    language, batch = tiny_llama(), {"input_ids": IDS, "labels": IDS}
+    assert torch.equal(supervised_loss(language, batch), language(**batch).loss)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", one_in(2, ["label", "labels"]))
-def test_labels_in_mappings_are_not_fed_to_the_network(batches: Batches, key: str) -> None:
-    mappings = [{"x": images, key: labels} for images, labels in batches]
-    assert plan_width(cnn(), Budget(macs=0.3), batches=mappings) == plan_width(cnn(), Budget(macs=0.3), batches=batches)
-    assert find_groups(cnn(), mappings[0]) == find_groups(cnn(), batches[0])
-    model = cnn()
-    assert supervised_loss(model, mappings[0]) == supervised_loss(model, batches[0])
+def test_labels_in_mappings_are_not_fed_to_the_network(key: str) -> None:
+    model, mappings = cnn(), [{"x": images, key: labels} for images, labels in LABELLED]
+    plans = [plan_width(model, Budget(macs=0.3), batches=batches) for batches in (mappings, LABELLED)]
+    assert plans[0] == plans[1]
+    assert find_groups(model, mappings[0]) == find_groups(model, LABELLED[0])
+    assert supervised_loss(model, mappings[0]) == supervised_loss(model, LABELLED[0])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({}, r"Expected a budget, such as Budget\(macs=0.3\), and not both"),
-        ({"budget": Budget(macs=0.1), "tolerance": 0.1}, "Expected a tolerance with allocation='fair_pruner'"),
+        ({"budget": TENTH, "tolerance": 0.1}, "Expected a tolerance with allocation='fair_pruner'"),
         (
-            {"budget": Budget(macs=0.1), "tolerance": 0.1, "allocation": "fair_pruner"},
+            {"budget": TENTH, "tolerance": 0.1, "allocation": "fair_pruner"},
             "Expected a budget or a tolerance, and not both",
         ),
-        ({"budget": Budget(macs=0.1), "allocation": "best"}, "Expected allocation among per_cost, .*, but got 'best'"),
-        ({"budget": Budget(macs=0.1), "importance": "gate_gradient"}, ".*'gate_gradient', which scores units of depth"),
+        ({"budget": TENTH, "allocation": "best"}, "Expected allocation among per_cost, .*, but got 'best'"),
+        ({"budget": TENTH, "importance": "gate_gradient"}, ".*'gate_gradient', which scores units of depth"),
         (
-            {"budget": Budget(macs=0.1), "importance": ["u_score", "r_score"]},
+            {"budget": TENTH, "importance": ["u_score", "r_score"]},
             "Expected one importance for allocation='per_cost', but got u_score, r_score. Two are for",
         ),
         ({"budget": Budget(ratio={"mlp": 0.1})}, "a budget in a share of macs, params or latency, or in units"),
@@ -80,14 +72,28 @@ def test_labels_in_mappings_are_not_fed_to_the_network(batches: Batches, key: st
         ({"budget": Budget(remove={"channel": 9999})}, "Expected at most [0-9]* units of kind 'channel' to remove"),
         ({"budget": Budget(ratio={"channel": 0.99})}, "groups can meet, .* channels, but at most [0-9]* can go"),
         ({"budget": Budget(macs=0.99)}, "at most 9.* can go"),
-        ({"budget": Budget(macs=0.1), "ignore": "layer9.*"}, "'layer9.*' matches none"),
-        ({"budget": Budget(macs=0.1), "kinds": ("block",)}, "Expected kinds among channel, head, neuron"),
+        ({"budget": TENTH, "ignore": "layer9.*"}, "'layer9.*' matches none"),
+        ({"budget": TENTH, "kinds": ("block",)}, "Expected kinds among channel, head, neuron"),
         ({"tolerance": 1.5, "allocation": "fair_pruner"}, "Expected a tolerance between 0 and 1, but got 1.5"),
+        ({"budget": TENTH, "ignore": "*"}, r"Expected some groups outside ignore=\['\*'\], but all 6 are ignored"),
+        ({"budget": TENTH, "batches": []}, "Expected at least one calibration batch, but got none"),
+        (
+            {"budget": TENTH, "batches": [images for images, _ in LABELLED], "importance": "u_score"},
+            r"Expected labelled batches for the U-Score, .* Pass labels=",
+        ),
+        (
+            {"budget": TENTH, "batches": [(images, labels[:, None].expand(-1, 7)) for images, labels in LABELLED]},
+            r"labels that fit logits of shape \(16, 4\), but got shape \(16, 7\)",
+        ),
+        (
+            {"batches": [(x, torch.zeros_like(y)) for x, y in LABELLED], "allocation": "fair_pruner", "budget": TENTH},
+            "class",
+        ),
     ],
 )
-def test_bad_arguments(batches: Batches, arguments: dict[str, Any], message: str) -> None:
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        plan_width(cnn(), batches=batches, **arguments)
+        plan_width(cnn(), **{"batches": LABELLED, **arguments})
 
 
 @pytest.mark.parametrize(
@@ -95,11 +101,11 @@ def test_bad_arguments(batches: Batches, arguments: dict[str, Any], message: str
     [(nn.Sequential(nn.ReLU()), "modules without any"), (nn.Identity(), "nothing"), (nn.ModuleList(), "nothing")],
     ids=["relu", "identity", "empty"],
 )
-def test_a_model_without_parameters_has_nothing_that_may_go(model: nn.Module, holds: str, batches: Batches) -> None:
+def test_a_model_without_parameters_has_nothing_that_may_go(model: nn.Module, holds: str) -> None:
     message = f"Expected a network with parameters, but {type(model).__name__} has none: it holds {holds}. Pass the "
     for look in (
-        lambda: plan_width(model, Budget(macs=0.3), batches=batches),
-        lambda: plan_depth(model, remove={"block": 1}, batches=batches),
+        lambda: plan_width(model, Budget(macs=0.3), batches=LABELLED),
+        lambda: plan_depth(model, remove={"block": 1}, batches=LABELLED),
         lambda: find_sites(model, IMAGE),
         lambda: find_groups(model, IMAGE),
         lambda: find_units(model, IMAGE),
@@ -108,36 +114,9 @@ def test_a_model_without_parameters_has_nothing_that_may_go(model: nn.Module, ho
             look()
 
 
-def test_no_batches() -> None:
-    with pytest.raises(ValueError, match="Expected at least one calibration batch, but got none"):
-        plan_width(cnn(), Budget(macs=0.1), batches=[])
-
-
-def test_labels_missing(batches: Batches) -> None:
-    with pytest.raises(ValueError, match=r"Expected labelled batches for the U-Score, .* Pass labels="):
-        plan_width(cnn(), Budget(macs=0.1), batches=[images for images, _ in batches], importance="u_score")
-
-
-def test_labels_of_another_shape(batches: Batches) -> None:
-    wrong = [(images, labels[:, None].expand(-1, 7)) for images, labels in batches]
-    with pytest.raises(ValueError, match=r"labels that fit logits of shape \(16, 4\), but got shape \(16, 7\)"):
-        plan_width(cnn(), Budget(macs=0.1), batches=wrong)
-
-
-def test_one_class_has_no_separation(batches: Batches) -> None:
-    same = [(images, torch.zeros_like(labels)) for images, labels in batches]
-    with pytest.raises(ValueError, match="class"):
-        plan_width(cnn(), Budget(macs=0.1), batches=same, allocation="fair_pruner")
-
-
 def test_budget_in_steps_needs_a_share_or_a_number() -> None:
     with pytest.raises(ValueError, match="Expected a budget in a share of cost or a number of units, but got {'ratio'"):
         Budget(ratio={"head": 0.2}).in_steps(2)
-
-
-def test_nothing_left_to_narrow(batches: Batches) -> None:
-    with pytest.raises(ValueError, match=r"Expected some groups outside ignore=\['\*'\], but all 6 are ignored"):
-        plan_width(cnn(), Budget(macs=0.1), batches=batches, ignore="*")
 
 
 KINDS = ("neuron", "head")
@@ -146,9 +125,8 @@ KINDS = ("neuron", "head")
 @pytest.mark.slow
 @pytest.mark.parametrize("cost", ["macs", "params"])
 def test_the_plan_is_that_of_pruning_by_the_same_kinds(cost: str) -> None:
-    budget, batches = Budget(**{cost: 0.3}), labelled_batches()
-    found = plan_width(vit(), budget, batches=batches, kinds=KINDS)
-    shared = plan_pruning(vit(), budget, batches=batches, kinds=KINDS)
+    budget = Budget(**{cost: 0.3})
+    found, shared = (plan(vit(), budget, batches=LABELLED, kinds=KINDS) for plan in (plan_width, plan_pruning))
     assert found.made_by.method == "width/program"
     assert found.edits == shared.edits
     assert all(torch.equal(value, shared.tensors[name]) for name, value in found.tensors.items())
@@ -157,12 +135,11 @@ def test_the_plan_is_that_of_pruning_by_the_same_kinds(cost: str) -> None:
 
 def test_heads_get_smaller_where_no_kinds_are_named() -> None:
     model = vit()
-    plan = plan_width(model, Budget(macs=0.5), batches=labelled_batches())
+    plan = plan_width(model, Budget(macs=0.5), batches=LABELLED)
     assert "head_dim" in plan.removed
     assert set(plan.made_by.arguments["kinds"]) == {"channel", "head", "neuron"}
     apply_plan(model, plan)
-    (images, _), *_ = labelled_batches()
-    assert model(images).shape == (len(images), 4)
+    assert model(LABELLED[0][0]).shape == (16, 4)
 
 
 def plain() -> nn.Module:
@@ -184,14 +161,12 @@ def plain() -> nn.Module:
     ids=["BatchNorm", "channels", "by name", "by an importance", "nothing taken over", "hidden features"],
 )
 def test_per_cost_where_the_library_does_not_serve(make: Any, how: dict[str, Any]) -> None:
-    plan = plan_width(make(), Budget(params=0.2), batches=labelled_batches(), **how)
+    plan = plan_width(make(), Budget(params=0.2), batches=LABELLED, **how)
     assert plan.made_by.method == "width/per_cost"
 
 
-IDS = torch.randint(3, 61, (8, 9), generator=torch.Generator().manual_seed(0))
 TEXT = [{"input_ids": IDS, "labels": IDS}]
 QUICK: dict[str, Any] = {"importance": "magnitude", "replace": "zero"}
-BUDGETS = [Budget(macs=0.23), Budget(params=0.11)]
 
 
 def llama() -> Any:
@@ -206,7 +181,7 @@ def numbers_kept(plan: Plan) -> dict[Any, set[int]]:
     return dict(found)
 
 
-@pytest.mark.parametrize("budget", BUDGETS, ids=str)
+@pytest.mark.parametrize("budget", [Budget(macs=0.23), Budget(params=0.11)], ids=str)
 def test_uniform_makes_a_standard_model_at_every_budget(budget: Budget, tmp_path: Path) -> None:
     model = llama()
     plan = plan_width(model, budget, batches=TEXT, allocation="uniform", **QUICK)
@@ -223,29 +198,16 @@ def test_uniform_makes_a_standard_model_at_every_budget(budget: Budget, tmp_path
 def test_any_allocation_can_keep_equal_layers(allocation: str) -> None:
     settings = {} if allocation == "fair_pruner" else QUICK
     model = cnn()
-    plan = plan_width(
-        model, Budget(macs=0.3), batches=labelled_batches(), allocation=allocation, equal_layers=True, **settings
-    )
+    plan = plan_width(model, Budget(macs=0.3), batches=LABELLED, allocation=allocation, equal_layers=True, **settings)
     assert all(len(numbers) == 1 for numbers in numbers_kept(plan).values())
     assert 0.3 <= removed_share(model, plan, "macs") < 0.36
     assert plan.made_by.arguments["equal_layers"]
 
 
-@pytest.mark.slow
-def test_equal_layers_meet_budgets_in_units_by_less_than_a_unit_of_each() -> None:
-    model = llama()
-    layers = len(find_groups(model, {"input_ids": IDS}, ("neuron",)).groups)
-    plan = plan_width(model, Budget(remove={"neuron": 4 * layers - 1}), batches=TEXT, equal_layers=True, **QUICK)
-    assert len(plan.removed["neuron"]) == 4 * layers
-
-
-def test_uniform_meets_budgets_in_units_to_the_unit() -> None:
-    plan = plan_width(llama(), Budget(remove={"neuron": 14}), batches=TEXT, allocation="uniform", **QUICK)
+def test_uniform_meets_budgets_in_units_to_the_unit_and_equal_layers_say_how_many_more_go() -> None:
+    budget, model = Budget(remove={"neuron": 14}), llama()
+    plan = plan_width(model, budget, batches=TEXT, allocation="uniform", **QUICK)
     assert len(plan.removed["neuron"]) == 14
-
-
-def test_more_units_than_were_asked_for_are_said() -> None:
-    model = tiny_llama()
-    settings: dict[str, Any] = {"kinds": "neuron", "importance": "magnitude", "replace": "zero", "equal_layers": True}
-    with pytest.warns(UserWarning, match=r"4 of 192 neurons go \(2\.1%\), not the 3 \(1\.6%\) requested"):
-        plan_width(model, Budget(remove={"neuron": 3}), batches=[tiny_inputs("text")], **settings)
+    with pytest.warns(UserWarning, match=r"16 of 384 neurons go \(4\.2%\), not the 14 \(3\.6%\) requested"):
+        plan = plan_width(model, budget, batches=TEXT, equal_layers=True, **QUICK)
+    assert len(plan.removed["neuron"]) == 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from prunerecover import Budget, apply_plan, plan_width
 from prunerecover.calibration.samples import split_batches
 from prunerecover.calibration.steps import FEWEST_SAMPLES
-from prunerecover.session.pruned_output import PrunedOutput, judge_of
+from prunerecover.session.pruned_output import judge_of
 from prunerecover.width import tuning
 from prunerecover.width.taken_over import numbers_in_memory
 from prunerecover.width.tuning import tuned_tensors
@@ -44,24 +45,6 @@ def untouched(tensors: dict[str, Tensor], found: dict[str, Tensor]) -> bool:
     return found.keys() == tensors.keys() and all(found[key] is value for key, value in tensors.items())
 
 
-class Detached(Joined):
-    """Stops gradients at its output."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Leave the graph."""
-        return super().forward(x).detach()
-
-
-class InPlace(Joined):
-    """Operation in place that overwrites a tensor of the backward pass."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Change an exponential in place, whose gradient is its own output."""
-        found = super().forward(x).exp()
-        found.add_(1)
-        return found
-
-
 class Rounds(torch.autograd.Function):
     """An operation without a backward pass."""
 
@@ -71,21 +54,26 @@ class Rounds(torch.autograd.Function):
         return (8 * x).round() / 8
 
 
-class Rounded(Joined):
-    """Has an operation without a backward pass."""
+def in_place(found: Tensor) -> Tensor:
+    """Overwrite a tensor of the backward pass: the gradient of an exponential is its own output."""
+    return found.exp().add_(1)
+
+
+def root(found: Tensor) -> Tensor:
+    """Return finite outputs without finite gradients."""
+    return found + (found - found).abs().sqrt()
+
+
+class Changed(Joined):
+    """A network with a function of its output."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.change = change
 
     def forward(self, x: Tensor) -> Tensor:
-        """Round the output."""
-        return Rounds.apply(super().forward(x))  # type: ignore[no-any-return]
-
-
-class Root(Joined):
-    """Finite outputs without finite gradients."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Take the root of zero."""
-        found = super().forward(x)
-        return found + (found - found).abs().sqrt()
+        """Change the output."""
+        return self.change(super().forward(x))
 
 
 class Detections(Joined):
@@ -97,43 +85,37 @@ class Detections(Joined):
         return torch.cat([found, found.new_zeros(len(x), self.head.weight.shape[1])], 1)
 
 
-@pytest.mark.parametrize("kind", [Detached, InPlace, Rounded, Root, Detections])
-def test_nothing_is_learnt_where_the_output_does_not_say_how(kind: type[Joined]) -> None:
+CHANGES = {"detached": Tensor.detach, "in place": in_place, "rounds": Rounds.apply, "root": root}
+
+
+@pytest.mark.parametrize("name", [*CHANGES, "detections", "classes"])
+def test_nothing_is_learnt_where_the_output_does_not_say_how(name: str) -> None:
+    """Or where it cannot be compared."""
     model, edits, tensors, samples = narrowed(Joined)
-    other = kind().eval()
-    other.load_state_dict(model.state_dict())
-    assert untouched(tensors, tuned_tensors(edits, tensors, samples, judge_of(other, samples)))
-
-
-def test_nothing_is_learnt_of_outputs_that_cannot_be_compared() -> None:
-    model, edits, tensors, samples = narrowed(Joined)
-
-    class Classes(Joined):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).argmax(1)
-
-    other = Classes().eval()
-    other.load_state_dict(model.state_dict())
-    judge = PrunedOutput(other, samples.held_out)
-    assert not judge.comparable
+    changes = {**CHANGES, "classes": lambda found: found.argmax(1)}
+    other = Changed(changes[name]) if name in changes else Detections()
+    other.eval().load_state_dict(model.state_dict())
+    judge = judge_of(other, samples)
+    assert judge.comparable == (name != "classes")
     assert untouched(tensors, tuned_tensors(edits, tensors, samples, judge))
 
 
-@pytest.mark.parametrize("output", ["heads", "classes", "tuple of classes"])
-def test_outputs_of_whole_numbers_are_planned_for(output: str) -> None:
-    """Class numbers have no order: outputs cannot be compared, and least squares remain."""
+NUMBERS: dict[str, Callable[[Tensor], Any]] = {
+    "heads": lambda found: (found.argmax(1), found),
+    "classes": lambda found: found.argmax(1),
+    "tuple of classes": lambda found: (found.argmax(1), found.argmax(1)),
+}
 
-    class Numbers(Joined):
-        def forward(self, x: Tensor) -> Any:
-            found = super().forward(x)
-            classes = found.argmax(1)
-            return {"heads": (classes, found), "classes": classes, "tuple of classes": (classes, classes)}[output]
+
+@pytest.mark.parametrize("change", NUMBERS.values(), ids=NUMBERS)
+def test_outputs_of_whole_numbers_are_planned_for(change: Callable[[Tensor], Any]) -> None:
+    """Class numbers have no order: outputs cannot be compared, and least squares remain."""
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         return Joined.forward(model, batch).square().mean()  # type: ignore[arg-type]
 
     torch.manual_seed(0)
-    model = Numbers().eval()
+    model = Changed(change).eval()
     plan = plan_width(model, Budget(params=0.3), batches=list(IMAGES.split(8)), loss=loss)
     assert plan.tensors
     apply_plan(model, plan)
@@ -150,11 +132,11 @@ SIZES: dict[str, list[float]] = {
 }
 
 
-def net(sizes: list[float], units: int = 12) -> nn.Sequential:
+def net(sizes: list[float]) -> nn.Sequential:
     """Return a network with hidden activations of these sizes in turn, rescaled by the next layer."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, units), nn.ReLU(), nn.Linear(units, 3))
-    factors = torch.tensor(sizes).repeat(units)[:units]
+    model = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 3))
+    factors = torch.tensor(sizes).repeat(12)[:12]
     with torch.no_grad():
         model[0].weight.mul_(factors[:, None])
         model[0].bias.mul_(factors)
