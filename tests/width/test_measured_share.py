@@ -134,7 +134,7 @@ def test_plan_says_what_it_removes_where_it_is_not_what_was_asked_for() -> None:
         plan_width(Often(), Budget(macs=0.3), batches=[torch.randn(8, 4)], ignore="second", **QUICK)
 
 
-@pytest.mark.parametrize("wrong", [0.8, 1.2, 1.5])
+@pytest.mark.parametrize("wrong", [0.8, 1.5])
 def test_budget_is_corrected_until_the_measured_share_is_met(wrong: float) -> None:
     found, saved = meet_measured("macs", 0.3, lambda share: share, lambda share: Shares(share, wrong * share, 0.001))
     assert saved == wrong * found

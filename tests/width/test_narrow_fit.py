@@ -34,26 +34,38 @@ def fit(folder, make=Cnn, edits=CNN, callbacks=(), resume=None, epochs=4, **trai
     return module, trainers.fit(folder, module, *callbacks, **settings)
 
 
-def test_moments_are_cut_and_steps_go_on(tmp_path):
+class Moments(pl.Callback):
+    """Keeps the optimizer's state at the end of the first epoch and right after the first surgery."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.seen.setdefault("before", self.state(trainer, pl_module))
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.current_epoch == 1:
+            self.seen.setdefault("after", self.state(trainer, pl_module))
+
+    @staticmethod
+    def state(trainer, pl_module):
+        (optimizer,) = trainer.optimizers
+        names = {p: name for name, p in pl_module.net.named_parameters()}
+        return {names[p]: {k: v.clone() for k, v in s.items()} for p, s in optimizer.state.items()}
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """Return a fitted module, its Trainer, the folder of its checkpoints, moments and the best checkpoint."""
+    folder, moments = tmp_path_factory.mktemp("fit"), Moments()
+    best = ModelCheckpoint(folder / "best", monitor="val_loss", mode="max", filename="{epoch}")
+    module, runner = fit(folder, callbacks=[moments, best])
+    return module, runner, folder, moments.seen, best.best_model_path
+
+
+def test_moments_are_cut_and_steps_go_on(fitted):
     """Without them, the optimizer would start from scratch at every surgery."""
-    seen = {}
-
-    class Look(pl.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            if trainer.current_epoch == 0:
-                seen["before"] = self.state(trainer, pl_module)
-
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            if trainer.current_epoch == 1 and batch_idx == 0:
-                seen["after"] = self.state(trainer, pl_module)
-
-        @staticmethod
-        def state(trainer, pl_module):
-            (optimizer,) = trainer.optimizers
-            names = {p: name for name, p in pl_module.net.named_parameters()}
-            return {names[p]: {k: v.clone() for k, v in s.items()} for p, s in optimizer.state.items()}
-
-    module, runner = fit(tmp_path, callbacks=[Look()])
+    module, runner, _, seen, _ = fitted
     keep = list(first_conv().keep)
     for name, index in (("conv1.weight", (keep,)), ("conv2.weight", (slice(None), keep)), ("head.bias", ())):
         before, after = seen["before"][name], seen["after"][name]
@@ -67,24 +79,18 @@ def test_moments_are_cut_and_steps_go_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_best_may_be_less_pruned_than_the_live_module(tmp_path):
+def test_best_may_be_less_pruned_than_the_live_module(fitted, tmp_path):
+    """A run in its first epochs, and another that has yet to begin, test every checkpoint alike."""
+    _, _, folder, _, best = fitted
+    assert int(Path(best).stem.partition("=")[2]) >= 2
     module, runner = fit(tmp_path)
-    fresh, again = fit(tmp_path / "again")
     for epoch in (1, 0, 3, 2):
-        path = tmp_path / f"epoch={epoch}.ckpt"
+        path = folder / f"epoch={epoch}.ckpt"
         live = runner.test(module, loader(shuffle=False), ckpt_path=path, verbose=False)
         width = {0: 8, 1: 5, 2: 4, 3: 4}[epoch]
         assert module.net.conv1.weight.shape[0] == module.net.bn1.num_features == width
-        other = again.test(fresh, loader(shuffle=False), ckpt_path=path, verbose=False)
         new = trainers.trainer_of(tmp_path, NarrowAt({}))
-        assert live == other == new.test(Cnn(), loader(shuffle=False), ckpt_path=path, verbose=False)
-
-
-def test_best_checkpoint_is_of_the_narrowed_model(tmp_path):
-    best = ModelCheckpoint(tmp_path / "best", monitor="val_loss", mode="max", filename="{epoch}")
-    module, runner = fit(tmp_path, callbacks=[best])
-    assert int(Path(best.best_model_path).stem.partition("=")[2]) >= 2
-    runner.test(module, loader(shuffle=False), ckpt_path=best.best_model_path, verbose=False)
+        assert live == new.test(Cnn(), loader(shuffle=False), ckpt_path=path, verbose=False)
 
 
 @pytest.mark.parametrize(
@@ -108,15 +114,16 @@ def test_averaged_copies_follow(tmp_path, average):
     assert module.net.conv1.out_channels == 4
 
 
-def test_ledger_survives_pickles_and_copies(tmp_path):
-    module, _ = fit(tmp_path)
+def test_ledger_survives_pickles_and_copies(fitted):
+    module, _, folder, *_ = fitted
+    checkpoint, given = torch.load(folder / "epoch=0.ckpt", weights_only=True), module.trainer
     module.trainer = None
-    checkpoint = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)
     for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         again.on_load_checkpoint({KEY: checkpoint[KEY]})
         again.load_state_dict(checkpoint["state_dict"])
         assert again.net.conv1.out_channels == 8
         assert module.net.conv1.out_channels == 4
+    module.trainer = given
 
 
 def test_mixed_precision_needs_nothing(tmp_path):
@@ -125,15 +132,15 @@ def test_mixed_precision_needs_nothing(tmp_path):
     assert module.net.conv1.out_channels == 4
 
 
-def test_checkpoints_open_without_the_run(tmp_path):
-    module, runner = fit(tmp_path)
+def test_checkpoints_open_without_the_run(fitted, tmp_path):
+    module, runner, folder, *_ = fitted
     images, expected = dataset().tensors[0], module.net.eval()(dataset().tensors[0])
     runner.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
-    for path in (tmp_path / "epoch=3.ckpt", tmp_path / "weights.ckpt"):
+    for path in (folder / "epoch=3.ckpt", tmp_path / "weights.ckpt"):
         assert torch.equal(load_pruned(path, SmallCnn(in_channels=1, classes=4))(images), expected)
         assert torch.equal(load_pruned(path, Cnn).eval().net(images), expected)
     with pytest.raises(ValueError, match="a plan with the constructor of its dense model"):
-        load_pruned(tmp_path / "epoch=3.ckpt")
+        load_pruned(path)
 
 
 def test_vit_checkpoint_is_rebuilt_from_its_constructor(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from cases.engine import unchanged
 from cases.models.tiny import plain_vit, tiny_inputs, tiny_llama
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 from torch.nn.utils.parametrize import register_parametrization
 
@@ -20,6 +20,7 @@ from prunerecover.refusal import Refusal
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(16) % 3
+THIRD = Budget(macs=0.3)
 
 
 def net() -> nn.Sequential:
@@ -42,21 +43,26 @@ def with_(change: Callable[[nn.Module], object]) -> nn.Module:
     return model
 
 
-REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "nan": (lambda: with_nan(net()), "Expected finite weights to plan with, but '0.weight' holds NaN"),
-    "masked": (lambda: with_(lambda m: prune.l1_unstructured(m, "weight", 0.3)), "first: torch.nn.utils.prune.remove"),
-    "weight norm": (
-        lambda: with_(weight_norm),
-        "by weight_norm. Make the weights plain first: torch.nn.utils.remove_weight_norm",
-    ),
-}
+MASKED = partial(prune.l1_unstructured, name="weight", amount=0.3)
+NAN = "Expected finite weights to plan with, but '{}' holds NaN"
+ATTENTION = Budget(remove={"attention": 1})
+REFUSED: list[tuple[Any, Callable[[], nn.Module], Budget, Any, str]] = [
+    (plan_width, lambda: with_nan(net()), THIRD, X, NAN.format("0.weight")),
+    (plan_depth, lambda: with_nan(vit()), ATTENTION, torch.zeros(8, 3, 16, 16), NAN.format("cls_token")),
+    (plan_width, lambda: with_(MASKED), THIRD, X, "first: torch.nn.utils.prune.remove"),
+    (plan_width, lambda: with_(weight_norm), THIRD, X, "weights plain first: torch.nn.utils.remove_weight_norm"),
+    (plan_width, net, THIRD, (X[:0], LABELS[:0]), "Expected samples in every calibration batch, but one has none"),
+    (plan_width, net, THIRD, (X, LABELS.float()), "Expected labels as integers, but got torch.float32"),
+    (plan_width, net, THIRD, (X, LABELS + 5), "Expected labels from 0 to 2, as the model has 3 outputs, but got"),
+]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_model_that_cannot_be_cut_is_refused(name: str) -> None:
-    build, message = REFUSED[name]
+@pytest.mark.parametrize(("plan", "build", "budget", "batch", "message"), REFUSED)
+def test_models_and_batches_that_cannot_be_planned_for_are_refused(
+    plan: Any, build: Callable[[], nn.Module], budget: Budget, batch: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        plan_width(build(), Budget(macs=0.3), batches=[(X, LABELS)])
+        plan(build(), budget, batches=[batch])
 
 
 def everywhere(change: Callable[[nn.Module], object]) -> nn.Module:
@@ -112,30 +118,6 @@ def test_what_computes_weights_is_named_with_the_way_out(name: str) -> None:
             plan()
         assert re.search(cause, refused.value.cause)
         assert re.match(f".*{way_out}", refused.value.way_out)
-
-
-def test_depth_of_a_model_with_nan_is_refused() -> None:
-    with pytest.raises(ValueError, match="Expected finite weights to plan with, but 'cls_token' holds NaN"):
-        plan_depth(with_nan(vit()), Budget(remove={"attention": 1}), batches=[torch.zeros(8, 3, 16, 16)])
-
-
-@pytest.mark.parametrize("batches", [[(X[:0], LABELS[:0])], [(X, LABELS), (X[:0], LABELS[:0])]])
-def test_batches_without_samples_are_refused(batches: Any) -> None:
-    with pytest.raises(ValueError, match="Expected samples in every calibration batch, but one has none"):
-        plan_width(net(), Budget(macs=0.3), batches=batches)
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (LABELS.float(), "Expected labels as integers, but got torch.float32"),
-        (LABELS + 5, "Expected labels from 0 to 2, as the model has 3 outputs, but got"),
-    ],
-)
-def test_labels_that_do_not_fit_are_refused(labels: Tensor, message: str) -> None:
-    model = net()
-    with unchanged(model), pytest.raises(ValueError, match=message):
-        plan_width(model, Budget(macs=0.3), batches=[(X, labels)])
 
 
 def test_labels_of_another_integer_type_do() -> None:

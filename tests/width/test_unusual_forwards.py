@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def test_a_mask_in_a_buffer_leaves_heads_to_be_found(length: int) -> None:
     assert plan_depth(Masked(length), remove={"mlp": 1}, batches=[torch.randn(8, length, 24)]).removed
 
 
-@pytest.mark.parametrize("shape", [(12, 12), (1, 12, 12), (2, 12, 12), (1, 2, 12, 12), (8, 1, 12, 12)])
+@pytest.mark.parametrize("shape", [(12, 12), (2, 12, 12), (8, 1, 12, 12)])
 def test_a_mask_of_any_shape_leaves_heads_to_be_found(shape: tuple[int, ...]) -> None:
     groups = find_groups(Fused(torch.zeros(shape)), torch.randn(8, 12, 24), kinds="head").groups
     assert [group.size for group in groups] == [2]
@@ -115,37 +116,29 @@ def test_units_whose_values_are_asked_for_stay() -> None:
 
 @pytest.mark.slow
 def test_a_float_network_that_can_be_quantised_is_planned() -> None:
-    network = resnet18(weights=None, num_classes=5, quantize=False).eval()
-    x = torch.randn(8, 3, 32, 32)
+    network, x = resnet18(weights=None, num_classes=5, quantize=False).eval(), torch.randn(8, 3, 32, 32)
     assert find_groups(network, x).groups
     assert plan_depth(network, remove={"layer": 1}, batches=[x], search="one_shot").removed
-
-
-class Checkpointed(nn.Sequential):
-    """Stage that runs again while gradients flow."""
-
-    reentrant: bool
-
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(super().forward, x, use_reentrant=self.reentrant)  # type: ignore[no-any-return]
-
-
-def checkpointed(network: Any, reentrant: bool | None) -> Any:
-    if reentrant is None:
-        network.set_grad_checkpointing(True)
-    else:
-        network.layer2.__class__, network.layer2.reentrant = Checkpointed, reentrant
-    return network
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [None, True, False])
 def test_gradient_checkpointing_changes_no_plan(reentrant: bool | None) -> None:
+    """By the library's own switch, or a stage that runs again while gradients flow."""
+
+    class Checkpointed(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=reentrant)  # type: ignore[no-any-return]
+
     torch.manual_seed(0)
-    network = timm.create_model("resnet10t", num_classes=5)
+    network: Any = timm.create_model("resnet10t", num_classes=5)
     batches = [(torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0)), LABELS)]
     wanted = plan_width(network, Budget(params=0.2), batches=batches)
-    assert plan_width(checkpointed(network, reentrant), Budget(params=0.2), batches=batches).edits == wanted.edits
+    if reentrant is None:
+        network.set_grad_checkpointing(True)
+    else:
+        network.layer2.__class__ = Checkpointed
+    assert plan_width(network, Budget(params=0.2), batches=batches).edits == wanted.edits
 
 
 class OfPatches(nn.Module):
@@ -176,18 +169,16 @@ def energy(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def test_rows_that_are_no_samples_need_batches_of_one_sample() -> None:
-    assert plan_width(OfPatches().eval(), Budget(macs=0.2), batches=patches(1), loss=energy).removed
-    assert plan_depth(OfPatches().eval(), remove={"mlp": 1}, batches=patches(1)).removed
-    message = "Rows of 'patches' are no samples: pass batches of one sample each, with"
-    with pytest.raises(ValueError, match=message):
-        plan_width(OfPatches().eval(), Budget(macs=0.2), batches=patches(8), loss=energy)
-    with pytest.raises(ValueError, match=message):
-        plan_depth(OfPatches().eval(), remove={"mlp": 1}, batches=patches(8))
+    model = OfPatches().eval()
+    width = partial(plan_width, model, Budget(macs=0.2), loss=energy)
+    for plan in (width, partial(plan_depth, model, remove={"mlp": 1})):
+        assert plan(batches=patches(1)).removed
+        with pytest.raises(ValueError, match="Rows of 'patches' are no samples: pass batches of one sample each, with"):
+            plan(batches=patches(8))
 
 
 N = 8
-WAYS = ("first", "second", "in one", "in one, second")
-EXPECTED = {
+WAYS = {
     "first": SampleLayout(),
     "second": SampleLayout(dim=1),
     "in one": SampleLayout(),
@@ -226,13 +217,12 @@ def test_two_passes_tell_where_samples_lie(way: str, length: int) -> None:
     batch = tokens(length)
     for some in (batch, batch[:1]):
         layouts = trace(Encoder(way).eval(), ModelInputs((some,))).layouts
-        assert layouts["up", "input"] == layouts["down", "output"] == EXPECTED[way]
+        assert layouts["up", "input"] == layouts["down", "output"] == WAYS[way]
         assert layouts["head", "input"] == SampleLayout()
 
 
-@pytest.mark.parametrize("length", [2 * N])
-def test_one_network_in_four_layouts_has_one_plan(length: int) -> None:
-    batches = [(tokens(length), torch.arange(N) % 5)]
+def test_one_network_in_four_layouts_has_one_plan() -> None:
+    batches = [(tokens(2 * N), torch.arange(N) % 5)]
     dense = Encoder("first").eval()
     wanted, *others = [plan_width(Encoder(way).eval(), Budget(params=0.2), batches=batches) for way in WAYS]
     pruned = copy.deepcopy(dense)
