@@ -68,22 +68,15 @@ TEXT_SIZES: dict[str, Any] = {
 }
 
 
-def mpnet() -> Any:
+def classifier(family: str, **settings: Any) -> Any:
     torch.manual_seed(0)
-    return transformers.MPNetForSequenceClassification(transformers.MPNetConfig(**TEXT_SIZES)).eval()
-
-
-def deberta() -> Any:
-    torch.manual_seed(0)
-    attention = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
-    return transformers.DebertaV2ForSequenceClassification(
-        transformers.DebertaV2Config(**TEXT_SIZES, **attention)
-    ).eval()
+    config = getattr(transformers, f"{family}Config")(**TEXT_SIZES, **settings)
+    return getattr(transformers, f"{family}ForSequenceClassification")(config).eval()
 
 
 def test_heads_of_mpnet_go_with_their_column_of_position_biases() -> None:
     """All layers share a table, whose module counts heads of no attention."""
-    model, masked = mpnet(), mpnet()
+    model, masked = classifier("MPNet"), classifier("MPNet")
     plan = plan_width(model, Budget(remove={"head": 1}), batches=BATCHES, replace="zero")
     (edit,) = plan.edits
     (gone,) = edit.gone
@@ -98,27 +91,18 @@ def test_heads_of_mpnet_go_with_their_column_of_position_biases() -> None:
 @pytest.mark.parametrize("importance", ["gate_taylor", "magnitude"])
 def test_values_of_deberta_lose_the_same_channels_in_every_head(importance: str) -> None:
     """No module has the values of a single head: a gate multiplies all heads."""
-    model = deberta()
+    model = classifier("DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8)
     plan = plan_width(model, Budget(macs=0.4), batches=BATCHES, importance=importance, replace="zero")
     assert any("value_proj" in edit.unit for edit in plan.edits)
     apply_plan(model, plan)
     assert model(IDS).logits.isfinite().all()
 
 
-T5_SIZES = {
-    "vocab_size": 32,
-    "d_model": 16,
-    "d_kv": 4,
-    "d_ff": 16,
-    "num_layers": 2,
-    "num_heads": 4,
-    "dropout_rate": 0.0,
-}
-
-
 def t5() -> nn.Module:
     torch.manual_seed(0)
-    return transformers.T5ForConditionalGeneration(transformers.T5Config(**T5_SIZES, decoder_start_token_id=0)).eval()
+    sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 4}
+    config = transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
+    return transformers.T5ForConditionalGeneration(config).eval()
 
 
 @pytest.mark.slow

@@ -77,18 +77,15 @@ def test_kept_groups_are_those_of_the_narrowed_model() -> None:
     assert [group.name for group in plan.kept_groups] == list(expected)
 
 
-def test_groups_that_lose_nothing_come_from_the_evidence() -> None:
+def test_kept_groups_are_of_the_evidence_and_the_edits_without_what_has_gone_as_a_whole() -> None:
     evidence = {"kept": {"a": [4, 4], "b": [2, 6]}, "kinds": {"a": "head", "b": "channel"}}
     plan = Plan(edits=(narrow("b", 6, 2),), evidence=evidence)
     assert plan.kept_groups == (KeptGroup("a", "head", 4, 4), KeptGroup("b", "channel", 2, 6))
     assert Plan(edits=plan.edits).kept_groups == (KeptGroup("b", "channel", 2, 6),)
     assert Plan(evidence=evidence).kept_groups == ()
-
-
-def test_what_has_gone_as_a_whole_keeps_nothing_to_count() -> None:
-    edits = (narrow("blocks.1.attn.qkv", 4, 2, "head"), Remove(unit="blocks.1.attn", kind="attention"))
-    assert Plan(edits=edits).kept_groups == ()
-    assert "head" not in _what_was_removed(PlanSummary.of(Plan(edits=edits)))
+    gone = Plan(edits=(narrow("attn.qkv", 4, 2, "head"), Remove(unit="attn", kind="attention")))
+    assert gone.kept_groups == ()
+    assert "head" not in _what_was_removed(PlanSummary.of(gone))
 
 
 def test_reports_count_units_per_group() -> None:
@@ -110,10 +107,8 @@ def test_bars_are_the_kept_shares_in_order() -> None:
     assert list(bars(axes).values()) == [(share, TRAITS[kind].color) for share, kind in expected]
     assert texts(axes.get_xticklabels()) == ["stem", "blocks.0.attn", "blocks.0.mlp", "blocks.1.mlp"]
     assert texts(axes.texts) == ["8 of 8", "1 of 4", "6 of 8", "2 of 16"]
-    assert (
-        figure.get_suptitle().replace("\n", " ")
-        == "Removed: channel 0 of 8, head 3 of 4, neuron 2 of 8, expert 14 of 16"
-    )
+    heading = "Removed: channel 0 of 8, head 3 of 4, neuron 2 of 8, expert 14 of 16"
+    assert figure.get_suptitle().replace("\n", " ") == heading
     legend = texts(figure.legends[0].get_texts())
     assert legend == ["channels kept", "heads kept", "neurons kept", "experts kept", "gone"]
     assert is_whole(figure)

@@ -12,7 +12,7 @@ from cases.width.plan_width import IMAGE, Batches, cnn, labelled_batches, remove
 from cases.width.scores import removable
 from torch import Tensor, nn
 
-from prunerecover import Budget, Plan, apply_plan, find_groups, plan_depth, plan_width
+from prunerecover import Budget, Plan, apply_plan, find_groups, plan_width
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.allocator import WidthAllocator
@@ -136,18 +136,6 @@ def test_tolerance_by_the_book(batches: Batches) -> None:
     assert plan.made_by.method == "width/fair_pruner"
     for entered, bound in plan.evidence["protected_mass"].values():
         assert entered <= bound + 1e-12
-
-
-@pytest.mark.slow
-def test_depth_and_width_add_up(batches: Batches) -> None:
-    model, images = vit(), torch.randn(2, 3, 16, 16)
-    first = plan_depth(model, remove={"activation": 1}, batches=batches, replace="identity")
-    apply_plan(model, first)
-    second = plan_width(model, Budget(macs=0.2), batches=batches)
-    apply_plan(model, second)
-    both = vit()
-    apply_plan(both, first + second)
-    assert torch.equal(both(images), model(images))
 
 
 def test_auxiliary_heads_of_training_still_run(batches: Batches) -> None:

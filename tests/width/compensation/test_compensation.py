@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from cases.width.plan_width import cnn, vit
 from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
-from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, plan_width, save_pruned
+from prunerecover import Budget, Plan, apply_plan, find_groups, plan_width
 from prunerecover.calibration.samples import split_batches
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.edits import Narrow
@@ -127,17 +126,6 @@ def test_moments_that_a_planner_keeps_give_what_the_edits_alone_do(make: Any) ->
     for edit, values in zip(narrowing, found, strict=True):
         for key in edit.tensors:
             assert torch.equal(plan.tensors[key], values[key.partition(".")[2]])
-
-
-def test_plan_from_disk_and_saved_model_agree(plan: Plan, tmp_path: Path) -> None:
-    model = cnn()
-    plan.save(tmp_path / "plan.json")
-    apply_plan(model, plan)
-    again = cnn()
-    apply_plan(again, Plan.load(tmp_path / "plan.json"))
-    assert torch.equal(again(IMAGES), model(IMAGES))
-    save_pruned(model, plan, tmp_path / "pruned")
-    assert torch.equal(load_pruned(tmp_path / "pruned", model=cnn(seed=5)).eval()(IMAGES), model(IMAGES))
 
 
 @pytest.mark.slow

@@ -14,19 +14,12 @@ from cases.layers.attentions import seeded
 from cases.models.tiny import tiny_bert, tiny_hf_vit, tiny_images, tiny_inputs, tiny_timm
 from torch import Tensor, nn
 
-from prunerecover import (
-    Plan,
-    apply_plan,
-    find_groups,
-    find_sites,
-    load_pruned,
-    save_pruned,
-)
+from prunerecover import Plan, apply_plan, find_groups, find_sites, load_pruned, save_pruned
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.hooks import recording
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Edit
-from prunerecover.plan.groups import Group, Setting
+from prunerecover.plan.groups import Group
 from prunerecover.recovery.reconstruction import fit_layers
 from prunerecover.surgery.apply_edits import apply_edits, undo
 from prunerecover.surgery.provenance import plan_for
@@ -105,9 +98,8 @@ def test_heads_compute_what_the_sliced_weights_do(case: Case) -> None:
     attention: Any = get_module(model, case.attention)
     weights, biases = (one.detach()[:, :, :KEPT].clone() for one in case.made(attention))
     apply_edits(model, smaller(model, case.inputs))
-    with recording(
-        {"all": get_module(model, case.attention), "reads": get_module(model, f"{case.attention}.{case.reads}")}
-    ) as seen:
+    narrowed = get_module(model, case.attention)
+    with recording({"all": narrowed, "reads": get_module(narrowed, case.reads)}) as seen:
         output(model, case.inputs)
     x = seen["all.in"]
     q, k, v = torch.einsum("nte,phde->pnhtd", x, weights) + biases[:, None, :, None]
@@ -121,11 +113,10 @@ def test_undone_and_saved_it_is_what_it_was(case: Case, tmp_path: Path) -> None:
     plan = plan_for(model, edits, method="by hand")
     with unchanged(model):
         undo(model, apply_edits(model, edits).journal)
-    again = Plan.load(plan.save(tmp_path / "plan.json"))
-    assert again == plan
+    assert Plan.load(plan.save(tmp_path / "plan.json")) == plan
     assert set(plan.removed) == {"head_dim"}
     assert {(one.kept, one.size) for one in plan.kept_groups} == {(KEPT, 8)}
-    apply_plan(model, again)
+    apply_plan(model, plan)
     opened = load_pruned(save_pruned(model, plan, tmp_path / "pruned"), case.build())
     assert torch.equal(output(opened, case.inputs), output(model, case.inputs))
 
@@ -207,10 +198,6 @@ def test_an_attention_of_small_inputs_shows_its_scale() -> None:
     model.blocks[0].norm1.weight.data.mul_(1e-3)
     model.blocks[0].norm1.bias.data.mul_(1e-3)
     assert [group.scaled_by for group in find_groups(model, tiny_images(), "head_dim")] == [-0.5] * 4
-
-
-def test_a_setting_of_power_one_is_saved_as_before() -> None:
-    assert Setting(module="a", attribute="b").model_dump(exclude_defaults=True) == {"module": "a", "attribute": "b"}
 
 
 def test_reconstruction_leaves_weights_that_make_smaller_heads() -> None:
