@@ -18,6 +18,7 @@ from cases.models.hand_made_groups import (
     small_resnet,
     vit_groups,
 )
+from cases.models.tiny import tiny_mixture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -65,11 +66,8 @@ def test_a_unit_never_saves_more_once_others_have_left(one: dict[str, int], two:
 
 
 def test_full_cost_is_the_models_own_whatever_the_batch() -> None:
-    model = small_resnet()
-    own = counted(model, torch.zeros(1, 3, 8, 8))
-    assert SMALL_COSTS.full == own
-    assert SMALL_COSTS.total({}) == own
-    assert cost_model(model, resnet_groups(model), torch.zeros(5, 3, 8, 8)).full == own
+    assert SMALL_COSTS.full == SMALL_COSTS.total({}) == counted(SMALL, torch.zeros(1, 3, 8, 8))
+    assert cost_model(SMALL, resnet_groups(SMALL), torch.zeros(5, 3, 8, 8)).full == SMALL_COSTS.full
 
 
 @pytest.mark.parametrize("kept", [(1, 4), (5, 1)])
@@ -123,15 +121,9 @@ def test_tied_weights_count_once() -> None:
 
 def test_routed_experts_save_parameters_and_the_routers_macs() -> None:
     """A token visits two experts, whether there are six or four."""
-    import transformers
 
     def mixture(experts: int, neurons: int = 12) -> nn.Module:
-        torch.manual_seed(0)
-        sizes = {"vocab_size": 31, "hidden_size": 8, "intermediate_size": neurons, "num_hidden_layers": 1}
-        heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-        routed = {"num_local_experts": experts, "num_experts_per_tok": 2}
-        config = transformers.MixtralConfig(**sizes, **heads, **routed)
-        return transformers.MixtralForCausalLM(config).eval()
+        return tiny_mixture("mixtral", num_hidden_layers=1, num_local_experts=experts, intermediate_size=neurons)
 
     path = "model.layers.0.mlp"
     fused = [f"{path}.experts.gate_up_proj", f"{path}.experts.down_proj", f"{path}.gate.weight"]

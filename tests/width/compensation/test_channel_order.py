@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from prunerecover import Budget, plan_width
 from prunerecover.calibration.moments import RIDGE
 from prunerecover.model.batches import ModelInputs
-from prunerecover.plan.plan import Plan
 from prunerecover.session.session import Session
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.channel_order import channel_orders
@@ -83,22 +82,16 @@ def test_grouped_convolutions_have_no_order(groups: int) -> None:
 
 def resnet(norm: type[nn.Module] = nn.BatchNorm2d) -> nn.Sequential:
     torch.manual_seed(0)
-    norms = [norm(8) if norm is nn.BatchNorm2d else nn.GroupNorm(1, 8)]
-    blocks = [Residual(8) for _ in range(2)]
-    if norm is not nn.BatchNorm2d:
-        for block in blocks:
-            block.norms = nn.ModuleList(nn.GroupNorm(1, 8) for _ in range(2))
-    body = [nn.Conv2d(3, 8, 3), *norms, nn.ReLU(), *blocks]
+    body = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), Residual(8), Residual(8)]
     network = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    if norm is nn.GroupNorm:
+        network[1] = nn.GroupNorm(1, 8)
+        for block in (network[3], network[4]):
+            block.norms = nn.ModuleList(nn.GroupNorm(1, 8) for _ in range(2))
     with torch.no_grad():
         for _ in range(30):
             network.train()(torch.randn(16, 3, 16, 16))  # statistics are those of what enters
     return network.eval()
-
-
-def kept(plan: Plan) -> dict[str, Any]:
-    found: dict[str, Any] = plan.evidence["kept"]
-    return found
 
 
 def test_streams_that_several_layers_read_have_no_order() -> None:
