@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from functools import partial
-from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
@@ -16,7 +15,7 @@ from cases.trainers import every_epoch
 from cases.width.narrow import first_conv
 from cases.width.narrow_fits import CNN, VIT, Cnn, NarrowAt
 from cases.width.narrow_models import SmallCnn
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 
 from prunerecover import load_pruned
 from prunerecover.callbacks.surgery.apply_in_trainer import apply_in_trainer
@@ -26,12 +25,11 @@ from prunerecover.surgery.provenance import plan_for
 Vit = partial(Plain, depth=3, num_heads=4)
 
 
-def fit(folder, make=Cnn, edits=CNN, callbacks=(), resume=None, epochs=4, **trainer):
+def fit(folder, *callbacks, make=Cnn, edits=CNN, **trainer):
     """Narrow and train; checkpoints of every epoch lie in the folder."""
-    callbacks = [NarrowAt(edits), *callbacks, every_epoch(folder)]
-    settings = {"val": loader(shuffle=False), "resume": resume, "epochs": epochs, **trainer}
     module = make()
-    return module, trainers.fit(folder, module, *callbacks, **settings)
+    settings = {"val": loader(shuffle=False), "epochs": 4, **trainer}
+    return module, trainers.fit(folder, module, NarrowAt(edits), *callbacks, every_epoch(folder), **settings)
 
 
 class Moments(pl.Callback):
@@ -56,16 +54,15 @@ class Moments(pl.Callback):
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
-    """Return a fitted module, its Trainer, the folder of its checkpoints, moments and the best checkpoint."""
+    """Return a fitted module, its Trainer, the folder of its checkpoints, and moments."""
     folder, moments = tmp_path_factory.mktemp("fit"), Moments()
-    best = ModelCheckpoint(folder / "best", monitor="val_loss", mode="max", filename="{epoch}")
-    module, runner = fit(folder, callbacks=[moments, best])
-    return module, runner, folder, moments.seen, best.best_model_path
+    module, runner = fit(folder, moments)
+    return module, runner, folder, moments.seen
 
 
 def test_moments_are_cut_and_steps_go_on(fitted):
     """Without them, the optimizer would start from scratch at every surgery."""
-    module, runner, _, seen, _ = fitted
+    module, runner, _, seen = fitted
     keep = list(first_conv().keep)
     for name, index in (("conv1.weight", (keep,)), ("conv2.weight", (slice(None), keep)), ("head.bias", ())):
         before, after = seen["before"][name], seen["after"][name]
@@ -76,21 +73,6 @@ def test_moments_are_cut_and_steps_go_on(fitted):
     held = {p for group in optimizer.param_groups for p in group["params"]}
     assert held == set(optimizer.state) == set(module.parameters())
     assert all(p.ndim > 1 for p in optimizer.param_groups[0]["params"])
-
-
-@pytest.mark.slow
-def test_best_may_be_less_pruned_than_the_live_module(fitted, tmp_path):
-    """A run in its first epochs, and another that has yet to begin, test every checkpoint alike."""
-    _, _, folder, _, best = fitted
-    assert int(Path(best).stem.partition("=")[2]) >= 2
-    module, runner = fit(tmp_path)
-    for epoch in (1, 0, 3, 2):
-        path = folder / f"epoch={epoch}.ckpt"
-        live = runner.test(module, loader(shuffle=False), ckpt_path=path, verbose=False)
-        width = {0: 8, 1: 5, 2: 4, 3: 4}[epoch]
-        assert module.net.conv1.weight.shape[0] == module.net.bn1.num_features == width
-        new = trainers.trainer_of(tmp_path, NarrowAt({}))
-        assert live == new.test(Cnn(), loader(shuffle=False), ckpt_path=path, verbose=False)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +89,7 @@ def test_averaged_copies_follow(tmp_path, average):
             averaged = getattr(averaged, "module", averaged)
             shapes.append([p.shape for p in averaged.parameters()] == [p.shape for p in pl_module.parameters()])
 
-    module, _ = fit(tmp_path, callbacks=[callback, Look()])
+    module, _ = fit(tmp_path, callback, Look())
     assert len(shapes) >= 24  # at the end SWA runs through the data once more, for BatchNorm
     assert all(shapes)
     assert module.net(dataset().tensors[0]).shape == (48, 4)
