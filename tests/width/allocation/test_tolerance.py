@@ -27,6 +27,9 @@ def by_sets(removal: Tensor, protection: Tensor) -> list[float]:
     return [len(set(low[:m]) & set(high[:m])) / m for m in range(1, n + 1)]
 
 
+MANY = settings(max_examples=60, deadline=None)
+
+
 @st.composite
 def signals(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     """Two scores of up to 40 units, with ties."""
@@ -35,11 +38,13 @@ def signals(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     return torch.tensor(draw(values), dtype=torch.float64), torch.tensor(draw(values), dtype=torch.float64)
 
 
+@MANY
 @given(signals())
 def test_one_count_equals_the_overlap_of_sets(scores: tuple[Tensor, Tensor]) -> None:
     assert tolerance_of_difference(*scores).tolist() == by_sets(*scores)
 
 
+@MANY
 @given(signals(), st.floats(0, 1))
 def test_removable_is_the_largest_depth_within_the_tolerance(scores: tuple[Tensor, Tensor], tolerance: float) -> None:
     curve, n = by_sets(*scores), len(scores[0])
@@ -47,7 +52,7 @@ def test_removable_is_the_largest_depth_within_the_tolerance(scores: tuple[Tenso
     assert removable(*scores, tolerance) == max(allowed, default=0)
 
 
-@settings(max_examples=60)
+@MANY
 @given(signals(), st.data())
 def test_protected_mass_stays_within_what_ranks_allow(scores: tuple[Tensor, Tensor], data: st.DataObject) -> None:
     removal, protection = scores
@@ -62,6 +67,7 @@ def test_protected_mass_bound_is_reached_in_the_worst_case() -> None:
     assert protected_mass(torch.tensor([0.0, 1, 2, 3, 4]), torch.tensor([9.0, 8, 3, 5, 1]), 3) == (17, 17)
 
 
+@MANY
 @given(signals(), signals(), st.data())
 def test_exchange_decides_by_the_total_protection_that_goes(
     first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], data: st.DataObject
