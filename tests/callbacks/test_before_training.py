@@ -116,10 +116,3 @@ def test_one_step_is_training(norm: type[nn.Module]) -> None:
 def test_networks_that_do_not_say() -> None:
     assert not looks_untrained(nn.Linear(2, 3))
     assert not looks_untrained(stir(tiny_vit()))
-
-
-def test_each_kind_names_its_callback() -> None:
-    with pytest.raises(ValueError, match="but got 'channel'. Channels, heads, neurons and experts go with WidthPrune"):
-        DepthPrune(Budget(ratio={"channel": 0.2}))
-    with pytest.raises(ValueError, match="blocks, attentions, MLPs and activations go with DepthPrune"):
-        WidthPrune(Budget(remove={"block": 1}))

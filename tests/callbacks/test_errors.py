@@ -10,23 +10,9 @@ from cases.trainers import fit, prune, trainer_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from prunerecover import Budget, Plan, find_units, plan_depth
-from prunerecover.callbacks import DepthPrune, DistillRecover
+from prunerecover import Budget, find_units, plan_depth
+from prunerecover.callbacks import DepthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
-
-
-@pytest.mark.parametrize(
-    "arguments", [{}, {"remove": {"mlp": 1}, "plan": Plan()}, {"budget": Budget(macs=0.1), "plan": Plan()}]
-)
-def test_exactly_one_of_budget_remove_and_plan(arguments):
-    got = r" and plan\. Set all but one to None" if arguments else r"none\.$"
-    with pytest.raises(ValueError, match=rf"Expected exactly one of budget, remove and plan, e.g. .*, but got .*{got}"):
-        DepthPrune(**arguments)
-
-
-def test_plan_of_another_type():
-    with pytest.raises(TypeError, match="Expected argument plan to be a Plan or the path of one, but got int"):
-        DepthPrune(plan=3)
 
 
 @pytest.mark.slow
@@ -40,69 +26,6 @@ def test_plan_is_read_when_the_fit_is_set_up(tmp_path):
     module = Plain()
     fit(tmp_path, module, callback)
     assert Ledger.of(module).plans["net"].removed == plan.removed
-
-
-def test_unknown_kind():
-    with pytest.raises(ValueError, match="Expected kinds among .*attention.*, but got 'attn'"):
-        DepthPrune(remove={"attn": 1})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"importance": "l1"}, "Expected argument importance to be one of .*magnitude.*, but got 'l1'"),
-        ({"replace": "none"}, "Expected argument replace to be one of calibrated, zero, identity, but got 'none'"),
-        (
-            {"search": "random"},
-            "Expected argument search to be one of program, one_shot, .* but got 'random'",
-        ),
-        ({"merge": "always"}, "Expected argument merge to be 'copy', 'at_surgery' or 'never', but got 'always'"),
-        ({"calibration": 0}, "Expected argument calibration to be at least 1, but got 0"),
-        ({"schedule": {"start": -1}}, "Expected argument start to be an epoch >= 0, but got -1"),
-        ({"schedule": -1}, "Expected argument start to be an epoch >= 0, but got -1"),
-        ({"schedule": {"every": 0, "step": 1}}, "Expected argument every to be at least 1, but got 0"),
-        ({"schedule": {"every": 1, "step": 0}}, "Expected argument step to be at least 1, but got 0"),
-        ({"schedule": {"step": 1}}, "Expected argument every with step"),
-        ({"schedule": {"alternate": True}}, "but got 'alternate'. Kinds no longer take turns: give each"),
-        ({"schedule": {"begin": 2}}, "schedule to have start, every, step, times, by, but got 'begin'"),
-    ],
-)
-def test_arguments_of_depth_prune(arguments, match):
-    with pytest.raises(ValueError, match=match):
-        DepthPrune(remove={"attention": 1}, **arguments)
-
-
-@pytest.mark.parametrize(
-    "said", [{"importance": "taylor"}, {"replace": "zero"}, {"ignore": "blocks.0.*"}, {"loss": print}]
-)
-def test_nothing_is_planned_beside_a_plan(said):
-    with pytest.raises(ValueError, match=f"Expected no {next(iter(said))} beside a plan, which says already what goes"):
-        DepthPrune(plan=Plan(), **said)
-
-
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ({"budget": Budget(macs=0.2)}, r"Expected argument times, and no step, in a schedule with every=1"),
-        ({"plan": Plan()}, "Expected a budget with schedule every=1, which removes some each time"),
-    ],
-)
-def test_only_units_go_in_steps(what, message):
-    with pytest.raises(ValueError, match=message):
-        DepthPrune(**what, schedule={"every": 1, "step": 1})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"teacher_weight": 1.5}, "Expected argument teacher_weight to be between 0 and 1, but got 1.5"),
-        ({"temperature": 0}, "Expected argument temperature to be positive, but got 0"),
-        ({"cache": True, "features": True}, "Expected cache=True for a teacher's answers alone, but got features=True"),
-    ],
-)
-def test_arguments_of_distill_recover(arguments, match):
-    with pytest.raises(ValueError, match=match):
-        DistillRecover(**arguments)
 
 
 @pytest.mark.parametrize(

@@ -175,11 +175,6 @@ def test_nothing_is_tested_by_hand_or_in_a_dry_run(tmp_path: Path) -> None:
         assert "shares" not in schedule.state_dict()
 
 
-def test_the_start_is_auto_or_the_users_own() -> None:
-    with pytest.raises(ValueError, match="Expected argument lr to be 'auto' or None, but got 0.1. The rate"):
-        RecoverySchedule(lr=0.1)
-
-
 def refuse(folder: Path, message: str, module: pl.LightningModule, error: Any = ValueError, **settings: Any) -> None:
     with pytest.raises(error, match=message):
         fit(folder, module, prune(schedule=0), RecoverySchedule(), **settings)

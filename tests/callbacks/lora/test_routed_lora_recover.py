@@ -163,22 +163,6 @@ def test_finished_run_begun_again_leaves_its_folder_alone(fitted: tuple[Path, An
     assert (tmp_path / "routed" / "model" / "note.txt").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ({"rank": 0}, ValueError, "Expected argument rank of RoutedLoRARecover in its range, but got 0"),
-        ({"teacher_weight": 1.5}, ValueError, "Expected argument teacher_weight to be between 0 and 1, but got 1.5"),
-        ({"teacher_weight": True}, TypeError, "Expected argument teacher_weight to be a number, but got True"),
-        ({"temperature": 0}, ValueError, "Expected argument temperature to be positive, but got 0"),
-        ({"temperature": "2"}, TypeError, "Expected argument temperature to be a number, but got '2'"),
-        ({"sets": [1]}, TypeError, r"Expected argument sets to be a PlanSet or the path of its file, but got \[1\]"),
-    ],
-)
-def test_arguments(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
-        shared(Language().net, **arguments)
-
-
 def test_sets_are_read_from_their_file(tmp_path: Path) -> None:
     callback = shared(Language().net)
     callback.sets.save(tmp_path / "sets.json")

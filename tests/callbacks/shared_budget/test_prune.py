@@ -100,22 +100,6 @@ def test_depth_and_width_of_a_network_with_batchnorm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, r"Expected exactly one of budget and plan, e.g. Prune\(Budget\(latency=0.3\)\)"),
-        ({"budget": THIRD, "plan": Plan()}, "Expected exactly one of budget and plan"),
-        ({"budget": Budget(remove={"attention": 1})}, "Expected a share .* with plan_depth or DepthPrune, .*"),
-        ({"budget": THIRD, "kinds": ("heads",)}, r"Expected kinds among block, .* but got 'heads'"),
-        ({"budget": THIRD, "round_to": 0}, "round_to of at least 1, but got 0"),
-        ({"plan": Plan(), "kinds": "head"}, r"Expected no kinds beside a plan, which says already what goes"),
-    ],
-)
-def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Prune(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
         ({"ignore": "layer9.*"}, r"Expected argument ignore to match units .*, but 'layer9.\*' matches none"),
         ({"kinds": "attention", "budget": Budget(macs=0.9)}, "Expected units that hold 90.0% of the macs, but all 3"),
         ({"kinds": "neuron", "budget": Budget(macs=0.9)}, "Expected a budget that the groups can meet, 90.0% of the"),

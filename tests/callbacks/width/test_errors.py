@@ -11,45 +11,14 @@ import torch
 from cases import trainers
 from cases.models.tiny import tiny_mixture
 from cases.width.experts import counts, tokens
-from cases.width.width_prune import HALF, Classifier, Direct, left, prune, rows, trainer
+from cases.width.width_prune import Classifier, Direct, left, prune, rows, trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from prunerecover import Budget, Plan
-from prunerecover.callbacks import DepthPrune, WidthPrune
+from prunerecover import Budget
+from prunerecover.callbacks import WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "Expected exactly one of budget, tolerance and plan"),
-        ({"budget": HALF, "plan": Plan()}, "Expected exactly one of budget, tolerance and plan"),
-        ({"budget": Budget(remove={"head": 1})}, "Expected WidthPrune's budget in a share of cost or in experts"),
-        ({"tolerance": 0.2}, "Expected a tolerance with allocation='fair_pruner' only"),
-        ({"budget": HALF, "schedule": {"every": 1}}, "Expected argument times, and no step, in a schedule with"),
-        (
-            {"tolerance": 0.2, "allocation": "fair_pruner", "schedule": {"every": 1}},
-            "Expected a budget with schedule every=1, .* a plan or a tolerance is applied at once",
-        ),
-        ({"budget": HALF, "schedule": {"times": 2}}, "Expected argument every with times"),
-        ({"budget": HALF, "calibration": 0}, "Expected argument calibration to be at least 1"),
-        ({"tolerance": 1.5, "allocation": "fair_pruner"}, "Expected a tolerance between 0 and 1, but got 1.5"),
-        ({"budget": HALF, "kinds": ("chanel",)}, "Expected kinds among channel, .* but got 'chanel'"),
-        ({"plan": Plan(), "allocation": "nonsense"}, "Expected no allocation beside a plan, .* allocation='nonsense'"),
-        ({"plan": Plan(), "kinds": "head", "ignore": "layer4.*"}, r"no kinds, ignore .* kinds=\('head',\), ignore="),
-        ({"plan": Plan(), "loss": print}, "Expected no loss beside a plan, which says already what goes"),
-    ],
-)
-def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        WidthPrune(**arguments)
-
-
-def test_times_with_units_is_refused() -> None:
-    with pytest.raises(ValueError, match="Expected argument times with a budget in a share of cost .*, but got units"):
-        DepthPrune(remove={"attention": 1}, schedule={"every": 1, "times": 2})
 
 
 def test_labels_that_are_not_found_are_asked_for(tmp_path: Path) -> None:
