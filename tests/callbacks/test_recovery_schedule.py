@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from cases.trainers import assert_same, fit, prune
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
-from torch.utils.data import DataLoader, IterableDataset
 
 from prunerecover import LoRARecover, RecoverySchedule, apply_plan, plan_depth
 from prunerecover.callbacks import recovery_schedule
@@ -101,11 +99,6 @@ def test_of_a_model_that_was_pruned_before_until_the_last_step(tmp_path: Path) -
     assert np.allclose(np.array(watch.taken)[:, 0], np.array(watch.found)[:, 0, 0] * factors)
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return itertools.cycle(dataset(8))
-
-
 def test_checkpoints_hold_the_users_own_rates(tmp_path: Path) -> None:
     class Stops(Plain):
         def training_step(self, batch, batch_idx):
@@ -173,35 +166,6 @@ def test_nothing_is_tested_by_hand_or_in_a_dry_run(tmp_path: Path) -> None:
         schedule = RecoverySchedule()
         fit(tmp_path / name, module, prune(schedule=0), schedule, **settings)
         assert "shares" not in schedule.state_dict()
-
-
-def refuse(folder: Path, message: str, module: pl.LightningModule, error: Any = ValueError, **settings: Any) -> None:
-    with pytest.raises(error, match=message):
-        fit(folder, module, prune(schedule=0), RecoverySchedule(), **settings)
-
-
-@pytest.mark.parametrize(
-    ("make", "message", "settings"),
-    [
-        (Plain, "a fit of known length .* max_epochs=-1, no max_steps and 6 batches", {"epochs": -1}),
-        (Plain, "and inf batches. Set max_steps", {"data": DataLoader(Stream(), 4)}),
-        (Manual, "under manual optimization, .* max_steps=4", {"max_steps": 4}),
-        (Manual, "under manual optimization, .* inf batches", {"data": DataLoader(Stream(), 4)}),
-    ],
-)
-def test_fits_of_unknown_length_are_refused(tmp_path: Path, make: Any, message: str, settings: Any) -> None:
-    refuse(tmp_path, message, make(), **settings)
-
-
-def test_optimizers_without_a_rate_are_refused(tmp_path: Path) -> None:
-    class Rateless(Manual):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), 0.1)
-            optimizer.param_groups[0]["lr"] = None
-            return optimizer
-
-    message = "Expected optimizers of torch with a learning rate in each group, but got SGD"
-    refuse(tmp_path, message, Rateless(), error=TypeError)
 
 
 def test_optimizers_of_other_libraries_are_refused() -> None:

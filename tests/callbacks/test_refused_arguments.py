@@ -49,17 +49,9 @@ VALUES: list[tuple[Call, dict[str, Any], str]] = [
     (Prune, {"plan": Plan(), "kinds": "head"}, f"Expected no kinds {ALONE}"),
     # What each planning may remove.
     (DepthPrune, {"remove": {"attn": 1}}, "Expected kinds among .*attention.*, but got 'attn'"),
-    (
-        DepthPrune,
-        {"budget": Budget(ratio={"channel": 0.2})},
-        "got 'channel'. Channels, heads, .* with WidthPrune",
-    ),
+    (DepthPrune, {"budget": Budget(ratio={"channel": 0.2})}, "got 'channel'. Channels, heads, .* with WidthPrune"),
     (WidthPrune, {"budget": BLOCK}, "blocks, attentions, MLPs and activations go with DepthPrune"),
-    (
-        WidthPrune,
-        {"budget": Budget(remove={"head": 1})},
-        "WidthPrune's budget in a share of cost or in experts",
-    ),
+    (WidthPrune, {"budget": Budget(remove={"head": 1})}, "WidthPrune's budget in a share of cost or in experts"),
     (WidthPrune, {"tolerance": 0.2}, "Expected a tolerance with allocation='fair_pruner' only"),
     (Prune, {"budget": BLOCK}, "Expected a share .* with plan_depth or DepthPrune, .*"),
     (Prune, {"budget": HALF, "kinds": ("heads",)}, r"Expected kinds among block, .* but got 'heads'"),

@@ -7,7 +7,7 @@ import sys
 
 import lightning.pytorch as pl
 import pytest
-from cases.models.habits import Parts, Plain, Wrapped, dataset, tokens
+from cases.models.habits import Parts, Plain, dataset
 from cases.paths import TESTS
 from cases.trainers import every_epoch, fit, prune
 
@@ -95,11 +95,6 @@ def test_resuming_with_fewer_callbacks_is_told(tmp_path):
     fit(tmp_path, Plain(), first, later, every_epoch(tmp_path))
     with pytest.warns(UserWarning, match="a run that also had DepthPrune.1, which this Trainer has not"):
         fit(tmp_path / "again", Plain(), again, resume=tmp_path / "epoch=0.ckpt")
-
-
-def test_gated_model_says_why_it_has_no_activation(tmp_path):
-    with pytest.raises(ValueError, match="gated"):
-        fit(tmp_path, Wrapped(), DepthPrune(remove={"activation": 1}), data=tokens())
 
 
 NOW = {"remove": {"attention": 1}, "schedule": {"start": 0}}

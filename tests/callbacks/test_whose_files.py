@@ -91,35 +91,30 @@ def test_a_broken_plan_beside_the_checkpoints_is_not_needed(tmp_path):
     assert Plan.load(tmp_path / "plan-v1.json").removed.keys() == {"attention", "activation"}
 
 
-BROKEN = {"missing": None, "cut off": '{"schema": "prunerecover.pl'}
+@pytest.fixture(scope="module")
+def from_a_file(tmp_path_factory):
+    """Return the folder and the module of a run by a plan file."""
+    folder, module = tmp_path_factory.mktemp("run"), seeded()
+    path = plan_for_plain(replace="identity").save(folder / "given" / "plan.json")
+    fit(folder, module, DepthPrune(plan=path, merge="never"), every(folder), epochs=2)
+    return folder, module
 
 
-@pytest.fixture(params=BROKEN)
-def broken(request, tmp_path):
-    """Return the folder of a run from a plan file, by now missing or broken."""
-    path = plan_for_plain(replace="identity").save(tmp_path / "given" / "plan.json")
-    fit(tmp_path, seeded(), DepthPrune(plan=path, merge="never"), every(tmp_path), epochs=2)
-    path.unlink()
-    if BROKEN[request.param] is not None:
-        path.write_text(BROKEN[request.param])
-    return path
-
-
-def test_a_resume_and_a_test_do_without_the_plan_file_and_a_new_run_does_not(broken, tmp_path):
-    whole = seeded()
-    plan = plan_for_plain(replace="identity")
-    fit(tmp_path / "whole", whole, DepthPrune(plan=plan, merge="never"), epochs=2)
-    resumed, callback = Plain(), DepthPrune(plan=broken, merge="never")
-    with pytest.warns(UserWarning, match="The plan file is not needed, since the checkpoint holds what it did. Expect"):
-        fit(tmp_path / "again", resumed, callback, epochs=2, resume=tmp_path / "epoch=0.ckpt")
+@pytest.mark.parametrize("content", [None, '{"schema": "prunerecover.pl'], ids=["missing", "cut off"])
+def test_a_resume_and_a_test_do_without_the_plan_file_and_a_new_run_does_not(content, from_a_file, tmp_path):
+    (folder, whole), resumed, broken = from_a_file, Plain(), tmp_path / "plan.json"
+    if content is not None:
+        broken.write_text(content)
+    done = "The plan file is not needed, since the checkpoint holds what it did"
+    callback, runner = DepthPrune(plan=broken, merge="never"), trainer_of(tmp_path, DepthPrune(plan=broken))
+    with pytest.warns(UserWarning, match=f"{done}. Expect"):
+        fit(tmp_path / "again", resumed, callback, epochs=2, resume=folder / "epoch=0.ckpt")
     assert_same(resumed, whole)
-    runner = trainer_of(tmp_path, DepthPrune(plan=broken))
-    with pytest.warns(UserWarning, match="The plan file is not needed, since the checkpoint holds what it did"):
-        runner.test(Plain(), loader(), ckpt_path=tmp_path / "epoch=1.ckpt", verbose=False)
-    with pytest.raises((FileNotFoundError, ValueError), match="Expected a plan .*at .*plan.json"):
-        fit(tmp_path / "new", Plain(), DepthPrune(plan=broken))
-    with pytest.raises((FileNotFoundError, ValueError), match="Expected a plan .*at .*plan.json"):
-        trainer_of(tmp_path, DepthPrune(plan=broken)).test(Plain(), loader(), verbose=False)
+    with pytest.warns(UserWarning, match=done):
+        runner.test(Plain(), loader(), ckpt_path=folder / "epoch=1.ckpt", verbose=False)
+    for loop in (runner.fit, runner.test):
+        with pytest.raises((FileNotFoundError, ValueError), match="Expected a plan .*at .*plan.json"):
+            loop(Plain(), loader())
 
 
 @pytest.mark.slow

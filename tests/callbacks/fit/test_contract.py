@@ -20,11 +20,6 @@ ONCE = {"remove": {"attention": 1, "activation": 2}, "schedule": {"start": 1}}
 
 QUICK = {**ONCE, "importance": "magnitude"}  # cheap, for tests with any removed units
 
-PROGRESSIVE = {
-    "remove": {"attention": 2, "activation": 1},
-    "schedule": {"start": 1, "every": 1, "step": 1},
-}
-
 
 def fit_pruned(folder, make=Plain, callbacks=(), prune=QUICK, resume=None, epochs=4, **trainer):
     """Prune in depth and train; checkpoints of every epoch lie in the folder."""
@@ -34,6 +29,11 @@ def fit_pruned(folder, make=Plain, callbacks=(), prune=QUICK, resume=None, epoch
     return module, trainers.fit(folder, module, *callbacks, **settings)
 
 
+@pytest.fixture(scope="module")
+def pruned_once(tmp_path_factory):
+    return fit_pruned(tmp_path_factory.mktemp("once"))
+
+
 @pytest.mark.slow
 def test_stochastic_weight_averaging_follows_surgery(tmp_path):
     module, runner = fit_pruned(tmp_path, callbacks=[StochasticWeightAveraging(1e-3, swa_epoch_start=2)])
@@ -41,21 +41,8 @@ def test_stochastic_weight_averaging_follows_surgery(tmp_path):
     assert runner.current_epoch == 4
 
 
-@pytest.mark.slow
-def test_best_may_be_less_pruned_than_the_live_module(tmp_path):
-    module, runner = fit_pruned(tmp_path, prune=PROGRESSIVE)
-    assert len(Ledger.of(module).events) == 2
-    fresh, again = fit_pruned(tmp_path / "again", prune=PROGRESSIVE, epochs=4)
-    for epoch in (1, 0, 3, 2):
-        live = runner.test(module, loader(shuffle=False), ckpt_path=tmp_path / f"epoch={epoch}.ckpt", verbose=False)
-        other = again.test(fresh, loader(shuffle=False), ckpt_path=tmp_path / f"epoch={epoch}.ckpt", verbose=False)
-        new = pl.Trainer(logger=False, callbacks=[DepthPrune(remove={"attention": 1})], accelerator="cpu")
-        clean = new.test(Plain(), loader(shuffle=False), ckpt_path=tmp_path / f"epoch={epoch}.ckpt", verbose=False)
-        assert live == other == clean
-
-
-def test_weights_only_file_keeps_the_surgery(tmp_path):
-    module, runner = fit_pruned(tmp_path)
+def test_weights_only_file_keeps_the_surgery(pruned_once, tmp_path):
+    module, runner = pruned_once
     runner.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     before = runner.test(module, loader(shuffle=False), verbose=False)
     new = pl.Trainer(logger=False, callbacks=[DepthPrune(remove={"attention": 1})], accelerator="cpu")
@@ -69,8 +56,8 @@ def test_best_score_starts_anew_at_surgery(tmp_path):
     assert "epoch=3" in best.best_model_path
 
 
-def test_optimizer_state_follows_surgery(tmp_path):
-    module, runner = fit_pruned(tmp_path)
+def test_optimizer_state_follows_surgery(pruned_once):
+    module, runner = pruned_once
     (optimizer,) = runner.optimizers
     held = {p for group in optimizer.param_groups for p in group["params"]}
     assert held == {p for p in module.parameters() if p.requires_grad}

@@ -9,16 +9,14 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from cases.fits.routed_lora import BLOCKS, Language, ManualLanguage, batches, fit, shared, tokens
-from cases.models.habits import Plain
+from cases.fits.routed_lora import BLOCKS, Language, ManualLanguage, fit, shared, tokens
 from cases.models.routed_language import SETS, removing, sets_of
-from cases.refusals import refused
 from cases.trainers import sharded
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from transformers import AutoModelForCausalLM
 
 from prunerecover import load_routed
-from prunerecover.callbacks import DepthPrune, DistillRecover, LoRARecover, RoutedLoRARecover
+from prunerecover.callbacks import RoutedLoRARecover
 from prunerecover.model.batches import ModelInputs
 from prunerecover.recovery.distillation import distillation_loss
 from prunerecover.recovery.lora import has_adapters
@@ -173,28 +171,6 @@ def test_a_file_that_is_not_there_is_missed_when_a_fit_starts(tmp_path: Path) ->
     callback = RoutedLoRARecover(str(tmp_path / "none.json"))
     with pytest.raises(FileNotFoundError, match="Expected a file with a set of plans at .*none.json"):
         fit(tmp_path, callback, module=Language())
-
-
-@pytest.mark.parametrize(
-    ("beside", "message"),
-    [
-        (DepthPrune(remove={"mlp": 1}), "Expected no DepthPrune beside"),
-        (DistillRecover(), "Expected no DistillRecover beside RoutedLoRA"),
-        (LoRARecover(), "Expected one LoRARecover for the network at 'net'"),
-    ],
-)
-def test_callbacks_beside_it(tmp_path: Path, beside: Any, message: str) -> None:
-    refused(tmp_path, Language(), shared(Language().net), beside, data=batches(), match=message)
-
-
-def test_sets_of_another_model(tmp_path: Path) -> None:
-    other = shared(Language(vocab_size=60).net)
-    refused(tmp_path, Language(), other, data=batches(), match="Expected the model that the plan was made for")
-
-
-def test_networks_that_are_no_language_models(tmp_path: Path) -> None:
-    match = "Expected a language model of transformers as it was loaded at 'net', but got a VisionTransformer"
-    refused(tmp_path, Plain(), shared(Language().net), match=match)
 
 
 def test_resuming_with_other_sets(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.fits.quality import Sized, one_by_one, pruned
-from cases.trainers import Around, every_epoch
+from cases.fits.quality import one_by_one, pruned
+from cases.trainers import every_epoch
 
-from prunerecover import Budget, Quality, WidthPrune
+from prunerecover import Budget, Quality
 from prunerecover.callbacks.schedules.steps import cost_left, step_of, total_of
 
 ACC = Quality("val_acc", drop=0.01)
@@ -49,48 +49,6 @@ def test_steps_add_up_to_most_and_no_further():
 def test_what_is_left_is_what_each_surgery_leaves_of_what_it_found():
     assert cost_left([{"macs": 0.1}, {"macs": 0.5}], Budget(macs=0.2)) == {"macs": pytest.approx(0.45)}
     assert cost_left([{"block": 1}], Budget(remove={"block": 1})) == {}
-
-
-LOSS = Quality("val_loss", drop=10.0, mode="min")
-SETTINGS = {"calibration": 16, "merge": "never"}
-
-
-def bare():
-    return Around(Sized().net)
-
-
-@pytest.mark.parametrize(
-    ("fit", "message"),
-    [
-        (
-            lambda f: pruned(f, WidthPrune(Quality("val_ac", drop=0.1), **SETTINGS)),
-            "Expected 'val_ac' among what validation logs, but that is val_loss, val_acc, attentions. Log it in",
-        ),
-        (
-            lambda f: pruned(f, WidthPrune(Quality("val_acc", drop=0.1, baseline=1.5), **SETTINGS)),
-            "Expected val_acc of the network before the first step to be within 0.1 of baseline=1.5, but it is",
-        ),
-        (
-            lambda f: pruned(f, WidthPrune(Quality("quality", drop=0.1), **SETTINGS), make=NeverANumber),
-            "Expected a number as quality of the network before the first step, but got nan",
-        ),
-        (
-            lambda f: pruned(f, one_by_one(), make=lambda: Around(Sized().net)),
-            "Expected a fit with validation for Quality",
-        ),
-        (lambda f: pruned(f, one_by_one(), limit_val_batches=0), "Expected a fit with validation for Quality"),
-        (lambda f: pruned(f, one_by_one(), WidthPrune(LOSS, **SETTINGS)), "prunes until a metric falls, but got 2"),
-        (lambda f: pruned(f, one_by_one(), epochs=1), "Expected all surgeries before max_epochs=1"),
-    ],
-)
-def test_a_fit_that_cannot_keep_the_quality_is_refused(fit, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        fit(tmp_path)
-
-
-class NeverANumber(Sized):
-    def validation_step(self, batch, batch_idx):
-        self.log("quality", float("nan"))
 
 
 @pytest.mark.slow

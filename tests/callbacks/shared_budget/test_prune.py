@@ -95,18 +95,3 @@ def test_depth_and_width_of_a_network_with_batchnorm(tmp_path: Path) -> None:
     opened = load_pruned(tmp_path / "files" / "pruned", model=CifarResNet(blocks=2, num_classes=4))
     images = next(iter(rows(False)))[0]
     assert torch.equal(opened.eval()(images), module.net.eval()(images))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"ignore": "layer9.*"}, r"Expected argument ignore to match units .*, but 'layer9.\*' matches none"),
-        ({"kinds": "attention", "budget": Budget(macs=0.9)}, "Expected units that hold 90.0% of the macs, but all 3"),
-        ({"kinds": "neuron", "budget": Budget(macs=0.9)}, "Expected a budget that the groups can meet, 90.0% of the"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_training(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
-    module = Classifier("vit")
-    with pytest.raises(ValueError, match=message):
-        trainer(tmp_path, prune(schedule=2, **arguments)).fit(module, rows(), rows(False))
-    assert not list((tmp_path / "files").glob("*.ckpt"))

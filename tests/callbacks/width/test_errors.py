@@ -11,50 +11,14 @@ import torch
 from cases import trainers
 from cases.models.tiny import tiny_mixture
 from cases.width.experts import counts, tokens
-from cases.width.width_prune import Classifier, Direct, left, prune, rows, trainer
-from torch import Tensor, nn
+from cases.width.width_prune import Classifier, left, prune, rows, trainer
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from prunerecover import Budget
 from prunerecover.callbacks import WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
-
-
-def test_labels_that_are_not_found_are_asked_for(tmp_path: Path) -> None:
-    class Several(Classifier):
-        def training_step(self, batch: list[Any], batch_idx: int) -> Tensor:
-            return F.cross_entropy(self.net(batch[0]), batch[1]["species"])
-
-    loader = DataLoader([(x, {"species": y}) for x, y in rows(False).dataset], batch_size=12)
-    message = r"Expected labelled batches for the U-Score, .* but got list without\. Pass labels=, a function batch"
-    with pytest.raises(ValueError, match=message):
-        trainer(tmp_path, prune(allocation="fair_pruner"), epochs=2).fit(Several(), loader)
-
-
-def test_several_networks_need_a_target(tmp_path: Path) -> None:
-    class Two(Classifier):
-        def __init__(self) -> None:
-            super().__init__()
-            self.other = nn.Linear(2, 2)
-
-    with pytest.raises(ValueError, match="Expected one network inside Two, but found net, other. Say which with"):
-        trainer(tmp_path, prune(), epochs=2).fit(Two(), rows())
-
-
-def test_targets_that_are_refused_say_what_to_do(tmp_path: Path) -> None:
-    class Inline(Direct):
-        def net(self, images: Tensor) -> Tensor:
-            return self.forward(images)  # past the hooks of the module
-
-    message = "found conv, norm, head. Say which with target='conv', or with target='' that the module itself is"
-    with pytest.raises(ValueError, match=message):
-        trainer(tmp_path, prune(), epochs=2).fit(Direct(), rows())
-    message = "inside Direct as target, but there is no module at 'model'. It has conv, norm, head; '' is the module"
-    with pytest.raises(ValueError, match=message):
-        trainer(tmp_path, prune(target="model"), epochs=2).fit(Direct(), rows())
-    with pytest.raises(ValueError, match=r"Expected Inline\.training_step to call the module itself, self\(\.\.\.\)"):
-        trainer(tmp_path, prune(target=""), epochs=2).fit(Inline(), rows())
 
 
 @pytest.mark.slow

@@ -164,13 +164,6 @@ def test_convolutions_keep_multiples(tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "files" / "plan.json").made_by.arguments["round_to"] == 8
 
 
-def test_what_no_multiples_allow_is_refused_before_training(tmp_path: Path) -> None:
-    callback = prune(round_to={"channel": 64}, schedule={"start": 2})
-    with pytest.raises(ValueError, match="but at most 0.0% can go. Widths stay multiples of up to 64: a lower round"):
-        fit(tmp_path, callback)
-    assert not (tmp_path / "files").exists()
-
-
 def test_runs_from_before_there_were_multiples_go_on() -> None:
     """The signature in old checkpoints does not name multiples, and a different multiple means a different run."""
     assert "round_to" not in prune().planning.deciding
