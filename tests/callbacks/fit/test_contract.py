@@ -12,7 +12,7 @@ from cases.models.habits import Plain, dataset, loader
 from cases.trainers import REMOVE, every_epoch, fit, prune, trainer_of
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 
-from prunerecover import Plan, apply_plan, find_units, plan_depth
+from prunerecover import apply_plan, find_units, plan_depth
 from prunerecover.callbacks import DepthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 
@@ -147,20 +147,3 @@ def test_plan_is_fitted_anew_to_trained_weights(tmp_path):
     done = Ledger.of(module).plans["net"]
     assert done.edits == plan.edits
     assert any(not torch.equal(done.tensors[key], plan.tensors[key]) for key in plan.needed_tensors)
-
-
-@pytest.mark.slow
-def test_plan_beside_the_checkpoints_makes_the_same_structure(tmp_path):
-    """Sharded strategies need the plan early; after a resume, the plan has the fitted tensors of earlier surgeries."""
-    steps = {"start": 1, "every": 1, "step": 1}
-    every = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
-    fit(tmp_path, Plain(), prune(remove={"activation": 2}, schedule=steps), every, epochs=3)
-    whole = Plan.load(tmp_path / "plan.json")
-    assert set(whole.tensors) == set(whole.needed_tensors)
-    again = Plain()
-    every = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
-    runner = trainer_of(tmp_path, prune(remove={"activation": 2}, schedule=steps), every, epochs=3)
-    runner.fit(again, loader(), ckpt_path=tmp_path / "epoch=1.ckpt")
-    resumed = Plan.load(tmp_path / "plan.json")
-    assert resumed.edits == whole.edits
-    assert set(resumed.tensors) == set(whole.tensors)

@@ -1,4 +1,4 @@
-"""Arguments of Quality and the steps, valid and refused, and fits and files without room for a quality."""
+"""Quality, its steps, and a file without what was before a step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A pruned fit of transformers' Trainer, begun anew or gone on with: transformers_killed.py FOLDER [MOMENT CALL].
+"""A pruned fit of transformers' Trainer, begun anew or gone on with, which may kill its process.
 
-With a moment, the process kills itself at a call there: "planning" (after the decision), "surgery" (after the change of
-the network), or "saving" (before the weights of a checkpoint are written).
+The moments are "planning" (after the decision), "surgery" (after the change of the network), and "saving" (before the
+weights of a checkpoint are written).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +42,10 @@ def newest(folder: Path) -> Path | None:
     return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
-if __name__ == "__main__":
+def killed_fit(folder: Path, moment: str | None = None, call: int = 0) -> None:
+    """Fit, or die at a call of a moment; `end.pt` holds the weights at the end."""
     torch.set_num_threads(1)
-    folder, moment = Path(sys.argv[1]), sys.argv[2:]
-    if moment:
-        kill_in(moment[0], int(moment[1]))
+    if moment is not None:
+        kill_in(moment, call)
     trainer = fit(folder, depth(importance="output_divergence"), DistillRecover(), resume=newest(folder))
     torch.save(trainer.model.state_dict(), folder / "end.pt")

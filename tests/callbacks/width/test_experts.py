@@ -1,4 +1,4 @@
-"""Refusals of WidthPrune, by message."""
+"""WidthPrune on experts, and under manual optimization."""
 
 from __future__ import annotations
 
