@@ -72,19 +72,10 @@ def batches_in_a_list():
     return list(loader(shuffle=False))
 
 
-@pytest.mark.parametrize(
-    "make",
-    one_in(
-        2,
-        [
-            whole_batches,
-            own_batch_sampler,
-            generator_of_its_own,
-            batches_in_a_list,
-            pytest.param(persistent, marks=pytest.mark.slow),
-        ],
-    ),
-)
+LOADERS = [whole_batches, own_batch_sampler, generator_of_its_own, batches_in_a_list]
+
+
+@pytest.mark.parametrize("make", [*one_in(2, LOADERS), pytest.param(persistent, marks=pytest.mark.slow)])
 def test_calibration_leaves_the_data_alone(tmp_path, make):
     """A fit with pruning has the same batches as a fit without."""
 

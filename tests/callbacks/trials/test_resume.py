@@ -78,11 +78,8 @@ def other_weights() -> pl.LightningModule:
 
 @pytest.mark.parametrize("change", ["weights", "settings", "plan"])
 def test_a_trial_that_differs_is_run(tmp_path: Path, counted: type[Counted], change: str) -> None:
-    store, trial, settings = (
-        tmp_path / "trials.jsonl",
-        Trial(Plan(), 0),
-        replace(LOSS, trainer={"limit_train_batches": 1}),
-    )
+    store, trial = tmp_path / "trials.jsonl", Trial(Plan(), 0)
+    settings = replace(LOSS, trainer={"limit_train_batches": 1})
     TrialRunner(seeded(counted), Data(), store, settings)([trial])
     module = other_weights() if change == "weights" else seeded(counted)
     other = replace(settings, trainer={"limit_train_batches": 2}) if change == "settings" else settings
