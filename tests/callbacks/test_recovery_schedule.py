@@ -22,6 +22,7 @@ from prunerecover import LoRARecover, RecoverySchedule, apply_plan, plan_depth
 from prunerecover.callbacks import recovery_schedule
 from prunerecover.callbacks.recovery_schedule import _check_optimizers
 
+IMAGES = dataset().tensors[0]
 PER_EPOCH = 6  # 48 samples, batches of 8
 WHOLE = {"decay": 1.0, "lr": None}  # a decay of all steps, from the user's own rate
 TWICE = {"remove": {"attention": 1, "activation": 2}, "schedule": {"start": 1, "every": 4, "step": 1}}
@@ -93,7 +94,8 @@ def test_with_two_optimizers_by_hand(tmp_path: Path) -> None:
 
 def test_of_a_model_that_was_pruned_before_until_the_last_step(tmp_path: Path) -> None:
     module = Plain("sgd")
-    apply_plan(module.net, plan_depth(module.net, remove={"attention": 1}, batches=[dataset().tensors[0][:8]]))
+    plan = plan_depth(module.net, importance="magnitude", remove={"attention": 1}, batches=[IMAGES], replace="zero")
+    apply_plan(module.net, plan)
     watch = watched(tmp_path, module, RecoverySchedule(2, "cosine", **WHOLE), max_steps=8)
     factors = np.array([0.5, *[1] * 7]) * (0.5 + 0.5 * np.cos(np.pi * np.arange(8) / 8))
     assert np.allclose(np.array(watch.taken)[:, 0], np.array(watch.found)[:, 0, 0] * factors)

@@ -101,7 +101,7 @@ class _Tunable(Plain):
 
 def test_plan_is_applied_before_other_loops(tmp_path):
     module = Plain()
-    plan = plan_depth(module.net, remove=REMOVE, batches=[dataset().tensors[0]])
+    plan = plan_depth(module.net, importance="magnitude", remove=REMOVE, batches=[dataset().tensors[0]])
     images = dataset().tensors[0]
     expected = copy.deepcopy(module.net).eval()
     apply_plan(expected, plan)
@@ -117,10 +117,10 @@ def test_plan_is_applied_before_other_loops(tmp_path):
 def test_two_plans_in_turn(tmp_path):
     module = Plain()
     images = dataset().tensors[0]
-    first = plan_depth(module.net, remove={"attention": 1}, batches=[images])
+    first = plan_depth(module.net, importance="magnitude", remove={"attention": 1}, batches=[images])
     pruned = copy.deepcopy(module.net)
     apply_plan(pruned, first)
-    second = plan_depth(pruned, remove={"activation": 1}, batches=[images])
+    second = plan_depth(pruned, importance="magnitude", remove={"activation": 1}, batches=[images])
     apply_plan(pruned, second)
     trainer_of(tmp_path, DepthPrune(plan=first), DepthPrune(plan=second)).test(module, loader(), verbose=False)
     assert torch.equal(module.net.eval()(images), pruned.eval()(images))
@@ -129,7 +129,9 @@ def test_two_plans_in_turn(tmp_path):
 def test_checkpoints_ledger_wins_over_a_plan(tmp_path):
     module = Plain()
     fit(tmp_path, module, prune(remove={"attention": 2}), ModelCheckpoint(filename="{epoch}", save_top_k=-1))
-    plan = plan_depth(Plain().net, remove={"activation": 1}, batches=[dataset().tensors[0]], replace="zero")
+    plan = plan_depth(
+        Plain().net, importance="magnitude", remove={"activation": 1}, batches=[dataset().tensors[0]], replace="zero"
+    )
     for epoch, left in ((0, 12), (1, 10)):
         fresh = Plain()
         file = tmp_path / "checkpoints" / f"epoch={epoch}.ckpt"
@@ -141,7 +143,7 @@ def test_checkpoints_ledger_wins_over_a_plan(tmp_path):
 def test_plan_is_fitted_anew_to_trained_weights(tmp_path):
     """Units and forms are the plan's; values are refitted to the weights at the surgery."""
     module = Plain()
-    plan = plan_depth(module.net, remove={"activation": 2}, batches=[dataset().tensors[0]])
+    plan = plan_depth(module.net, importance="magnitude", remove={"activation": 2}, batches=[dataset().tensors[0]])
     assert plan.needed_tensors
     fit(tmp_path, module, prune(remove=None, plan=plan))
     done = Ledger.of(module).plans["net"]

@@ -299,7 +299,7 @@ def test_second_fit_with_other_settings_folds_the_first_adapters(once, tmp_path)
 def test_plan_for_a_test_is_applied_to_the_folded_network(once, tmp_path):
     module, plain = copy.deepcopy(once[1]), copy.deepcopy(once[1])
     Ledger.of(plain).merge_adapters(plain, "net")
-    plan = plan_depth(plain.net, remove={"attention": 1}, batches=[IMAGES], replace="zero")
+    plan = plan_depth(plain.net, importance="magnitude", remove={"attention": 1}, batches=[IMAGES], replace="zero")
     apply_plan(plain.net, plan)
     trainer_of(tmp_path, DepthPrune(plan=plan)).test(module, loader(shuffle=False), verbose=False)
     assert not has_adapters(module.net)

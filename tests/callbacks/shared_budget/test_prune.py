@@ -30,13 +30,6 @@ def prune(**arguments: Any) -> Prune:
 
 
 @pytest.fixture(scope="module")
-def pruned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Classifier]:
-    """Return the folder and module of a fit with a surgery at the start of the second epoch."""
-    folder = tmp_path_factory.mktemp("pruned")
-    return folder, fit(folder, prune(), network="vit", epochs=3)
-
-
-@pytest.fixture(scope="module")
 def both() -> Plan:
     """A plan of both for the module's network, made beforehand."""
     network, batches = Classifier("vit").net.eval(), list(rows(False))
@@ -46,15 +39,15 @@ def both() -> Plan:
 
 
 @pytest.mark.slow
-def test_budget_goes_and_training_goes_on(pruned: tuple[Path, Classifier]) -> None:
-    folder, module = pruned
+def test_budget_goes_and_training_goes_on(tmp_path: Path) -> None:
+    module = fit(tmp_path, prune(), network="vit", epochs=3)
     (event,) = Ledger.of(module).events
     assert (event.by, event.epoch) == ("Prune.0", 1)
     assert Ledger.of(module).plans["net"].made_by.method == "joint"
     assert all(p.requires_grad for p in module.net.parameters())
-    opened = load_pruned(folder / "files" / "pruned", model=Classifier("vit").net)
+    opened = load_pruned(tmp_path / "files" / "pruned", model=Classifier("vit").net)
     assert 0.6 < count_macs(opened, IMAGE) / count_macs(Classifier("vit").net, IMAGE) < 0.72
-    assert Plan.load(folder / "files" / "plan.json").removed == Ledger.of(module).plans["net"].removed
+    assert Plan.load(tmp_path / "files" / "plan.json").removed == Ledger.of(module).plans["net"].removed
 
 
 def test_given_plan_is_fitted_to_what_was_trained_since(both: Plan, tmp_path: Path) -> None:
