@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,14 +12,19 @@ from typing import Any
 
 import pytest
 import torch
-from cases.engine import equal
 from cases.fits.transformers_fits import fit
-from cases.fits.transformers_killed import killed_fit
 from cases.fits.transformers_ranks import SETTINGS, callbacks, steady
 from cases.paths import ROOT, TESTS
 
 pytestmark = pytest.mark.slow  # starting processes takes longest
 SCENARIOS = ("depth", "accumulated", "adapters", "width")
+
+
+def started(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PL_", "MASTER_", "LOCAL_RANK"))}
+    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    whole = [sys.executable, *command]
+    return subprocess.run(whole, env=environment, capture_output=True, text=True, timeout=500, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +34,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(folder: Path) -> Any:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PL_", "MASTER_", "LOCAL_RANK"))}
-    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     script, result = TESTS / "cases/fits/transformers_ranks.py", folder / "result.json"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, str(script), str(result), str(folder), *SCENARIOS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = started(*torchrun, str(script), str(result), str(folder), *SCENARIOS)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return json.loads(result.read_text())
 
@@ -65,18 +66,12 @@ def test_two_ranks_learn_what_one_process_learns(
 
 
 def test_a_killed_fit_ends_as_one_that_was_left_alone(tmp_path: Path) -> None:
-    """Each process is a fork of one that has the libraries."""
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["lightning.pytorch", "peft", "timm", "torch", "transformers"])
-
-    def exit_of(*how: Any) -> int | None:
-        process = processes.Process(target=killed_fit, args=how)
-        process.start()
-        process.join()
-        return process.exitcode
-
-    for moment, call in (("planning", 1), ("surgery", 0), ("saving", 0)):  # epoch 2, its repetition, and its end
-        assert exit_of(tmp_path / "killed", moment, call) == -signal.SIGKILL
-    assert [exit_of(tmp_path / name) for name in ("killed", "alone")] == [0, 0]
+    script = str(TESTS / "cases/fits/transformers_killed.py")
+    for moment, call in (("planning", "1"), ("surgery", "0"), ("saving", "0")):  # epoch 2, its repetition, and its end
+        assert started(script, str(tmp_path / "killed"), moment, call).returncode == -signal.SIGKILL
+    for name in ("killed", "alone"):
+        done = started(script, str(tmp_path / name))
+        assert done.returncode == 0, done.stderr[-6000:]
     ends = [torch.load(tmp_path / name / "end.pt", weights_only=True) for name in ("killed", "alone")]
-    assert equal(*ends)
+    assert ends[0].keys() == ends[1].keys()
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())

@@ -1,7 +1,7 @@
-"""A pruned fit of transformers' Trainer, begun anew or gone on with, which may kill its process.
+"""A pruned fit of transformers' Trainer, begun anew or gone on with: transformers_killed.py FOLDER [MOMENT CALL].
 
-The moments are "planning" (after the decision), "surgery" (after the change of the network), and "saving" (before the
-weights of a checkpoint are written).
+With a moment, the process kills itself at a call there: "planning" (after the decision), "surgery" (after the change of
+the network), or "saving" (before the weights of a checkpoint are written).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,10 @@ def newest(folder: Path) -> Path | None:
     return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
-def killed_fit(folder: Path, moment: str | None = None, call: int = 0) -> None:
-    """Fit, or die at a call of a moment; `end.pt` holds the weights at the end."""
+if __name__ == "__main__":
     torch.set_num_threads(1)
-    if moment is not None:
-        kill_in(moment, call)
+    folder, moment = Path(sys.argv[1]), sys.argv[2:]
+    if moment:
+        kill_in(moment[0], int(moment[1]))
     trainer = fit(folder, depth(importance="output_divergence"), DistillRecover(), resume=newest(folder))
     torch.save(trainer.model.state_dict(), folder / "end.pt")
