@@ -49,13 +49,6 @@ def test_help_of_the_command_line_has_every_argument_with_its_description(callba
         assert " ".join(described.split("\n    ")[0].split())[:40] in shown
 
 
-def test_an_unknown_argument_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"^DepthPrune.__init__\(\) got an unexpected keyword argument 'remov'$"):
-        DepthPrune(remov={"attention": 1})  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="WidthPrune.* got an unexpected keyword argument 'search'"):
-        WidthPrune(plan="plan.json", search="joint")  # type: ignore[call-arg]
-
-
 def test_a_class_without_a_docstring_is_left_without_one() -> None:
     """As with python -OO."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,58 +13,11 @@ from cases.trainers import fit, prune
 from torch import nn
 
 from prunerecover import Budget
-from prunerecover.callbacks import DepthPrune, DistillRecover, WidthPrune
+from prunerecover.callbacks import DepthPrune, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.model.untrained import looks_untrained
 
 CHANCE = "prunes VisionTransformer as it was initialised"
-
-
-class Untouched(Plain):
-    """Fails at the start of training."""
-
-    def on_train_epoch_start(self) -> None:
-        raise AssertionError("training began")
-
-
-LATE: dict[str, Any] = {"calibration": 8, "schedule": 1}
-CHECKED = {
-    "depth, names": (lambda: prune(ignore=["layers.*"]), "ignore to match units such as .*, but 'layers.*' matches"),
-    "depth, more units than there are": (lambda: prune(remove={"attention": 9}), "'attention' to remove, but got 9"),
-    "width, names": (lambda: WidthPrune(Budget(macs=0.2), ignore=["nothing.*"], **LATE), "ignore to match groups such"),
-    "width, MACs": (
-        lambda: WidthPrune(Budget(macs=0.95), **LATE),
-        "a budget that the groups can meet, 95.0% of the macs, but at most [0-9.]+% can go",
-    ),
-    "width, parameters": (
-        lambda: WidthPrune(Budget(params=0.95), allocation="fair_pruner", **LATE),
-        "the groups can meet, 95.0% of the params, but at most [0-9.]+% can go",
-    ),
-    "width, in several steps from the start": (
-        lambda: WidthPrune(Budget(macs=0.99), calibration=8, schedule={"every": 1, "times": 2}),
-        "the groups can meet, 99.0% of the macs",
-    ),
-    "depth, MACs": (lambda: DepthPrune(Budget(macs=0.99), **LATE), "of the macs, but all .* that may go hold [0-9.]+%"),
-    "depth, parameters": (
-        lambda: DepthPrune(Budget(params=0.6), ignore=["blocks.0*", "blocks.1*"], **LATE),
-        "units that hold 60.0% of the params, but all .* that may go hold [0-9.]+%",
-    ),
-    "depth, all blocks": (
-        lambda: DepthPrune(remove={"block": 3, "layer": 1}, **LATE),
-        "at least one block of 'blocks' to stay, so that at most 2 of 3 blocks can go, but got 3",
-    ),
-    "depth, importance": (
-        lambda: DepthPrune(Budget(params=0.3), importance="magnitude", **LATE),
-        "importance='output_divergence' for a share of cost over several kinds",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", CHECKED)
-def test_what_no_later_surgery_could_do(case: str, tmp_path: Path) -> None:
-    make, message = CHECKED[case]
-    with pytest.raises(ValueError, match=message):
-        fit(tmp_path, Untouched(), make())
 
 
 @pytest.mark.slow
@@ -86,12 +38,6 @@ def test_a_budget_of_what_another_surgery_leaves_is_not_judged_before_it(tmp_pat
     with pytest.raises(ValueError, match="the groups can meet"):
         fit(tmp_path, module, others, WidthPrune(Budget(macs=0.95), calibration=8, schedule=2), epochs=3)
     assert len(Ledger.of(module).events) == 1
-
-
-def test_a_teacher_that_answers_otherwise(tmp_path: Path) -> None:
-    teacher = tiny_vit(num_classes=9)
-    with pytest.raises(ValueError, match=r"teacher and student to answer alike, but got shapes \(2, 9\) and \(2, 4\)"):
-        fit(tmp_path, Untouched(), prune(schedule=0), DistillRecover(teacher))
 
 
 @pytest.mark.parametrize("schedule", [0, 1])
@@ -116,10 +62,3 @@ def test_one_step_is_training(norm: type[nn.Module]) -> None:
 def test_networks_that_do_not_say() -> None:
     assert not looks_untrained(nn.Linear(2, 3))
     assert not looks_untrained(stir(tiny_vit()))
-
-
-def test_each_kind_names_its_callback() -> None:
-    with pytest.raises(ValueError, match="but got 'channel'. Channels, heads, neurons and experts go with WidthPrune"):
-        DepthPrune(Budget(ratio={"channel": 0.2}))
-    with pytest.raises(ValueError, match="blocks, attentions, MLPs and activations go with DepthPrune"):
-        WidthPrune(Budget(remove={"block": 1}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,12 +17,12 @@ from cases.trainers import assert_same, fit, prune
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
-from torch.utils.data import DataLoader, IterableDataset
 
 from prunerecover import LoRARecover, RecoverySchedule, apply_plan, plan_depth
 from prunerecover.callbacks import recovery_schedule
 from prunerecover.callbacks.recovery_schedule import _check_optimizers
 
+IMAGES = dataset().tensors[0]
 PER_EPOCH = 6  # 48 samples, batches of 8
 WHOLE = {"decay": 1.0, "lr": None}  # a decay of all steps, from the user's own rate
 TWICE = {"remove": {"attention": 1, "activation": 2}, "schedule": {"start": 1, "every": 4, "step": 1}}
@@ -95,15 +94,11 @@ def test_with_two_optimizers_by_hand(tmp_path: Path) -> None:
 
 def test_of_a_model_that_was_pruned_before_until_the_last_step(tmp_path: Path) -> None:
     module = Plain("sgd")
-    apply_plan(module.net, plan_depth(module.net, remove={"attention": 1}, batches=[dataset().tensors[0][:8]]))
+    plan = plan_depth(module.net, importance="magnitude", remove={"attention": 1}, batches=[IMAGES], replace="zero")
+    apply_plan(module.net, plan)
     watch = watched(tmp_path, module, RecoverySchedule(2, "cosine", **WHOLE), max_steps=8)
     factors = np.array([0.5, *[1] * 7]) * (0.5 + 0.5 * np.cos(np.pi * np.arange(8) / 8))
     assert np.allclose(np.array(watch.taken)[:, 0], np.array(watch.found)[:, 0, 0] * factors)
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return itertools.cycle(dataset(8))
 
 
 def test_checkpoints_hold_the_users_own_rates(tmp_path: Path) -> None:
@@ -173,40 +168,6 @@ def test_nothing_is_tested_by_hand_or_in_a_dry_run(tmp_path: Path) -> None:
         schedule = RecoverySchedule()
         fit(tmp_path / name, module, prune(schedule=0), schedule, **settings)
         assert "shares" not in schedule.state_dict()
-
-
-def test_the_start_is_auto_or_the_users_own() -> None:
-    with pytest.raises(ValueError, match="Expected argument lr to be 'auto' or None, but got 0.1. The rate"):
-        RecoverySchedule(lr=0.1)
-
-
-def refuse(folder: Path, message: str, module: pl.LightningModule, error: Any = ValueError, **settings: Any) -> None:
-    with pytest.raises(error, match=message):
-        fit(folder, module, prune(schedule=0), RecoverySchedule(), **settings)
-
-
-@pytest.mark.parametrize(
-    ("make", "message", "settings"),
-    [
-        (Plain, "a fit of known length .* max_epochs=-1, no max_steps and 6 batches", {"epochs": -1}),
-        (Plain, "and inf batches. Set max_steps", {"data": DataLoader(Stream(), 4)}),
-        (Manual, "under manual optimization, .* max_steps=4", {"max_steps": 4}),
-        (Manual, "under manual optimization, .* inf batches", {"data": DataLoader(Stream(), 4)}),
-    ],
-)
-def test_fits_of_unknown_length_are_refused(tmp_path: Path, make: Any, message: str, settings: Any) -> None:
-    refuse(tmp_path, message, make(), **settings)
-
-
-def test_optimizers_without_a_rate_are_refused(tmp_path: Path) -> None:
-    class Rateless(Manual):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), 0.1)
-            optimizer.param_groups[0]["lr"] = None
-            return optimizer
-
-    message = "Expected optimizers of torch with a learning rate in each group, but got SGD"
-    refuse(tmp_path, message, Rateless(), error=TypeError)
 
 
 def test_optimizers_of_other_libraries_are_refused() -> None:

@@ -3,79 +3,65 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 from cases.models.habits import Filtered, Plain, dataset, loader, tiny_vit
 from cases.refusals import plan_for_plain
-from cases.trainers import fit, prune, sharded, trainer_of
-from lightning.pytorch.callbacks import ModelCheckpoint
+from cases.trainers import assert_same, every_epoch, fit, prune, sharded, trainer_of
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from safetensors.torch import save_file
 from torch import nn
 
-from prunerecover import Budget, Plan, plan_width
+from prunerecover import Budget, Plan, plan_width, save_pruned
 from prunerecover.callbacks import DepthPrune, DistillRecover, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 
 
 def pruned_run(folder, *callbacks):
-    module = Plain()
-    fit(folder, module, prune(), *callbacks, ModelCheckpoint(filename="{epoch}", save_top_k=-1), epochs=3)
-    return folder / "checkpoints"
+    fit(folder, Plain(), prune(), *callbacks, every_epoch(folder), epochs=3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Return the folder of a run without a teacher."""
+    return pruned_run(tmp_path_factory.mktemp("run"))
 
 
 def resume(folder, files, *callbacks, module=None):
     trainer_of(folder, *callbacks, epochs=3).fit(module or Plain(), loader(), ckpt_path=files / "epoch=1.ckpt")
 
 
-def test_pruned_without_a_teacher(tmp_path):
-    files = pruned_run(tmp_path)
+def test_pruned_without_a_teacher(files, tmp_path):
     with pytest.raises(RuntimeError, match=r"none was saved: the model was pruned without Distill.*teacher=path"):
-        resume(tmp_path / "again", files, prune(), DistillRecover())
+        resume(tmp_path, files, prune(), DistillRecover())
 
 
-@pytest.mark.parametrize(
-    ("spoil", "error", "message"),
-    [
-        (Path.unlink, FileNotFoundError, "Expected the dense teacher teacher-.* but it is not there. Copy it beside"),
-        (
-            lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\x01"),
-            ValueError,
-            "Expected the teacher that the run was started with at .*, but its sha256 differs",
-        ),
-    ],
-)
-def test_teacher_is_not_that_of_the_run(tmp_path, spoil, error, message):
+def test_teacher_is_not_that_of_the_run(tmp_path):
     files = pruned_run(tmp_path, DistillRecover())
     (teacher,) = files.glob("teacher-*.safetensors")
-    spoil(teacher)
-    with pytest.raises(error, match=message):
+    teacher.write_bytes(teacher.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(ValueError, match="Expected the teacher that the run was started with at .*, but its sha256 di"):
+        resume(tmp_path / "again", files, prune(), DistillRecover())
+    teacher.unlink()
+    match = "Expected the dense teacher teacher-.* but it is not there. Copy it beside"
+    with pytest.raises(FileNotFoundError, match=match):
         resume(tmp_path / "again", files, prune(), DistillRecover())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["module", "safetensors", "folder"])
-def test_teachers_by_name(tmp_path, kind):
-    """A module, a state dict of the dense network, or a saved folder give the same recovery as the dense default."""
-    from safetensors.torch import save_file
-
-    from prunerecover import save_pruned
-
+def test_teachers_by_name(tmp_path):
+    """A module, a state dict of the dense network, and a saved folder give the same recovery."""
     torch.manual_seed(5)
-    teacher = tiny_vit(drop_path_rate=0.2)
-    path = tmp_path / "dense.safetensors"
-    if kind == "safetensors":
-        save_file(teacher.state_dict(), path)
-    elif kind == "folder":
-        path = save_pruned(teacher, Plan(), tmp_path / "dense")
-    modules = []
-    for given in (teacher, teacher if kind == "module" else path):
+    teacher, modules = tiny_vit(drop_path_rate=0.2), []
+    save_file(teacher.state_dict(), tmp_path / "dense.safetensors")
+    for given in (teacher, tmp_path / "dense.safetensors", save_pruned(teacher, Plan(), tmp_path / "dense")):
         torch.manual_seed(1)
-        module = Plain()
-        fit(tmp_path / "run", module, prune(), DistillRecover(teacher=given))
-        modules.append(module)
-    assert all(torch.equal(a, b) for a, b in zip(*(m.parameters() for m in modules), strict=True))
+        modules.append(Plain())
+        fit(tmp_path / "run", modules[-1], prune(), DistillRecover(teacher=given))
+    for module in modules[1:]:
+        assert_same(module, modules[0])
 
 
 class OtherNames(Plain):
@@ -87,8 +73,7 @@ class OtherNames(Plain):
         return super().loss(batch) + self.extra.sum()
 
 
-def test_resumed_with_other_optimizers(tmp_path):
-    files = pruned_run(tmp_path)
+def test_resumed_with_other_optimizers(files, tmp_path):
     match = r"Expected optimizers with \[2\] parameter groups, as in the checkpoint, but configure_opt.* made \[1\]"
     with pytest.raises(RuntimeError, match=match):
         resume(tmp_path, files, prune(), module=Filtered())
@@ -96,17 +81,16 @@ def test_resumed_with_other_optimizers(tmp_path):
 
 def test_resumed_with_parameters_of_another_name(tmp_path):
     module = OtherNames()
-    fit(tmp_path, module, prune(), ModelCheckpoint(filename="{epoch}", save_top_k=-1))
-    file = tmp_path / "checkpoints" / "epoch=1.ckpt"
+    fit(tmp_path, module, prune(), every_epoch(tmp_path))
+    file = tmp_path / "epoch=1.ckpt"
     content = torch.load(file, weights_only=True)
     del content["state_dict"]["extra"]
     torch.save(content, file)
     with pytest.raises(RuntimeError, match="Expected parameter 'extra' of the checkpoint's optimizer in Plain, but it"):
-        resume(tmp_path, file.parent, prune())
+        resume(tmp_path / "again", tmp_path, prune())
 
 
-def test_checkpoint_of_another_network(tmp_path):
-    files = pruned_run(tmp_path)
+def test_checkpoint_of_another_network(files, tmp_path):
     module = Plain(depth=4)
     before = repr(module)
     with pytest.raises(ValueError, match="Expected the model that the plan was made for .* this model has 4 blocks"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from cases.models.habits import Plain, dataset, loader
 from cases.refusals import plan_for_plain
-from cases.trainers import assert_same, fit, prune, trainer_of
+from cases.trainers import assert_same, every_epoch, fit, prune, trainer_of
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 
 from prunerecover import DepthPrune, DistillRecover, Plan, PruneReport, load_pruned
@@ -25,13 +25,9 @@ def seeded():
     return Plain()
 
 
-def every(folder):
-    return ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
-
-
 def run(folder, resume=None, epochs=2, **arguments):
     module = seeded()
-    fit(folder, module, prune(**{**COPY, **arguments}), every(folder), epochs=epochs, resume=resume)
+    fit(folder, module, prune(**{**COPY, **arguments}), every_epoch(folder), epochs=epochs, resume=resume)
     return module
 
 
@@ -78,7 +74,10 @@ def test_a_resumed_run_goes_on_in_its_own_files(tmp_path):
     assert {path.name for path in tmp_path.iterdir() if path.suffix != ".ckpt"} == {
         name for name in names if not name.endswith(".ckpt")
     }
-    assert Plan.load(tmp_path / "plan-v1.json").edits == before.edits
+    after = Plan.load(tmp_path / "plan-v1.json")
+    assert after.edits == before.edits
+    # Sharded strategies need the plan early: it has the fitted tensors of earlier surgeries, too.
+    assert set(after.tensors) == set(before.tensors) == set(before.needed_tensors) != set()
 
 
 @pytest.mark.slow
@@ -91,46 +90,41 @@ def test_a_broken_plan_beside_the_checkpoints_is_not_needed(tmp_path):
     assert Plan.load(tmp_path / "plan-v1.json").removed.keys() == {"attention", "activation"}
 
 
-BROKEN = {"missing": None, "cut off": '{"schema": "prunerecover.pl'}
+@pytest.fixture(scope="module")
+def from_a_file(tmp_path_factory):
+    """Return the folder and the module of a run by a plan file."""
+    folder, module = tmp_path_factory.mktemp("run"), seeded()
+    path = plan_for_plain(replace="identity").save(folder / "given" / "plan.json")
+    fit(folder, module, DepthPrune(plan=path, merge="never"), every_epoch(folder), epochs=2)
+    return folder, module
 
 
-@pytest.fixture(params=BROKEN)
-def broken(request, tmp_path):
-    """Return the folder of a run from a plan file, by now missing or broken."""
-    path = plan_for_plain(replace="identity").save(tmp_path / "given" / "plan.json")
-    fit(tmp_path, seeded(), DepthPrune(plan=path, merge="never"), every(tmp_path), epochs=2)
-    path.unlink()
-    if BROKEN[request.param] is not None:
-        path.write_text(BROKEN[request.param])
-    return path
-
-
-def test_a_resume_and_a_test_do_without_the_plan_file_and_a_new_run_does_not(broken, tmp_path):
-    whole = seeded()
-    plan = plan_for_plain(replace="identity")
-    fit(tmp_path / "whole", whole, DepthPrune(plan=plan, merge="never"), epochs=2)
-    resumed, callback = Plain(), DepthPrune(plan=broken, merge="never")
-    with pytest.warns(UserWarning, match="The plan file is not needed, since the checkpoint holds what it did. Expect"):
-        fit(tmp_path / "again", resumed, callback, epochs=2, resume=tmp_path / "epoch=0.ckpt")
+@pytest.mark.parametrize("content", [None, '{"schema": "prunerecover.pl'], ids=["missing", "cut off"])
+def test_a_resume_and_a_test_do_without_the_plan_file_and_a_new_run_does_not(content, from_a_file, tmp_path):
+    (folder, whole), resumed, broken = from_a_file, Plain(), tmp_path / "plan.json"
+    if content is not None:
+        broken.write_text(content)
+    done = "The plan file is not needed, since the checkpoint holds what it did"
+    callback, runner = DepthPrune(plan=broken, merge="never"), trainer_of(tmp_path, DepthPrune(plan=broken))
+    with pytest.warns(UserWarning, match=f"{done}. Expect"):
+        fit(tmp_path / "again", resumed, callback, epochs=2, resume=folder / "epoch=0.ckpt")
     assert_same(resumed, whole)
-    runner = trainer_of(tmp_path, DepthPrune(plan=broken))
-    with pytest.warns(UserWarning, match="The plan file is not needed, since the checkpoint holds what it did"):
-        runner.test(Plain(), loader(), ckpt_path=tmp_path / "epoch=1.ckpt", verbose=False)
-    with pytest.raises((FileNotFoundError, ValueError), match="Expected a plan .*at .*plan.json"):
-        fit(tmp_path / "new", Plain(), DepthPrune(plan=broken))
-    with pytest.raises((FileNotFoundError, ValueError), match="Expected a plan .*at .*plan.json"):
-        trainer_of(tmp_path, DepthPrune(plan=broken)).test(Plain(), loader(), verbose=False)
+    with pytest.warns(UserWarning, match=done):
+        runner.test(Plain(), loader(), ckpt_path=folder / "epoch=1.ckpt", verbose=False)
+    for loop in (runner.fit, runner.test):
+        with pytest.raises((FileNotFoundError, ValueError), match="Expected a plan .*at .*plan.json"):
+            loop(Plain(), loader())
 
 
 @pytest.mark.slow
 def test_the_users_own_plan_beside_the_checkpoints_stays(tmp_path):
     path = plan_for_plain().save(tmp_path / "plan.json")
     before = path.read_bytes()
-    fit(tmp_path, Plain(), DepthPrune(plan=path, merge="at_surgery"), every(tmp_path), epochs=2)
+    fit(tmp_path, Plain(), DepthPrune(plan=path, merge="at_surgery"), every_epoch(tmp_path), epochs=2)
     assert path.read_bytes() == before
     assert len(Plan.load(tmp_path / "plan-v1.json").edits) > len(Plan.load(path).edits)
     resumed = DepthPrune(plan=path, merge="at_surgery")
-    fit(tmp_path, Plain(), resumed, every(tmp_path), epochs=2, resume=tmp_path / "epoch=0.ckpt")
+    fit(tmp_path, Plain(), resumed, every_epoch(tmp_path), epochs=2, resume=tmp_path / "epoch=0.ckpt")
 
 
 def written(folder):
@@ -146,8 +140,8 @@ def finished(tmp_path_factory):
 
     def callbacks():
         steps = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-        report = PruneReport(folder / "report", pairs=0)
-        return [prune(merge="copy"), DistillRecover(), report, EMAWeightAveraging(decay=0.9), every(folder), steps]
+        report, average = PruneReport(folder / "report", pairs=0), EMAWeightAveraging(decay=0.9)
+        return [prune(merge="copy"), DistillRecover(), report, average, every_epoch(folder), steps]
 
     fit(folder, seeded(), *callbacks())
     return folder, callbacks
@@ -174,7 +168,7 @@ def test_what_was_not_averaged_is_not_written(finished, tmp_path, caplog):
     folder, callbacks = finished
     *others, _, _ = callbacks()
     with caplog.at_level("INFO"):
-        fit(tmp_path, seeded(), *others, every(tmp_path), resume=folder / "epoch=1.ckpt")
+        fit(tmp_path, seeded(), *others, every_epoch(tmp_path), resume=folder / "epoch=1.ckpt")
     assert f"nothing was left to train, so the merged copy at {tmp_path / 'pruned'} is left as it is" in caplog.text
     assert not (tmp_path / "pruned").exists()
     images, averaged = dataset().tensors[0], load_pruned(folder / "epoch=1.ckpt")

@@ -30,5 +30,5 @@ def refused(folder, module, *callbacks, error=ValueError, match, data=None, **se
 
 def plan_for_plain(**arguments):
     torch.manual_seed(3)
-    settings = {"remove": {"activation": 1}, "batches": [dataset().tensors[0]]}
+    settings = {"remove": {"activation": 1}, "importance": "magnitude", "batches": [dataset().tensors[0]]}
     return plan_depth(Plain().net, **{**settings, **arguments})

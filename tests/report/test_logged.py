@@ -145,7 +145,7 @@ IMAGES = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 @pytest.fixture(scope="module")
 def vit() -> Pruned:
     dense = tiny_vit().eval()
-    plan = plan_depth(dense, remove={"attention": 1}, batches=[IMAGES])
+    plan = plan_depth(dense, importance="magnitude", remove={"attention": 1}, batches=[IMAGES])
     pruned = deep_copy(dense)
     apply_plan(pruned, plan)
     return dense, pruned, plan
@@ -177,7 +177,7 @@ def test_its_lines_load_the_model(tmp_path: Path, vit: Pruned, monkeypatch: pyte
 
 def test_a_model_of_transformers_is_loaded_by_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llama, ids = tiny_llama(), torch.arange(3, 35).reshape(8, 4)
-    plan = plan_depth(llama, remove={"block": 1}, batches=[{"input_ids": ids}], replace="zero")
+    plan = plan_depth(llama, importance="magnitude", remove={"block": 1}, batches=[{"input_ids": ids}], replace="zero")
     apply_plan(llama, plan)
     save_pruned(llama, plan, tmp_path / "hub-id")
     path = save_model_card(tmp_path / "hub-id")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
+from cases.fits.transformers_fits import vit
 from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_accuracy
 
@@ -62,17 +62,8 @@ def test_scores_keep_the_order_of_the_samples_and_the_model_its_mode() -> None:
 
 
 def test_labels_in_a_mapping_are_not_passed_on() -> None:
-    config = transformers.ViTConfig(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        image_size=8,
-        patch_size=4,
-        num_labels=3,
-    )
-    model = transformers.ViTForImageClassification(config)
-    batch = {"pixel_values": torch.randn(5, 3, 8, 8), "labels": torch.arange(5) % 3}
+    model = vit()
+    batch = {"pixel_values": torch.randn(5, 3, 8, 8), "labels": torch.arange(5) % 4}
     (found,) = score((model,), [batch], TOP1)
     expected = (model.eval()(batch["pixel_values"]).logits.argmax(-1) == batch["labels"]).double()
     assert found["top1"].tolist() == expected.tolist()

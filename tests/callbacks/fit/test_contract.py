@@ -12,18 +12,13 @@ from cases.models.habits import Plain, dataset, loader
 from cases.trainers import REMOVE, every_epoch, fit, prune, trainer_of
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 
-from prunerecover import Plan, apply_plan, find_units, plan_depth
+from prunerecover import apply_plan, find_units, plan_depth
 from prunerecover.callbacks import DepthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 
 ONCE = {"remove": {"attention": 1, "activation": 2}, "schedule": {"start": 1}}
 
 QUICK = {**ONCE, "importance": "magnitude"}  # cheap, for tests with any removed units
-
-PROGRESSIVE = {
-    "remove": {"attention": 2, "activation": 1},
-    "schedule": {"start": 1, "every": 1, "step": 1},
-}
 
 
 def fit_pruned(folder, make=Plain, callbacks=(), prune=QUICK, resume=None, epochs=4, **trainer):
@@ -34,6 +29,11 @@ def fit_pruned(folder, make=Plain, callbacks=(), prune=QUICK, resume=None, epoch
     return module, trainers.fit(folder, module, *callbacks, **settings)
 
 
+@pytest.fixture(scope="module")
+def pruned_once(tmp_path_factory):
+    return fit_pruned(tmp_path_factory.mktemp("once"))
+
+
 @pytest.mark.slow
 def test_stochastic_weight_averaging_follows_surgery(tmp_path):
     module, runner = fit_pruned(tmp_path, callbacks=[StochasticWeightAveraging(1e-3, swa_epoch_start=2)])
@@ -41,21 +41,8 @@ def test_stochastic_weight_averaging_follows_surgery(tmp_path):
     assert runner.current_epoch == 4
 
 
-@pytest.mark.slow
-def test_best_may_be_less_pruned_than_the_live_module(tmp_path):
-    module, runner = fit_pruned(tmp_path, prune=PROGRESSIVE)
-    assert len(Ledger.of(module).events) == 2
-    fresh, again = fit_pruned(tmp_path / "again", prune=PROGRESSIVE, epochs=4)
-    for epoch in (1, 0, 3, 2):
-        live = runner.test(module, loader(shuffle=False), ckpt_path=tmp_path / f"epoch={epoch}.ckpt", verbose=False)
-        other = again.test(fresh, loader(shuffle=False), ckpt_path=tmp_path / f"epoch={epoch}.ckpt", verbose=False)
-        new = pl.Trainer(logger=False, callbacks=[DepthPrune(remove={"attention": 1})], accelerator="cpu")
-        clean = new.test(Plain(), loader(shuffle=False), ckpt_path=tmp_path / f"epoch={epoch}.ckpt", verbose=False)
-        assert live == other == clean
-
-
-def test_weights_only_file_keeps_the_surgery(tmp_path):
-    module, runner = fit_pruned(tmp_path)
+def test_weights_only_file_keeps_the_surgery(pruned_once, tmp_path):
+    module, runner = pruned_once
     runner.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     before = runner.test(module, loader(shuffle=False), verbose=False)
     new = pl.Trainer(logger=False, callbacks=[DepthPrune(remove={"attention": 1})], accelerator="cpu")
@@ -69,8 +56,8 @@ def test_best_score_starts_anew_at_surgery(tmp_path):
     assert "epoch=3" in best.best_model_path
 
 
-def test_optimizer_state_follows_surgery(tmp_path):
-    module, runner = fit_pruned(tmp_path)
+def test_optimizer_state_follows_surgery(pruned_once):
+    module, runner = pruned_once
     (optimizer,) = runner.optimizers
     held = {p for group in optimizer.param_groups for p in group["params"]}
     assert held == {p for p in module.parameters() if p.requires_grad}
@@ -114,7 +101,7 @@ class _Tunable(Plain):
 
 def test_plan_is_applied_before_other_loops(tmp_path):
     module = Plain()
-    plan = plan_depth(module.net, remove=REMOVE, batches=[dataset().tensors[0]])
+    plan = plan_depth(module.net, importance="magnitude", remove=REMOVE, batches=[dataset().tensors[0]])
     images = dataset().tensors[0]
     expected = copy.deepcopy(module.net).eval()
     apply_plan(expected, plan)
@@ -130,10 +117,10 @@ def test_plan_is_applied_before_other_loops(tmp_path):
 def test_two_plans_in_turn(tmp_path):
     module = Plain()
     images = dataset().tensors[0]
-    first = plan_depth(module.net, remove={"attention": 1}, batches=[images])
+    first = plan_depth(module.net, importance="magnitude", remove={"attention": 1}, batches=[images])
     pruned = copy.deepcopy(module.net)
     apply_plan(pruned, first)
-    second = plan_depth(pruned, remove={"activation": 1}, batches=[images])
+    second = plan_depth(pruned, importance="magnitude", remove={"activation": 1}, batches=[images])
     apply_plan(pruned, second)
     trainer_of(tmp_path, DepthPrune(plan=first), DepthPrune(plan=second)).test(module, loader(), verbose=False)
     assert torch.equal(module.net.eval()(images), pruned.eval()(images))
@@ -142,7 +129,9 @@ def test_two_plans_in_turn(tmp_path):
 def test_checkpoints_ledger_wins_over_a_plan(tmp_path):
     module = Plain()
     fit(tmp_path, module, prune(remove={"attention": 2}), ModelCheckpoint(filename="{epoch}", save_top_k=-1))
-    plan = plan_depth(Plain().net, remove={"activation": 1}, batches=[dataset().tensors[0]], replace="zero")
+    plan = plan_depth(
+        Plain().net, importance="magnitude", remove={"activation": 1}, batches=[dataset().tensors[0]], replace="zero"
+    )
     for epoch, left in ((0, 12), (1, 10)):
         fresh = Plain()
         file = tmp_path / "checkpoints" / f"epoch={epoch}.ckpt"
@@ -154,26 +143,9 @@ def test_checkpoints_ledger_wins_over_a_plan(tmp_path):
 def test_plan_is_fitted_anew_to_trained_weights(tmp_path):
     """Units and forms are the plan's; values are refitted to the weights at the surgery."""
     module = Plain()
-    plan = plan_depth(module.net, remove={"activation": 2}, batches=[dataset().tensors[0]])
+    plan = plan_depth(module.net, importance="magnitude", remove={"activation": 2}, batches=[dataset().tensors[0]])
     assert plan.needed_tensors
     fit(tmp_path, module, prune(remove=None, plan=plan))
     done = Ledger.of(module).plans["net"]
     assert done.edits == plan.edits
     assert any(not torch.equal(done.tensors[key], plan.tensors[key]) for key in plan.needed_tensors)
-
-
-@pytest.mark.slow
-def test_plan_beside_the_checkpoints_makes_the_same_structure(tmp_path):
-    """Sharded strategies need the plan early; after a resume, the plan has the fitted tensors of earlier surgeries."""
-    steps = {"start": 1, "every": 1, "step": 1}
-    every = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
-    fit(tmp_path, Plain(), prune(remove={"activation": 2}, schedule=steps), every, epochs=3)
-    whole = Plan.load(tmp_path / "plan.json")
-    assert set(whole.tensors) == set(whole.needed_tensors)
-    again = Plain()
-    every = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
-    runner = trainer_of(tmp_path, prune(remove={"activation": 2}, schedule=steps), every, epochs=3)
-    runner.fit(again, loader(), ckpt_path=tmp_path / "epoch=1.ckpt")
-    resumed = Plan.load(tmp_path / "plan.json")
-    assert resumed.edits == whole.edits
-    assert set(resumed.tensors) == set(whole.tensors)

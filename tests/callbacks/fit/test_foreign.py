@@ -69,12 +69,8 @@ def test_wrapped_transformers_model(tmp_path):
     assert [attention.layer_idx for attention in attentions if hasattr(attention, "layer_idx")] == [0, 1]
 
 
-def test_two_candidates_ask_for_target(tmp_path):
+def test_the_other_of_two_networks_is_pruned(tmp_path):
     module = TwoNetworks()
-    before = repr(module)
-    with pytest.raises(ValueError, match=r"found 2: net, other. Say which with target='net'"):
-        fit(tmp_path, module, prune())
-    assert repr(module) == before
     fit(tmp_path, module, prune(target="other"))
     assert list(Ledger.of(module).plans) == ["other"]
     assert len(find_units(module.net)) == 12

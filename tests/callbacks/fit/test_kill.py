@@ -15,7 +15,7 @@ import torch
 from cases.depth.interrupted import Interrupts
 from cases.models.habits import Plain
 from cases.paths import ROOT
-from cases.trainers import REMOVE, assert_same, fit, prune
+from cases.trainers import REMOVE, assert_same, every_epoch, fit, prune
 
 from benchmarks.end_to_end.kill_and_resume import newest
 from benchmarks.runner.rows import Results
@@ -50,10 +50,8 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
 
 def test_a_cut_off_checkpoint_is_passed_over(tmp_path):
     """The newest readable checkpoint is chosen for a resume."""
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
     assert newest(tmp_path) is None
-    fit(tmp_path, Plain(), prune(), ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1))
+    fit(tmp_path, Plain(), prune(), every_epoch(tmp_path))
     assert newest(tmp_path) == tmp_path / "epoch=1.ckpt"
     content = (tmp_path / "epoch=1.ckpt").read_bytes()
     (tmp_path / "epoch=1.ckpt").write_bytes(content[: len(content) // 2])

@@ -9,16 +9,14 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from cases.fits.routed_lora import BLOCKS, Language, ManualLanguage, batches, fit, shared, tokens
-from cases.models.habits import Plain
+from cases.fits.routed_lora import BLOCKS, Language, ManualLanguage, fit, shared, tokens
 from cases.models.routed_language import SETS, removing, sets_of
-from cases.refusals import refused
 from cases.trainers import sharded
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from transformers import AutoModelForCausalLM
 
 from prunerecover import load_routed
-from prunerecover.callbacks import DepthPrune, DistillRecover, LoRARecover, RoutedLoRARecover
+from prunerecover.callbacks import RoutedLoRARecover
 from prunerecover.model.batches import ModelInputs
 from prunerecover.recovery.distillation import distillation_loss
 from prunerecover.recovery.lora import has_adapters
@@ -53,15 +51,32 @@ class Calls(pl.Callback):
         pl_module.net.register_forward_pre_hook(note)
 
 
+def calls_of(folder: Path, module: Any, settings: Any = None, **arguments: Any) -> list[tuple[int, bool]]:
+    """Return the calls of the network in a fit of an epoch, four batches, unless the settings say otherwise."""
+    calls = Calls()
+    fit(folder, shared(module.net, **arguments), calls, module=module, **{"epochs": 1, **(settings or {})})
+    return calls.depths
+
+
+def depths(*steps: int) -> list[int]:
+    return [BLOCKS - len(SETS[set_of_step(step, len(SETS))]) for step in steps]
+
+
 @pytest.mark.parametrize("make", [Language, ManualLanguage])
 def test_each_step_leaves_out_a_set_and_the_teacher_has_all_blocks(tmp_path: Path, make: Any) -> None:
-    calls = Calls()
-    fit(tmp_path, calls, module=make(), epochs=1)
-    expected = []
-    for step in range(4):
-        gone = len(SETS[set_of_step(step, len(SETS))])
-        expected += [(BLOCKS - gone, True), (BLOCKS, False)]
-    assert calls.depths == expected
+    expected = [call for depth in depths(0, 1, 2, 3) for call in ((depth, True), (BLOCKS, False))]
+    assert calls_of(tmp_path, make()) == expected
+
+
+def test_without_distillation_accumulated_batches_are_of_one_set_and_called_once(tmp_path: Path) -> None:
+    found = calls_of(tmp_path, Language(), {"accumulate_grad_batches": 2}, teacher_weight=0)
+    assert found == [(depth, True) for depth in depths(0, 0, 1, 1)]
+
+
+def test_epochs_before_the_start_train_the_whole_model(tmp_path: Path) -> None:
+    found = calls_of(tmp_path, Language(), {"epochs": 2}, start=1)
+    assert found[:4] == [(BLOCKS, True)] * 4
+    assert (BLOCKS, False) in found[4:]
 
 
 def test_the_loss_is_of_the_sets_model_and_of_the_teacher(tmp_path: Path) -> None:
@@ -92,31 +107,11 @@ def test_adapters_alone_train(fitted: tuple[Path, Any]) -> None:
     assert all(p.abs().sum() for p in moved)
 
 
-def test_without_distillation_the_network_is_called_once(tmp_path: Path) -> None:
-    calls, module = Calls(), Language()
-    fit(tmp_path, shared(module.net, teacher_weight=0), calls, module=module, epochs=1)
-    assert all(with_gradients for _, with_gradients in calls.depths)
-
-
-def test_epochs_before_the_start_train_the_whole_model(tmp_path: Path) -> None:
-    calls, module = Calls(), Language()
-    fit(tmp_path, shared(module.net, start=1), calls, module=module)
-    assert calls.depths[:4] == [(BLOCKS, True)] * 4
-    assert (BLOCKS, False) in calls.depths[4:]
-
-
 def test_the_module_is_as_its_user_wrote_it_afterwards(fitted: tuple[Path, Any]) -> None:
     module = fitted[1]
     assert "training_step" not in vars(module)
     assert len(module.net.model.layers) == BLOCKS
     assert not module.net._forward_hooks
-
-
-def test_accumulated_batches_are_of_one_set(tmp_path: Path) -> None:
-    calls = Calls()
-    fit(tmp_path, calls, epochs=1, accumulate_grad_batches=2)
-    depths = [depth for depth, with_gradients in calls.depths if with_gradients]
-    assert depths == [BLOCKS - len(SETS[set_of_step(step, 4)]) for step in (0, 0, 1, 1)]
 
 
 @pytest.mark.slow
@@ -163,22 +158,6 @@ def test_finished_run_begun_again_leaves_its_folder_alone(fitted: tuple[Path, An
     assert (tmp_path / "routed" / "model" / "note.txt").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ({"rank": 0}, ValueError, "Expected argument rank of RoutedLoRARecover in its range, but got 0"),
-        ({"teacher_weight": 1.5}, ValueError, "Expected argument teacher_weight to be between 0 and 1, but got 1.5"),
-        ({"teacher_weight": True}, TypeError, "Expected argument teacher_weight to be a number, but got True"),
-        ({"temperature": 0}, ValueError, "Expected argument temperature to be positive, but got 0"),
-        ({"temperature": "2"}, TypeError, "Expected argument temperature to be a number, but got '2'"),
-        ({"sets": [1]}, TypeError, r"Expected argument sets to be a PlanSet or the path of its file, but got \[1\]"),
-    ],
-)
-def test_arguments(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
-        shared(Language().net, **arguments)
-
-
 def test_sets_are_read_from_their_file(tmp_path: Path) -> None:
     callback = shared(Language().net)
     callback.sets.save(tmp_path / "sets.json")
@@ -191,34 +170,11 @@ def test_a_file_that_is_not_there_is_missed_when_a_fit_starts(tmp_path: Path) ->
         fit(tmp_path, callback, module=Language())
 
 
-@pytest.mark.parametrize(
-    ("beside", "message"),
-    [
-        (DepthPrune(remove={"mlp": 1}), "Expected no DepthPrune beside"),
-        (DistillRecover(), "Expected no DistillRecover beside RoutedLoRA"),
-        (LoRARecover(), "Expected one LoRARecover for the network at 'net'"),
-    ],
-)
-def test_callbacks_beside_it(tmp_path: Path, beside: Any, message: str) -> None:
-    refused(tmp_path, Language(), shared(Language().net), beside, data=batches(), match=message)
-
-
-def test_sets_of_another_model(tmp_path: Path) -> None:
-    other = shared(Language(vocab_size=60).net)
-    refused(tmp_path, Language(), other, data=batches(), match="Expected the model that the plan was made for")
-
-
-def test_networks_that_are_no_language_models(tmp_path: Path) -> None:
-    match = "Expected a language model of transformers as it was loaded at 'net', but got a VisionTransformer"
-    refused(tmp_path, Plain(), shared(Language().net), match=match)
-
-
-def test_resuming_with_other_sets(tmp_path: Path) -> None:
-    fit(tmp_path, epochs=1)
+def test_resuming_with_other_sets(fitted: tuple[Path, Any], tmp_path: Path) -> None:
     network = Language().net
     other = PlanSet(names=("one",), plans=(removing(network, 1),))
     with pytest.raises(ValueError, match="Expected RoutedLoRARecover with the sets and arguments of the run that is"):
-        fit(tmp_path, shared(network, sets=other), resume=tmp_path / "epoch=0.ckpt")
+        fit(tmp_path, shared(network, sets=other), resume=fitted[0] / "epoch=0.ckpt")
 
 
 @pytest.mark.parametrize(

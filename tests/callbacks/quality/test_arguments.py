@@ -1,13 +1,13 @@
-"""Arguments of Quality and the steps, valid and refused, and fits and files without room for a quality."""
+"""Quality, its steps, and a file without what was before a step."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from cases.fits.quality import Sized, one_by_one, pruned
-from cases.trainers import Around, every_epoch
+from cases.fits.quality import one_by_one, pruned
+from cases.trainers import every_epoch
 
-from prunerecover import Budget, DepthPrune, Prune, Quality, WidthPrune
+from prunerecover import Budget, Quality
 from prunerecover.callbacks.schedules.steps import cost_left, step_of, total_of
 
 ACC = Quality("val_acc", drop=0.01)
@@ -24,22 +24,6 @@ def test_a_drop_is_a_difference_in_either_mode():
     assert not ACC.holds(float("nan"), dense=0.9)
     assert not loss.holds(float("nan"), dense=0.9)
     assert Quality("val_acc", drop=0.01, baseline=0.8).holds(0.79, dense=0.95)
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        ({"drop": -0.1}, ValueError, "Expected argument drop to be at least 0, but got -0.1. It is a difference"),
-        ({"drop": "1%"}, TypeError, "Expected argument drop of Quality to be a number, but got '1%'"),
-        ({"monitor": ""}, TypeError, "Expected argument monitor to be the name of a metric, but got ''"),
-        ({"mode": "higher"}, ValueError, "Expected argument mode to be 'max' or 'min', but got 'higher'"),
-        ({"baseline": float("inf")}, ValueError, "Expected argument baseline to be a finite number, but got inf"),
-        ({"most": 1.0}, ValueError, r"Expected argument most to be a share between 0 and 1 \(exclusive\), but got 1.0"),
-    ],
-)
-def test_a_quality_out_of_range_is_refused(given, error, message):
-    with pytest.raises(error, match=message):
-        Quality(**{"monitor": "val_acc", "drop": 0.01, **given})
 
 
 def test_a_step_is_a_tenth_of_the_macs_unless_more_is_said():
@@ -65,88 +49,6 @@ def test_steps_add_up_to_most_and_no_further():
 def test_what_is_left_is_what_each_surgery_leaves_of_what_it_found():
     assert cost_left([{"macs": 0.1}, {"macs": 0.5}], Budget(macs=0.2)) == {"macs": pytest.approx(0.45)}
     assert cost_left([{"block": 1}], Budget(remove={"block": 1})) == {}
-
-
-@pytest.mark.parametrize(
-    ("step", "error", "message"),
-    [
-        (0.95, ValueError, "Expected argument step to be a share above 0 and at most 0.9"),
-        (Budget(macs=0.1, latency=0.0), ValueError, "Expected argument step's latency to be a share above 0"),
-        (Budget(macs="0.8G"), ValueError, "a number of units that goes each time, but got {'macs': '0.8G'}"),
-        ("0.8G", TypeError, "Expected argument step to be a share of the MACs or a Budget, but got '0.8G'"),
-        (Budget(ratio={"block": 0.1}), ValueError, "a number of units that goes each time, but got {'ratio'"),
-        (Budget(remove={"block": 0}), ValueError, "Expected argument step to remove at least one unit"),
-    ],
-)
-def test_a_step_that_cannot_be_taken_several_times_is_refused(step, error, message):
-    with pytest.raises(error, match=message):
-        Prune(ACC, step=step)
-
-
-def test_a_step_goes_with_a_quality_alone():
-    with pytest.raises(ValueError, match=r"Expected argument step with a quality to keep.*but got it with Budget"):
-        Prune(Budget(macs=0.3), step=0.1)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Prune(ACC, step=Budget(remove={"block": 1})), "units of different kinds have no number in common"),
-        (lambda: WidthPrune(ACC, step=Budget(remove={"block": 1})), "Expected WidthPrune's budget in a share of cost"),
-        (lambda: DepthPrune(ACC, step=Budget(remove={"expert": 1})), "Expected kinds among"),
-    ],
-)
-def test_a_step_is_one_that_the_callback_could_take_alone(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.parametrize("schedule", [{"every": 1, "times": 2}, {"by": "step"}])
-def test_a_schedule_says_when_alone(schedule):
-    with pytest.raises(ValueError, match="Expected a schedule of start and every with Quality, but got"):
-        one_by_one(schedule=schedule)
-
-
-LOSS = Quality("val_loss", drop=10.0, mode="min")
-SETTINGS = {"calibration": 16, "merge": "never"}
-
-
-def bare():
-    return Around(Sized().net)
-
-
-@pytest.mark.parametrize(
-    ("fit", "message"),
-    [
-        (
-            lambda f: pruned(f, WidthPrune(Quality("val_ac", drop=0.1), **SETTINGS)),
-            "Expected 'val_ac' among what validation logs, but that is val_loss, val_acc, attentions. Log it in",
-        ),
-        (
-            lambda f: pruned(f, WidthPrune(Quality("val_acc", drop=0.1, baseline=1.5), **SETTINGS)),
-            "Expected val_acc of the network before the first step to be within 0.1 of baseline=1.5, but it is",
-        ),
-        (
-            lambda f: pruned(f, WidthPrune(Quality("quality", drop=0.1), **SETTINGS), make=NeverANumber),
-            "Expected a number as quality of the network before the first step, but got nan",
-        ),
-        (
-            lambda f: pruned(f, one_by_one(), make=lambda: Around(Sized().net)),
-            "Expected a fit with validation for Quality",
-        ),
-        (lambda f: pruned(f, one_by_one(), limit_val_batches=0), "Expected a fit with validation for Quality"),
-        (lambda f: pruned(f, one_by_one(), WidthPrune(LOSS, **SETTINGS)), "prunes until a metric falls, but got 2"),
-        (lambda f: pruned(f, one_by_one(), epochs=1), "Expected all surgeries before max_epochs=1"),
-    ],
-)
-def test_a_fit_that_cannot_keep_the_quality_is_refused(fit, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        fit(tmp_path)
-
-
-class NeverANumber(Sized):
-    def validation_step(self, batch, batch_idx):
-        self.log("quality", float("nan"))
 
 
 @pytest.mark.slow

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import random
+import copy
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from cases import every_step
+from cases.engine import equal
 from cases.fits.quality import Sized, one_by_one, pruned, trail_of
 from cases.models.habits import loader
-from cases.trainers import assert_same, every_epoch
+from cases.trainers import every_epoch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from prunerecover import (
-    DistillRecover,
-    LoRARecover,
     Plan,
     PruneReport,
     Quality,
-    RecoverySchedule,
     WidthPrune,
     load_pruned,
 )
@@ -36,43 +33,82 @@ def verdicts(module) -> list[tuple[int, float | None, bool | None]]:
     return [(step.epoch, step.recovered, step.kept) for step in trail_of(module).steps]
 
 
-def test_the_step_after_which_the_metric_falls_is_taken_back(tmp_path):
-    module, trainer = pruned(tmp_path, one_by_one(), every_epoch(tmp_path))
+class Look(pl.Callback):
+    """Notes values and moments in the first step after the one that was taken back."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.current_epoch == 2 and batch_idx == 0:
+            (optimizer,) = trainer.optimizers
+            self.values, self.states = copy.deepcopy((pl_module.state_dict(), optimizer.state_dict()["state"]))
+            self.rates = [group["lr"] for group in optimizer.param_groups]
+            held = {p for group in optimizer.param_groups for p in group["params"]}
+            self.holds_all = held == set(pl_module.parameters())
+
+
+class Table(PruneReport):
+    """Skips the slow drawing of figures."""
+
+    def _figures(self, *arguments):
+        return {}
+
+
+def fell(folder: Path, kind: str) -> tuple[Path, pl.LightningModule, pl.Trainer, Look]:
+    """Return a fit whose second step is taken back."""
+    look = Look()
+    callbacks = [one_by_one(merge="copy"), Table(pairs=0), look, every_epoch(folder)]
+    return folder, *pruned(folder, *callbacks, make=lambda: Sized(optimizer=kind)), look
+
+
+@pytest.fixture(scope="module")
+def fallen(tmp_path_factory):
+    return fell(tmp_path_factory.mktemp("fallen"), "adamw")
+
+
+def test_the_step_after_which_the_metric_falls_is_taken_back(fallen):
+    folder, module, trainer, _ = fallen
     assert verdicts(module) == [(0, 2.0, True), (1, 1.0, False)]
     assert (trail_of(module).dense, trail_of(module).worst) == (3.0, 2.0)
     assert trail_of(module).ended == "the metric fell"
     assert [event.epoch for event in Ledger.of(module).events] == [0]
     assert Ledger.of(module).removed_units == 1
     assert trainer.current_epoch == 4  # the network that was kept is recovered until the end
-    assert len(Plan.load(tmp_path / "plan.json").removed["attention"]) == 1
+    assert len(Plan.load(folder / "plan.json").removed["attention"]) == 1
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
-def test_network_and_moments_of_before_the_step_come_back(kind, tmp_path):
+def test_network_and_moments_of_before_the_step_come_back(kind, fallen, tmp_path):
     """Restored from the file of the epoch before, except for the learning rate, which follows the present schedule."""
-    seen = {}
+    folder, *_, look = fallen if kind == "adamw" else fell(tmp_path, kind)
+    before, later = (torch.load(folder / f"epoch={epoch}.ckpt", weights_only=True) for epoch in (0, 1))
+    assert equal(look.values, before["state_dict"])
+    assert equal(look.states, before["optimizer_states"][0]["state"])
+    assert look.holds_all
+    assert look.rates == [group["lr"] for group in later["optimizer_states"][0]["param_groups"]]
 
-    class Here(pl.Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            if trainer.current_epoch == 2 and batch_idx == 0:
-                seen["values"] = {name: value.clone() for name, value in pl_module.state_dict().items()}
-                seen["optimizer"] = trainer.optimizers[0].state_dict()["state"]
-                seen["optimizer"] = {n: {k: v.clone() for k, v in s.items()} for n, s in seen["optimizer"].items()}
-                seen["rates"] = [group["lr"] for group in trainer.optimizers[0].param_groups]
-                seen["held"] = {p for group in trainer.optimizers[0].param_groups for p in group["params"]}
-                seen["own"] = set(pl_module.parameters())
 
-    pruned(tmp_path, one_by_one(), Here(), every_epoch(tmp_path), make=lambda: Sized(optimizer=kind))
-    before = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)
-    later = torch.load(tmp_path / "epoch=1.ckpt", weights_only=True)
-    assert seen["values"].keys() == before["state_dict"].keys()
-    assert all(torch.equal(value, before["state_dict"][name]) for name, value in seen["values"].items())
-    assert seen["held"] == seen["own"]
-    states = before["optimizer_states"][0]["state"]
-    assert seen["optimizer"].keys() == states.keys()
-    for number, state in states.items():
-        assert all(torch.equal(seen["optimizer"][number][name], value) for name, value in state.items())
-    assert seen["rates"] == [group["lr"] for group in later["optimizer_states"][0]["param_groups"]]
+def test_other_files_are_tested_as_they_are_and_the_module_ends_as_it_was_kept(fallen):
+    folder, module, trainer, _ = fallen
+    again = copy.deepcopy(module)
+    for epoch, there in ((1, 1), (0, 2), (3, 2), (1, 1)):
+        file = folder / f"epoch={epoch}.ckpt"
+        (logged,) = trainer.validate(again, loader(shuffle=False), ckpt_path=file, verbose=False)
+        assert logged["attentions"] == there
+
+
+def test_what_was_taken_back_is_in_no_pruned_copy(fallen):
+    folder, module, *_ = fallen
+    images, _ = next(iter(loader(shuffle=False)))
+    with torch.no_grad():
+        assert torch.allclose(load_pruned(folder / "pruned").eval()(images), module.net.eval()(images), atol=1e-5)
+
+
+def test_the_report_has_a_table_of_the_steps(fallen):
+    report = Report.load(fallen[0] / "report" / "report.json")
+    assert [step.kept for step in report.quality.steps] == [True, False]
+    text = (fallen[0] / "report" / "report.md").read_text()
+    assert "| 1 | 2 attention |" in text
+    assert "| 1 | 1 | taken back |" in text
+    assert "`attentions` was 3 before the first step; 2 was asked for. No other step came: the metric fell." in text
 
 
 def test_the_first_step_may_be_taken_back_to_the_dense_network(tmp_path):
@@ -160,34 +196,6 @@ def test_a_fit_that_ends_below_the_quality_comes_back_to_what_held_it(tmp_path):
     assert trainer.checkpoint_callback.best_model_path == str(tmp_path / "kept.ckpt")
 
 
-def test_other_files_are_tested_as_they_are_and_the_module_ends_as_it_was_kept(tmp_path):
-    module, trainer = pruned(tmp_path, one_by_one(), every_epoch(tmp_path))
-    for epoch, there in ((1, 1), (0, 2), (3, 2), (1, 1)):
-        (logged,) = trainer.validate(
-            module, loader(shuffle=False), ckpt_path=tmp_path / f"epoch={epoch}.ckpt", verbose=False
-        )
-        assert logged["attentions"] == there
-
-
-def test_what_was_taken_back_is_in_no_pruned_copy(tmp_path):
-    module, _ = pruned(tmp_path, one_by_one(merge="copy"), every_epoch(tmp_path))
-    loaded = load_pruned(tmp_path / "pruned")
-    images, _ = next(iter(loader(shuffle=False)))
-    with torch.no_grad():
-        assert torch.allclose(loaded.eval()(images), module.net.eval()(images), atol=1e-5)
-
-
-@pytest.mark.slow
-def test_the_report_has_a_table_of_the_steps(tmp_path):
-    pruned(tmp_path, one_by_one(), PruneReport(pairs=0), every_epoch(tmp_path))
-    report = Report.load(tmp_path / "report" / "report.json")
-    assert [step.kept for step in report.quality.steps] == [True, False]
-    text = (tmp_path / "report" / "report.md").read_text()
-    assert "| 1 | 2 attention |" in text
-    assert "| 1 | 1 | taken back |" in text
-    assert "`attentions` was 3 before the first step; 2 was asked for. No other step came: the metric fell." in text
-
-
 def test_patience_begins_anew(tmp_path):
     """Validations in between are seen by the callback alone."""
     stop = EarlyStopping("attentions", mode="max", patience=4)
@@ -222,30 +230,3 @@ def test_an_extra_validation_changes_nothing(tmp_path):
     assert all(torch.equal(a[name], b[name]) for name in a)
     files = [torch.load(tmp_path / str(runs) / "epoch=3.ckpt", weights_only=True) for runs in (0, 2)]
     assert files[0]["loops"] == files[1]["loops"]
-
-
-EPOCHS = 5
-RISES = Quality("val_loss", drop=0.0, mode="min")
-ALL = {
-    "back to the dense one": lambda: [one_by_one(drop=0.5), DistillRecover(), LoRARecover(rank=2, dropout=0.1)],
-    "width": lambda: [WidthPrune(RISES, step=0.2, **SETTINGS)],
-    "all": lambda: [
-        LoRARecover(rank=2, dropout=0.1, start=1),
-        one_by_one(),
-        DistillRecover(features=True),
-        RecoverySchedule(warmup=2),
-        PruneReport(pairs=2),
-    ],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ALL)
-def test_from_any_step_and_epoch(name: str, tmp_path: Path) -> None:
-    whole = every_step.fit(tmp_path / "whole", ALL[name], make=Sized, epochs=EPOCHS)
-    found = sorted((tmp_path / "whole").glob("*-step=*.ckpt")) + sorted((tmp_path / "whole").glob("step=*.ckpt"))
-    assert len(found) == EPOCHS * every_step.STEPS + EPOCHS
-    for file in random.Random(name).sample(found, 3):
-        resumed = every_step.fit(tmp_path / file.stem, ALL[name], file, make=Sized, epochs=EPOCHS)
-        assert trail_of(resumed) == trail_of(whole), file.stem
-        assert_same(whole, resumed)

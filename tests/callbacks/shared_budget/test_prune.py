@@ -30,13 +30,6 @@ def prune(**arguments: Any) -> Prune:
 
 
 @pytest.fixture(scope="module")
-def pruned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Classifier]:
-    """Return the folder and module of a fit with a surgery at the start of the second epoch."""
-    folder = tmp_path_factory.mktemp("pruned")
-    return folder, fit(folder, prune(), network="vit", epochs=3)
-
-
-@pytest.fixture(scope="module")
 def both() -> Plan:
     """A plan of both for the module's network, made beforehand."""
     network, batches = Classifier("vit").net.eval(), list(rows(False))
@@ -46,15 +39,15 @@ def both() -> Plan:
 
 
 @pytest.mark.slow
-def test_budget_goes_and_training_goes_on(pruned: tuple[Path, Classifier]) -> None:
-    folder, module = pruned
+def test_budget_goes_and_training_goes_on(tmp_path: Path) -> None:
+    module = fit(tmp_path, prune(), network="vit", epochs=3)
     (event,) = Ledger.of(module).events
     assert (event.by, event.epoch) == ("Prune.0", 1)
     assert Ledger.of(module).plans["net"].made_by.method == "joint"
     assert all(p.requires_grad for p in module.net.parameters())
-    opened = load_pruned(folder / "files" / "pruned", model=Classifier("vit").net)
+    opened = load_pruned(tmp_path / "files" / "pruned", model=Classifier("vit").net)
     assert 0.6 < count_macs(opened, IMAGE) / count_macs(Classifier("vit").net, IMAGE) < 0.72
-    assert Plan.load(folder / "files" / "plan.json").removed == Ledger.of(module).plans["net"].removed
+    assert Plan.load(tmp_path / "files" / "plan.json").removed == Ledger.of(module).plans["net"].removed
 
 
 def test_given_plan_is_fitted_to_what_was_trained_since(both: Plan, tmp_path: Path) -> None:
@@ -95,34 +88,3 @@ def test_depth_and_width_of_a_network_with_batchnorm(tmp_path: Path) -> None:
     opened = load_pruned(tmp_path / "files" / "pruned", model=CifarResNet(blocks=2, num_classes=4))
     images = next(iter(rows(False)))[0]
     assert torch.equal(opened.eval()(images), module.net.eval()(images))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, r"Expected exactly one of budget and plan, e.g. Prune\(Budget\(latency=0.3\)\)"),
-        ({"budget": THIRD, "plan": Plan()}, "Expected exactly one of budget and plan"),
-        ({"budget": Budget(remove={"attention": 1})}, "Expected a share .* with plan_depth or DepthPrune, .*"),
-        ({"budget": THIRD, "kinds": ("heads",)}, r"Expected kinds among block, .* but got 'heads'"),
-        ({"budget": THIRD, "round_to": 0}, "round_to of at least 1, but got 0"),
-        ({"plan": Plan(), "kinds": "head"}, r"Expected no kinds beside a plan, which says already what goes"),
-    ],
-)
-def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Prune(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"ignore": "layer9.*"}, r"Expected argument ignore to match units .*, but 'layer9.\*' matches none"),
-        ({"kinds": "attention", "budget": Budget(macs=0.9)}, "Expected units that hold 90.0% of the macs, but all 3"),
-        ({"kinds": "neuron", "budget": Budget(macs=0.9)}, "Expected a budget that the groups can meet, 90.0% of the"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_training(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
-    module = Classifier("vit")
-    with pytest.raises(ValueError, match=message):
-        trainer(tmp_path, prune(schedule=2, **arguments)).fit(module, rows(), rows(False))
-    assert not list((tmp_path / "files").glob("*.ckpt"))

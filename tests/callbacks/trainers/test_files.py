@@ -27,15 +27,47 @@ def logits(model: Any, rows: int = 8) -> torch.Tensor:
         return model.eval()(tokens).logits
 
 
-def test_checkpoints_of_all_moments_open(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def pruned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Return the folder and the Trainer of a fit that prunes twice, with a teacher; checkpoints raise no warning."""
+    folder = tmp_path_factory.mktemp("pruned")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="from_pretrained will not make")
+        return folder, fit(folder, depth(), DistillRecover())
+
+
+def test_checkpoints_of_all_moments_open(pruned: tuple[Path, Any]) -> None:
     """Pruned twice, with tied tensors, and a teacher beside them."""
-    trainer = fit(tmp_path, depth(importance="output_divergence"), DistillRecover())
-    assert_same(load_pruned(tmp_path / f"checkpoint-{3 * STEPS}"), trainer.model.eval())
-    shapes = [sum(p.numel() for p in load_pruned(tmp_path / f"checkpoint-{STEPS * i}").parameters()) for i in (2, 3)]
+    folder, trainer = pruned
+    assert_same(load_pruned(folder / f"checkpoint-{3 * STEPS}"), trainer.model.eval())
+    shapes = [sum(p.numel() for p in load_pruned(folder / f"checkpoint-{STEPS * i}").parameters()) for i in (2, 3)]
     assert shapes[0] > shapes[1]
-    into = load_pruned(tmp_path / f"checkpoint-{3 * STEPS}", llama())
+    into = load_pruned(folder / f"checkpoint-{3 * STEPS}", llama())
     assert torch.equal(logits(into), logits(trainer.model))
-    torch.testing.assert_close(logits(load_pruned(tmp_path / "pruned")), logits(trainer.model))
+    torch.testing.assert_close(logits(load_pruned(folder / "pruned")), logits(trainer.model))
+
+
+def test_what_was_done_stands_in_the_log(pruned: tuple[Path, Any]) -> None:
+    trainer = pruned[1]
+    surgeries = [log for log in trainer.state.log_history if "surgery/params" in log]
+    assert [log["step"] for log in surgeries] == [STEPS, 2 * STEPS]
+    assert surgeries[-1]["surgery/params"] == sum(p.numel() for p in trainer.model.parameters())
+    losses = [log["distillation_loss"] for log in trainer.state.log_history if "distillation_loss" in log]
+    assert len(losses) == 4  # every fourth of 16 steps
+
+
+def test_what_transformers_cannot_open_says_so_where_it_is_saved(pruned: tuple[Path, Any], tmp_path: Path) -> None:
+    """Checkpoints raise no warning, because `load_pruned` opens them."""
+    with pytest.warns(UserWarning, match="from_pretrained will not make"):
+        pruned[1].save_model(str(tmp_path / "saved"))
+    assert_same(load_pruned(tmp_path / "saved"), pruned[1].model)
+
+
+def test_the_teacher_is_found_beside_a_checkpoint_that_moved(pruned: tuple[Path, Any], tmp_path: Path) -> None:
+    moved = shutil.move(pruned[0], tmp_path / "moved")
+    again = fit(tmp_path / "again", depth(), DistillRecover(), resume=moved / f"checkpoint-{2 * STEPS}")
+    shutil.move(moved, pruned[0])
+    assert_same(pruned[1].model, again.model)
 
 
 def test_adapters_are_merged_in_what_opens(tmp_path: Path) -> None:
@@ -55,16 +87,6 @@ def test_whole_blocks_gone_open_by_transformers_alone(tmp_path: Path) -> None:
         again = AutoModelForCausalLM.from_pretrained(tmp_path / folder)
         assert again.config.num_hidden_layers == 3
         assert torch.equal(logits(again), logits(trainer.model))
-    assert_same(load_pruned(tmp_path / "saved"), trainer.model)
-
-
-def test_what_transformers_cannot_open_says_so_where_it_is_saved(tmp_path: Path) -> None:
-    """Checkpoints raise no warning, because `load_pruned` opens them."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="from_pretrained will not make")
-        trainer = fit(tmp_path, depth())
-    with pytest.warns(UserWarning, match="from_pretrained will not make"):
-        trainer.save_model(str(tmp_path / "saved"))
     assert_same(load_pruned(tmp_path / "saved"), trainer.model)
 
 
@@ -107,18 +129,13 @@ def test_a_dense_checkpoint_of_a_plain_trainer_begins_a_pruned_fit(tmp_path: Pat
 
 
 def test_a_checkpoint_is_of_what_the_live_model_is_not(tmp_path: Path) -> None:
-    """In the same process, the pruned model returns to a dense file, and continues from there."""
-    trainer = fit(tmp_path / "fit", depth())
-    once = trainer.model.state_dict()
-    trainer.train(resume_from_checkpoint=str(tmp_path / "fit" / f"checkpoint-{STEPS}"))
-    assert all(torch.equal(value, once[name]) for name, value in trainer.model.state_dict().items())
-
-
-def test_a_second_fit_goes_on_with_the_pruned_model(tmp_path: Path) -> None:
+    """In the same process, the pruned model returns to a dense file, and continues from there; a second fit goes on."""
     trainer = fit(tmp_path, depth())
-    units = Ledger.of(trainer.pruning.module).removed_units
+    once = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{STEPS}"))
+    assert all(torch.equal(value, once[name]) for name, value in trainer.model.state_dict().items())
     trainer.train()
-    assert Ledger.of(trainer.pruning.module).removed_units == units == 3
+    assert Ledger.of(trainer.pruning.module).removed_units == 3
 
 
 def worse_and_worse(**settings: Any) -> dict[str, Any]:
@@ -148,29 +165,13 @@ def test_patience_begins_anew_at_a_surgery(tmp_path: Path) -> None:
     assert steps(start=2) == 5 * STEPS
 
 
-def test_what_was_done_stands_in_the_log(tmp_path: Path) -> None:
-    trainer = fit(tmp_path, depth(), DistillRecover())
-    surgeries = [log for log in trainer.state.log_history if "surgery/params" in log]
-    assert [log["step"] for log in surgeries] == [STEPS, 2 * STEPS]
-    assert surgeries[-1]["surgery/params"] == sum(p.numel() for p in trainer.model.parameters())
-    losses = [log["distillation_loss"] for log in trainer.state.log_history if "distillation_loss" in log]
-    assert len(losses) == 4  # every fourth of 16 steps
-
-
 def test_no_files_where_none_are_saved(tmp_path: Path) -> None:
     fit(tmp_path, depth(), DistillRecover(), save_strategy="no")
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-def test_the_teacher_is_found_beside_a_checkpoint_that_moved(tmp_path: Path) -> None:
-    whole = fit(tmp_path / "whole", depth(), DistillRecover())
-    shutil.move(tmp_path / "whole", tmp_path / "moved")
-    again = fit(tmp_path / "b", depth(), DistillRecover(), resume=tmp_path / "moved" / f"checkpoint-{2 * STEPS}")
-    assert_same(whole.model, again.model)
-
-
-def test_a_cut_off_file_says_so(tmp_path: Path) -> None:
-    fit(tmp_path, depth())
+def test_a_cut_off_file_says_so(pruned: tuple[Path, Any], tmp_path: Path) -> None:
+    shutil.copytree(pruned[0], tmp_path, dirs_exist_ok=True)
     path = tmp_path / f"checkpoint-{2 * STEPS}" / BESIDE
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"Expected what was pruned in .*prunerecover.pt, but it cannot be read"):

@@ -20,7 +20,7 @@ from cases.trials import LOSS, Data, by_hand, plan_of, seeded
 from prunerecover import DistillRecover, Plan
 from prunerecover.boundary.search import Trial
 from prunerecover.callbacks.trials.records import TrialRecord, append_record, read_records, table
-from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings
+from prunerecover.callbacks.trials.runner import TrialRunner
 
 
 class Counted(Plain):
@@ -78,11 +78,8 @@ def other_weights() -> pl.LightningModule:
 
 @pytest.mark.parametrize("change", ["weights", "settings", "plan"])
 def test_a_trial_that_differs_is_run(tmp_path: Path, counted: type[Counted], change: str) -> None:
-    store, trial, settings = (
-        tmp_path / "trials.jsonl",
-        Trial(Plan(), 0),
-        replace(LOSS, trainer={"limit_train_batches": 1}),
-    )
+    store, trial = tmp_path / "trials.jsonl", Trial(Plan(), 0)
+    settings = replace(LOSS, trainer={"limit_train_batches": 1})
     TrialRunner(seeded(counted), Data(), store, settings)([trial])
     module = other_weights() if change == "weights" else seeded(counted)
     other = replace(settings, trainer={"limit_train_batches": 2}) if change == "settings" else settings
@@ -129,17 +126,6 @@ def test_a_module_that_logs_nothing(tmp_path: Path, trials: list[Trial]) -> None
 
     with pytest.raises(ValueError, match="but it logged nothing"):
         TrialRunner(seeded(Silent), Data(), tmp_path / "trials.jsonl")(trials)
-
-
-def test_trials_of_no_epochs_are_refused() -> None:
-    with pytest.raises(ValueError, match="trials of at least 1 epoch, but got 0"):
-        TrialSettings(epochs=0)
-
-
-@pytest.mark.parametrize("name", ["max_epochs", "callbacks", "logger"])
-def test_arguments_of_the_trainer_that_trials_set_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"Expected no {name} among the trials' Trainer arguments: trials set them"):
-        TrialSettings(trainer={name: 1, "limit_train_batches": 3})
 
 
 def test_two_candidates_need_a_target(tmp_path: Path, trials: list[Trial]) -> None:
