@@ -38,6 +38,7 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     ("arguments", "message"),
     [
         (["plan", "--method", "nope"], "--method to be depth, graph, boundary, .* or a class path, but got 'nope'"),
+        (["plan", "--method=pudding"], "required: tasks, blocks. `prunerecover plan --method.help NAME` lists"),
         (["plan", "--method=nope.Class"], "given class_path 'nope.Class': No module named 'nope'"),
         (["fit", "--model", "nope.Class"], 'key "model": .*No module named .nope.*Given value: nope.Class'),
         (["fit", "--trainer.max_epochs=many"], "max_epochs.*Expected a <class 'int'>. Given value: many"),
