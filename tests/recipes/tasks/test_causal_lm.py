@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from cases.models.language import documents, llama_folder, write_jsonl
 from cases.models.tiny import VOCABULARY
 from cases.sampling import one_in
@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
+from torchmetrics.text import Perplexity
 
 from prunerecover import load_pruned
 from prunerecover.callbacks import DepthPrune, DistillRecover, LoRARecover, PruneReport
@@ -65,25 +66,20 @@ def test_training_loss_is_the_cross_entropy_of_the_next_token(llama: str) -> Non
     torch.testing.assert_close(module.training_step(batch, 0), expected)
 
 
-def test_a_fit_after_a_validation_scores_alike(llama: str, tmp_path: Path) -> None:
+def test_perplexity_is_torchmetrics_in_a_validation_and_in_a_fit_behind_it(llama: str, tmp_path: Path) -> None:
     """Validation alone is in inference mode, validation in a fit is not: no state carries over between them."""
-    module, loader = CausalLM(llama, learning_rate=0.0), DataLoader(uneven_batches(), batch_size=None)  # type: ignore[arg-type]
-    (before,) = trainer_of(tmp_path).validate(module, loader, verbose=False)
-    runner = trainer_of(tmp_path, epochs=1)
-    runner.fit(module, DataLoader(uneven_batches()[:1], batch_size=None), loader)  # type: ignore[arg-type]
-    assert runner.callback_metrics["val_perplexity"].item() == pytest.approx(before["val_perplexity"])
-
-
-def test_perplexity_is_torchmetrics(llama: str, tmp_path: Path) -> None:
-    from torchmetrics.text import Perplexity
-
-    module, batches = CausalLM(llama), uneven_batches()
+    module, batches = CausalLM(llama, learning_rate=0.0), uneven_batches()
+    first, all_batches = (DataLoader(some, batch_size=None) for some in (batches[:1], batches))  # type: ignore[arg-type]
     oracle = Perplexity(ignore_index=-100)
     with torch.no_grad():
         for batch in batches:
             oracle.update(module(batch["input_ids"], batch["attention_mask"])[:, :-1], batch["labels"][:, 1:])
-    (found,) = trainer_of(tmp_path).validate(module, DataLoader(batches, batch_size=None), verbose=False)  # type: ignore[arg-type]
-    assert found["val_perplexity"] == pytest.approx(oracle.compute().item(), rel=1e-5)
+    wanted = pytest.approx(oracle.compute().item(), rel=1e-5)
+    (found,) = trainer_of(tmp_path).validate(module, all_batches, verbose=False)
+    assert found["val_perplexity"] == wanted
+    runner = trainer_of(tmp_path, epochs=1)
+    runner.fit(module, first, all_batches)
+    assert runner.callback_metrics["val_perplexity"].item() == wanted
 
 
 def test_the_network_trains_without_a_cache(llama: str) -> None:
@@ -97,8 +93,6 @@ def test_the_network_trains_without_a_cache(llama: str) -> None:
 
 
 def test_weights_are_those_of_the_folder_or_new(llama: str) -> None:
-    import transformers
-
     stored = transformers.AutoModelForCausalLM.from_pretrained(llama)
     assert torch.equal(logits(CausalLM(llama).model), logits(stored))
     new = CausalLM(llama, pretrained=False, model_kwargs={"num_hidden_layers": 2}).model
@@ -113,22 +107,21 @@ def test_dtype_is_the_weights(llama: str, pretrained: bool, dtype: Any, expected
     assert {p.dtype for p in module.model.parameters()} == {expected}
 
 
-def test_another_dtype_is_an_error(llama: str) -> None:
-    with pytest.raises(ValueError, match="Expected dtype to be one of float32, bfloat16, float16, auto, but got 'fp"):
-        CausalLM(llama, dtype="fp32")  # type: ignore[arg-type]
-
-
-def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Expected a model or tokenizer as transformers saves it at .*/none"):
-        CausalLM(str(tmp_path / "none"))
-
-
-@pytest.mark.parametrize("name", ["nobody/nothing", "$EMPTY"])
-def test_what_is_no_language_model_is_an_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("$EMPTY", {"dtype": "fp32"}, "dtype to be one of float32, bfloat16, float16, auto, but got 'fp32'"),
+        ("$EMPTY/none", {}, "Expected a model or tokenizer as transformers saves it at .*/none"),
+        ("$EMPTY", {}, "Expected '.EMPTY' to be a folder as transformers saves it, or a hub id .* got: .*HF_TOK"),
+        ("no/thing", {}, "Expected 'no/thing' to be a folder as transformers saves it, or a hub id .* got: .*HF_TOK"),
+    ],
+)
+def test_what_is_no_language_model_is_an_error(
+    name: str, options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EMPTY", str(tmp_path))
-    message = f"Expected {re.escape(repr(name))} to be a folder as transformers saves it, or a hub id .* got: .*HF_TOK"
     with pytest.raises(ValueError, match=message):
-        CausalLM(name)
+        CausalLM(name, **options)
 
 
 def test_prediction_is_the_likeliest_next_token(llama: str) -> None:
@@ -141,8 +134,6 @@ def test_prediction_is_the_likeliest_next_token(llama: str) -> None:
 def test_pruned_and_recovered_llama_opens_in_transformers(
     llama: str, tmp_path: Path, data: TextData, distilled: bool
 ) -> None:
-    import transformers
-
     prune = DepthPrune(remove={"block": 1}, schedule={"start": 0}, calibration=8)
     callbacks = [prune, LoRARecover(rank=2), PruneReport(), *([DistillRecover()] if distilled else [])]
     best = ModelCheckpoint(monitor="val_perplexity", save_last=True)
@@ -161,8 +152,6 @@ def test_pruned_and_recovered_llama_opens_in_transformers(
 @pytest.mark.data
 def test_real_llama_is_pruned_and_recovered_on_real_stories(data_root: Path, tmp_path: Path, own_cache: Path) -> None:
     """stories260K on 200 documents of TinyStories."""
-    import transformers
-
     model = str(data_root / "models" / "stories260K")
     text = {"length": 128, "batch_size": 8, "limit_train": 200, "limit_val": 40}
     data = TextData(str(data_root / "data" / "tinystories"), model=model, **text)

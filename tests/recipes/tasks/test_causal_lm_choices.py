@@ -10,8 +10,6 @@ from cases.models.questions import question_rows, write_rows
 from cases.trainers import trainer_of
 from transformers import AutoTokenizer
 
-from prunerecover import load_pruned
-from prunerecover.callbacks import DepthPrune, LoRARecover, PruneReport
 from prunerecover.language.accuracy import choice_accuracy, choice_log_likelihoods
 from prunerecover.language.likelihood import Encoding
 from prunerecover.language.questions import question_of
@@ -51,28 +49,3 @@ def test_metrics_are_those_of_the_functions(
     expected = metrics_by_hand(module, llama)
     (found,) = getattr(trainer_of(tmp_path), loop)(module, data, verbose=False)
     assert found == pytest.approx({f"{prefix}_{name}": value for name, value in expected.items()}, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_pruned_and_recovered_on_questions(llama: str, tmp_path: Path, data: ChoiceData) -> None:
-    prune = DepthPrune(remove={"block": 1}, schedule={"start": 0}, calibration=8)
-    runner = trainer_of(tmp_path, prune, LoRARecover(rank=2), PruneReport())
-    runner.fit(CausalLM(llama), data)
-    assert {"val_loss", "val_acc", "val_acc_norm"} <= runner.callback_metrics.keys()
-    (folder,) = tmp_path.rglob("pruned")
-    assert len(load_pruned(folder).model.layers) == 3  # type: ignore[union-attr,arg-type]
-
-
-@pytest.mark.data
-def test_real_questions(data_root: Path, tmp_path: Path, own_cache: Path) -> None:
-    """stories260K on 100 questions of ARC-Easy is little better than chance, as in the function's own result."""
-    model = str(data_root / "models" / "stories260K")
-    path = str(data_root / "data" / "commonsense" / "arc-easy.test.jsonl")
-    data = ChoiceData(path, model=model, test_split="train", limit_test=100, batch_size=16)
-    module = CausalLM(model)
-    (found,) = trainer_of(tmp_path).test(module, data, verbose=False)
-    rows = data.open_splits()["train"].shuffle(seed=0).select(range(100))
-    encoding = Encoding(AutoTokenizer.from_pretrained(model))
-    expected = choice_accuracy(module.model, [question_of(row) for row in rows], encoding)
-    assert {name: found[f"test_{name}"] for name in expected} == pytest.approx(expected)
-    assert 0.1 < found["test_acc"] < 0.5

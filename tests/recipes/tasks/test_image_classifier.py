@@ -11,7 +11,6 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from cases.width.command_line import NETWORK
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -61,11 +60,14 @@ def test_label_map_file_equals_the_list(content: object, tmp_path: Path) -> None
     assert torch.equal(read_label_map(str(path)), read_label_map([5, 0, 7]))
 
 
-def test_loss_is_cross_entropy(grey_batches: Batches) -> None:
-    module = tiny(label_smoothing=0.1)
-    images, labels = grey_batches[0]
+@pytest.mark.parametrize(("mixup", "training", "size"), [(0.0, True, 8), (0.8, False, 8), (0.8, True, 5)])
+def test_loss_is_cross_entropy_unless_pairs_are_mixed_in_training(
+    grey_batches: Batches, mixup: float, training: bool, size: int
+) -> None:
+    module = tiny(mixup=mixup, label_smoothing=0.1).train(training)
+    images, labels = (tensor[:size] for tensor in grey_batches[0])
     expected = F.cross_entropy(module.model(images), labels, label_smoothing=0.1)
-    assert torch.equal(module.training_step((images, labels), 0), expected)
+    assert torch.equal(module.training_step((images.clone(), labels), 0), expected)
 
 
 def test_mixed_loss_equals_timms_mixup_and_soft_targets(grey_batches: Batches) -> None:
@@ -79,26 +81,6 @@ def test_mixed_loss_equals_timms_mixup_and_soft_targets(grey_batches: Batches) -
     mixed, soft = Mixup(0.8, 1.0, label_smoothing=0.1, num_classes=4)(images.clone(), labels)
     expected = -(soft * module.model(mixed).log_softmax(-1)).sum(-1).mean()
     assert torch.allclose(loss, expected)
-
-
-def test_images_are_mixed_while_training_alone() -> None:
-    """Scores are in evaluation mode, with the labels of the batches."""
-    module = ImageClassifier(**NETWORK, mixup=0.8, label_smoothing=0.1)
-    module.log = lambda *args, **kwargs: None  # type: ignore[method-assign,assignment]
-    images, labels = torch.randn(4, 1, 8, 8), torch.arange(4)
-    module.eval()
-    expected = F.cross_entropy(module.model(images), labels, label_smoothing=0.1)
-    torch.testing.assert_close(module.training_step((images.clone(), labels), 0), expected)
-    for norm in module.modules():
-        if isinstance(norm, nn.BatchNorm2d):
-            norm.momentum = 0.0
-    assert not torch.allclose(module.train().training_step((images.clone(), labels), 0), expected)
-
-
-def test_odd_batch_is_trained_unmixed(grey_batches: Batches) -> None:
-    module = tiny(mixup=0.8)
-    images, labels = (t[:5] for t in grey_batches[0])
-    assert torch.equal(module.training_step((images, labels), 0), F.cross_entropy(module.model(images), labels))
 
 
 def test_distilled_loss_is_the_mean_over_both_heads(grey_batches: Batches) -> None:
@@ -180,10 +162,19 @@ def test_each_layer_learns_at_a_share_of_the_next_ones_rate_also_after_surgery(g
     assert kept == {name: start.found[name] for name in kept}
 
 
-@pytest.mark.parametrize("share", [0.0, 1.5])
-def test_wrong_layer_decay_is_refused(grey_batches: Batches, share: float) -> None:
-    with pytest.raises(ValueError, match=rf"layer_decay to be in \(0, 1\], but got {share}. 0.75 is usual"):
-        trainer(max_epochs=1).fit(tiny(layer_decay=share), rows(grey_batches))
+@pytest.mark.parametrize(
+    ("options", "epochs", "message"),
+    [
+        ({"layer_decay": 0.0}, 1, r"layer_decay to be in \(0, 1\], but got 0.0. 0.75 is usual"),
+        ({"layer_decay": 1.5}, 1, r"layer_decay to be in \(0, 1\], but got 1.5. 0.75 is usual"),
+        ({}, -1, "Expected a training run with an end"),
+    ],
+)
+def test_wrong_optimizers_are_refused(
+    grey_batches: Batches, options: dict[str, float], epochs: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainer(max_epochs=epochs).fit(tiny(**options), rows(grey_batches))
 
 
 def test_classifier_learns_after_it_was_validated(grey_batches: Batches) -> None:
@@ -192,11 +183,6 @@ def test_classifier_learns_after_it_was_validated(grey_batches: Batches) -> None
     runner.validate(module, rows(grey_batches), verbose=False)
     runner.fit(module, rows(grey_batches), rows(grey_batches))
     assert "val_top1" in runner.callback_metrics
-
-
-def test_endless_training_is_refused(grey_batches: Batches) -> None:
-    with pytest.raises(ValueError, match="Expected a training run with an end"):
-        trainer(max_epochs=-1).fit(tiny(), rows(grey_batches))
 
 
 def test_checkpoint_alone_rebuilds_the_classifier(grey_batches: Batches, tmp_path: Path) -> None:
