@@ -87,17 +87,14 @@ def test_an_instruction_under_headings_ends_with_the_end_of_text(given: Any, bef
     assert (6 in ids) == bool(given)
 
 
-@pytest.mark.parametrize(
-    ("instruction", "response", "tokenizer", "message"),
-    [
-        ("", "w6", word_tokenizer(eos_token="</s>"), "Expected text as the instruction, but got"),
-        ("w5", " ", word_tokenizer(eos_token="</s>"), "Expected text as the response, but got"),
-        ("w5", "w6", word_tokenizer(), "Expected a tokenizer with an end-of-text token, to end responses with"),
-    ],
-)
-def test_instructions_that_are_refused(instruction: str, response: str, tokenizer: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        instruction_row(instruction, "", response, tokenizer)
+def test_instructions_that_are_refused() -> None:
+    ends = word_tokenizer(eos_token="</s>")
+    with pytest.raises(ValueError, match="Expected text as the instruction, but got"):
+        instruction_row("", "", "w6", ends)
+    with pytest.raises(ValueError, match="Expected text as the response, but got"):
+        instruction_row("w5", "", " ", ends)
+    with pytest.raises(ValueError, match="Expected a tokenizer with an end-of-text token, to end responses with"):
+        instruction_row("w5", "", "w6", word_tokenizer())
 
 
 @pytest.mark.parametrize(

@@ -99,15 +99,6 @@ def test_what_a_library_wraps_is_found() -> None:
 
 
 def test_types_that_nobody_asked_for_are_left_out() -> None:
-    message = "\n".join(
-        [
-            'Parser key "model":',
-            "  - Does not validate against any of the Union subtypes",
-            "  Subtypes: [int]",
-            "  Errors:",
-            "    - Problem:",
-            "        why",
-            "    - Expected a <class 'NoneType'>",
-        ]
-    )
+    noise = ("- Does not validate against any of the Union subtypes", "Subtypes: [int]", "Errors:")
+    message = "\n  ".join(['Parser key "model":', *noise, "- Problem:", "  why", "- Expected a <class 'NoneType'>"])
     assert in_one_line(message) == 'Parser key "model": Problem: why.'

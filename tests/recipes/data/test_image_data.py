@@ -174,14 +174,6 @@ def test_digits_shift_out_of_range_is_an_error() -> None:
 
 
 @pytest.mark.data
-@pytest.mark.usefixtures("own_cache")
-def test_a_real_folder_with_unusual_columns_opens(data_root: Path) -> None:
-    rows = opened(data_root / "data" / "cifar10_lossless", "test").datasets["test"]
-    assert len(rows) == 400
-    assert rows[0][0].shape == (3, 8, 8)
-
-
-@pytest.mark.data
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize(

@@ -122,9 +122,7 @@ def test_the_published_search(tmp_path: Path) -> None:
     assert sum(split_of(plan)) == 3
     assert {edit.leaves for edit in plan.edits} == {"identity"}
     assert plan.made_by.method == "boundary/gate_gradient"
-    assert {k: plan.made_by.arguments[k] for k in ("design", "surface", "replace", "search")} == {
-        k: v for k, v in PUBLISHED.items() if k != "importance"
-    }
+    assert plan.made_by.arguments.items() >= {k: v for k, v in PUBLISHED.items() if k != "importance"}.items()
     runs = [split_of_line(line) for line in lines_of(tmp_path)]
     assert runs == list(axes_and_staircase(3, 3))
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 from cases.models.language import documents, llama_folder, write_jsonl
+from cases.models.questions import question_rows, write_rows
 from cases.models.tiny import VOCABULARY
-from cases.sampling import one_in
 from cases.trainers import trainer_of
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
@@ -20,7 +20,11 @@ from torchmetrics.text import Perplexity
 
 from prunerecover import load_pruned
 from prunerecover.callbacks import DepthPrune, DistillRecover, LoRARecover, PruneReport
+from prunerecover.language.accuracy import choice_accuracy, choice_log_likelihoods
+from prunerecover.language.likelihood import Encoding
+from prunerecover.language.questions import question_of
 from prunerecover.model.key_values import cache_returned
+from prunerecover.recipes.data.language.choice_data import ChoiceData
 from prunerecover.recipes.data.language.text_data import TextData
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 
@@ -107,21 +111,16 @@ def test_dtype_is_the_weights(llama: str, pretrained: bool, dtype: Any, expected
     assert {p.dtype for p in module.model.parameters()} == {expected}
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("$EMPTY", {"dtype": "fp32"}, "dtype to be one of float32, bfloat16, float16, auto, but got 'fp32'"),
-        ("$EMPTY/none", {}, "Expected a model or tokenizer as transformers saves it at .*/none"),
-        ("$EMPTY", {}, "Expected '.EMPTY' to be a folder as transformers saves it, or a hub id .* got: .*HF_TOK"),
-        ("no/thing", {}, "Expected 'no/thing' to be a folder as transformers saves it, or a hub id .* got: .*HF_TOK"),
-    ],
-)
-def test_what_is_no_language_model_is_an_error(
-    name: str, options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_language_model_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMPTY", str(tmp_path))
-    with pytest.raises(ValueError, match=message):
-        CausalLM(name, **options)
+    for name, told in (("no/thing", "no/thing"), ("$EMPTY", ".EMPTY")):
+        message = f"Expected '{told}' to be a folder as transformers saves it, or a hub id .* got: .*HF_TOK"
+        with pytest.raises(ValueError, match=message):
+            CausalLM(name)
+    with pytest.raises(ValueError, match="Expected a model or tokenizer as transformers saves it at .*/none"):
+        CausalLM(str(tmp_path / "none"))
+    with pytest.raises(ValueError, match="Expected dtype to be one of float32, bfloat16, float16, auto, but got 'fp"):
+        CausalLM("no/thing", dtype="fp32")  # type: ignore[arg-type]
 
 
 def test_prediction_is_the_likeliest_next_token(llama: str) -> None:
@@ -130,14 +129,11 @@ def test_prediction_is_the_likeliest_next_token(llama: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("distilled", one_in(2, [True, False]))
-def test_pruned_and_recovered_llama_opens_in_transformers(
-    llama: str, tmp_path: Path, data: TextData, distilled: bool
-) -> None:
+def test_pruned_and_recovered_llama_opens_in_transformers(llama: str, tmp_path: Path, data: TextData) -> None:
     prune = DepthPrune(remove={"block": 1}, schedule={"start": 0}, calibration=8)
-    callbacks = [prune, LoRARecover(rank=2), PruneReport(), *([DistillRecover()] if distilled else [])]
     best = ModelCheckpoint(monitor="val_perplexity", save_last=True)
-    module, runner = CausalLM(llama), trainer_of(tmp_path, *callbacks, best)
+    module = CausalLM(llama)
+    runner = trainer_of(tmp_path, prune, LoRARecover(rank=2), PruneReport(), DistillRecover(), best)
     runner.fit(module, data)
     (folder,) = tmp_path.rglob("pruned")
     opened, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -165,3 +161,32 @@ def test_real_llama_is_pruned_and_recovered_on_real_stories(data_root: Path, tmp
     assert 1 < dense["val_perplexity"] < recovered < 3 * dense["val_perplexity"]
     (folder,) = tmp_path.rglob("pruned")
     assert len(transformers.AutoModelForCausalLM.from_pretrained(folder).model.layers) == 4
+
+
+# Multiple choice.
+
+
+ROWS = question_rows(11)
+QUESTIONS = [question_of(row) for row in ROWS]
+
+
+def metrics_by_hand(module: CausalLM, llama: str) -> dict[str, float]:
+    encoding = Encoding(transformers.AutoTokenizer.from_pretrained(llama), context=64)
+    losses = []
+    for question, logs in zip(QUESTIONS, choice_log_likelihoods(module.model, QUESTIONS, encoding), strict=True):
+        tokens = len(encoding.with_answer(question.prompt, question.right)[1])
+        losses.append(-float(logs[question.answer]) / tokens)
+    return {**choice_accuracy(module.model, QUESTIONS, encoding), "loss": sum(losses) / len(losses)}
+
+
+@pytest.mark.parametrize(("loop", "prefix"), [("validate", "val"), ("test", "test")])
+def test_metrics_are_those_of_the_functions(
+    llama: str, tmp_path: Path, own_cache: Path, loop: str, prefix: str
+) -> None:
+    """Trained on right answers, scored as `choice_accuracy`, each question once."""
+    write_rows(tmp_path / "q" / "train.jsonl", question_rows(24))
+    write_rows(tmp_path / "q" / "validation.jsonl", ROWS)
+    module, data = CausalLM(llama), ChoiceData(str(tmp_path / "q"), model=llama, batch_size=4)
+    expected = metrics_by_hand(module, llama)
+    (found,) = getattr(trainer_of(tmp_path), loop)(module, data, verbose=False)
+    assert found == pytest.approx({f"{prefix}_{name}": value for name, value in expected.items()}, abs=1e-5)
