@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -158,6 +159,7 @@ def test_an_interrupted_search_goes_on_and_finds_the_same(
 ) -> None:
     step, trials = DigitsClassifier.training_step, tmp_path / "plan.trials.jsonl"
 
+    @functools.wraps(step)
     def interrupted(*given: Any) -> torch.Tensor:
         if trials.is_file():
             raise KeyboardInterrupt
