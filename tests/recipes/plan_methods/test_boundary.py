@@ -185,7 +185,7 @@ def test_two_ranks_share_the_trials_and_write_one_plan(folder: Path, tmp_path: P
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "prunerecover", *arguments(tmp_path / "plan.json"), "--trainer.devices=2"]
     command += ["--trainer.strategy=ddp"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stdout.count("Wrote ") == 1
     first, second = lines_of(tmp_path), lines_of(tmp_path, "plan.trials.1.jsonl")
