@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
-import sys
-
 import pytest
 import rich
-from cases.models.habits import Plain
-from cases.paths import ROOT
+from cases.models.habits import Plain, dataset, tiny_vit
 from cases.trainers import fit, prune
 from lightning.pytorch.callbacks import RichProgressBar
 from rich.progress import Progress
 
+from prunerecover import Budget, plan_pruning
 from prunerecover.display.progress import beside_other_displays, progress
 
 
@@ -45,45 +40,26 @@ def test_lines_take_the_place_of_a_bar_that_makes_room(terminal, said):
         assert rich.get_console()._live_stack
 
 
-TRAINER_INSIDE = """
-import lightning.pytorch as pl
-from cases.models.habits import Plain, dataset, loader, tiny_vit
-from lightning.pytorch.callbacks import RichProgressBar
-from prunerecover import Budget, plan_pruning
-
-def evaluate(trials):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
-    for _ in trials:
-        trainer = pl.Trainer(max_epochs=1, accelerator="cpu", callbacks=RichProgressBar(), **quiet)
-        trainer.fit(Plain(), loader())
-    return [50.0] * len(trials)
-
-plan = plan_pruning(tiny_vit(), Budget(macs=0.2), batches=[dataset().tensors], evaluate=evaluate)
-print("planned", len(plan.edits) > 0)
-"""
+def bar_on(terminal):
+    return RichProgressBar(console_kwargs={"file": terminal, "force_terminal": True, "width": 100})
 
 
 @pytest.mark.slow
-def test_a_trainer_inside_evaluate_shows_its_own_bar():
-    mine, its = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}"}
-    command = [sys.executable, "-W", "ignore", "-c", TRAINER_INSIDE]
-    process = subprocess.Popen(command, stdout=its, stderr=its, stdin=its, env=environment, cwd=ROOT)
-    os.close(its)
-    shown = b""
-    try:
-        while some := os.read(mine, 65536):
-            shown += some
-    except OSError:  # how the terminal of a process that has ended says so
-        pass
-    assert process.wait() == 0, shown.decode()[-3000:]
-    assert all(text in shown.decode() for text in ("planning depth and width", "Epoch 0/0", "planned True"))
+def test_a_trainer_inside_evaluate_shows_its_own_bar(tmp_path, terminal):
+    def evaluate(trials):
+        for _ in trials:
+            fit(tmp_path, Plain(), bar_on(terminal), epochs=1, enable_progress_bar=True)
+        return [50.0] * len(trials)
+
+    plan = plan_pruning(tiny_vit(), Budget(macs=0.2), batches=[dataset().tensors], evaluate=evaluate)
+    assert plan.edits
+    assert all(text in terminal.getvalue() for text in ("planning depth and width", "Epoch 0/0"))
 
 
 @pytest.mark.slow
 def test_surgery_shows_its_bar_below_that_of_the_trainer(tmp_path, terminal):
-    shared = {"file": terminal, "force_terminal": True, "width": 100}
-    bar = RichProgressBar(console_kwargs=shared)
-    fit(tmp_path, Plain(), prune(schedule=1, importance="output_divergence"), bar, enable_progress_bar=True)
+    fit(
+        tmp_path, Plain(), prune(schedule=1, importance="output_divergence"), bar_on(terminal), enable_progress_bar=True
+    )
     assert 0 < terminal.getvalue().find("Epoch 0/1") < terminal.getvalue().find("DepthPrune: planning")
     assert not rich.get_console()._live_stack

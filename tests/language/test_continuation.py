@@ -26,30 +26,15 @@ def greedy(model: nn.Module, prompt: Tensor, count: int) -> Tensor:
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2, tiny_mistral])
 def test_share_is_that_of_decoding_without_a_cache(make: Any) -> None:
+    """Mistakes are not corrected, as by teacher forcing, and settings for sampling do not count."""
     model = make()
     text = greedy(model, TOKENS[:, :5], 7)
+    model.generation_config.update(do_sample=True, temperature=9.0, repetition_penalty=3.0, num_beams=2, max_length=6)
+    kept = copy.deepcopy(model.generation_config)
     text[0, 8], text[1, 6] = (text[0, 8] + 1) % VOCABULARY, (text[1, 6] + 1) % VOCABULARY  # two are other words
     assert exact_continuation(model, text, prompt=5) == pytest.approx(19 / 21)
     expected = (greedy(model, TOKENS[:, :4], 8)[:, 4:] == TOKENS[:, 4:]).float().mean()
     assert exact_continuation(model, TOKENS, prompt=4) == pytest.approx(expected.item())
-
-
-def test_an_early_mistake_is_not_corrected() -> None:
-    """Without teacher forcing, decoding continues after the mistake, not after the text."""
-    model = tiny_llama()
-    text = greedy(model, TOKENS[:, :5], 7)
-    with torch.no_grad():
-        forced = model(input_ids=TOKENS).logits[:, 4:-1].argmax(-1)
-    other = torch.cat([TOKENS[:, :5], (text[:, 5:6] + 1) % VOCABULARY, forced[:, 1:]], 1)
-    assert exact_continuation(model, other, prompt=5) < (forced[:, 1:] == other[:, 6:]).float().mean()
-
-
-def test_settings_for_sampling_do_not_count() -> None:
-    model = tiny_llama()
-    text = greedy(model, TOKENS[:, :5], 7)
-    model.generation_config.update(do_sample=True, temperature=9.0, repetition_penalty=3.0, num_beams=2, max_length=6)
-    kept = copy.deepcopy(model.generation_config)
-    assert exact_continuation(model, text, prompt=5) == 1
     assert model.generation_config == kept
 
 
@@ -63,13 +48,10 @@ def test_rows_are_decoded_a_few_at_a_time() -> None:
     assert model.training
 
 
-@pytest.mark.parametrize("prompt", [0, 12])
-def test_a_prompt_of_another_length_is_refused(prompt: int) -> None:
-    with pytest.raises(ValueError, match=f"Expected a prompt of 1 to 11 of the 12 tokens, but got {prompt}"):
-        exact_continuation(tiny_llama(), TOKENS, prompt=prompt)
-
-
-def test_tokens_of_one_row_are_refused() -> None:
+def test_what_cannot_be_continued_is_refused() -> None:
+    for prompt in (0, 12):
+        with pytest.raises(ValueError, match=f"Expected a prompt of 1 to 11 of the 12 tokens, but got {prompt}"):
+            exact_continuation(tiny_llama(), TOKENS, prompt=prompt)
     with pytest.raises(ValueError, match=r"Expected tokens \(N, T\) of one sequence or more, but got \(12,\)"):
         exact_continuation(tiny_llama(), TOKENS[0], prompt=4)
 

@@ -26,7 +26,9 @@ def metaspace() -> PreTrainedTokenizerFast:
 
 def test_an_answer_has_the_tokens_that_it_has_in_the_text(metaspace: PreTrainedTokenizerFast) -> None:
     assert metaspace(" c")["input_ids"] == [1, 4]  # alone it has one more
-    assert Encoding(metaspace, context=9).with_answer("a b", "c") == ([2, 3], [4])
+    encoding = Encoding(metaspace, context=9)
+    assert encoding.prompt("a b") == [2, 3]
+    assert encoding.with_answer("a b", "c") == ([2, 3], [4])
 
 
 def test_space_at_the_end_of_a_prompt_belongs_to_the_answer(metaspace: PreTrainedTokenizerFast) -> None:
@@ -85,13 +87,12 @@ def test_an_instruction_under_headings_ends_with_the_end_of_text(given: Any, bef
     assert (6 in ids) == bool(given)
 
 
-@pytest.mark.parametrize(("instruction", "response", "name"), [("", "w6", "instruction"), ("w5", " ", "response")])
-def test_empty_text_is_refused(instruction: str, response: str, name: str) -> None:
-    with pytest.raises(ValueError, match=f"Expected text as the {name}, but got"):
-        instruction_row(instruction, "", response, word_tokenizer(eos_token="</s>"))
-
-
-def test_responses_need_an_end_of_text() -> None:
+def test_instructions_that_are_refused() -> None:
+    ends = word_tokenizer(eos_token="</s>")
+    with pytest.raises(ValueError, match="Expected text as the instruction, but got"):
+        instruction_row("", "", "w6", ends)
+    with pytest.raises(ValueError, match="Expected text as the response, but got"):
+        instruction_row("w5", "", " ", ends)
     with pytest.raises(ValueError, match="Expected a tokenizer with an end-of-text token, to end responses with"):
         instruction_row("w5", "", "w6", word_tokenizer())
 

@@ -53,13 +53,12 @@ class TestWithTheHarness:
         assert random.getstate() == state
 
     @pytest.mark.data
-    @pytest.mark.parametrize("name", ["arc-easy", "openbookqa", "piqa"])
-    def test_real_questions_are_counted_alike(self, name: str, data_root: Path, tmp_path: Path) -> None:
-        """stories260K on 60 questions each."""
+    def test_real_questions_are_counted_alike(self, data_root: Path, tmp_path: Path) -> None:
+        """stories260K on 60 questions."""
         import transformers
 
         folder = data_root / "models" / "stories260K"
-        lines = (data_root / "data" / "commonsense" / f"{name}.test.jsonl").read_text().splitlines()[:60]
+        lines = (data_root / "data" / "commonsense" / "openbookqa.test.jsonl").read_text().splitlines()[:60]
         rows = [json.loads(line) for line in lines]
         model = transformers.AutoModelForCausalLM.from_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

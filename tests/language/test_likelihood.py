@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import fmean
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from cases.models.language import word_tokenizer
 from cases.models.questions import answer_by_hand
 from cases.models.tiny import tiny_llama
+from torch.nn import functional
 
 from prunerecover.language.accuracy import (
     choice_accuracy,
@@ -74,20 +76,12 @@ def test_the_contrastive_loss_weighs_the_right_answer_against_all_others(
 
 
 @torch.no_grad()
-def test_the_next_token_loss_is_that_of_transformers(llama: torch.nn.Module) -> None:
+def test_the_next_token_loss_is_that_of_transformers_and_padding_is_not_scored(llama: torch.nn.Module) -> None:
     ids = torch.randint(0, 60, (3, 9))
-    assert float(next_token_loss(llama, {"input_ids": ids})) == pytest.approx(
-        float(llama(input_ids=ids, labels=ids).loss), abs=1e-6
-    )
-
-
-@torch.no_grad()
-def test_padding_is_not_scored(llama: torch.nn.Module) -> None:
-    ids = torch.randint(0, 60, (1, 9))
-    padded_ids = torch.cat([ids, torch.zeros(1, 4, dtype=torch.long)], 1)
-    mask = torch.tensor([[1] * 9 + [0] * 4])
-    found = next_token_loss(llama, {"input_ids": padded_ids, "attention_mask": mask})
-    assert float(found) == pytest.approx(float(next_token_loss(llama, {"input_ids": ids})), abs=1e-6)
+    wanted = pytest.approx(float(llama(input_ids=ids, labels=ids).loss), abs=1e-6)
+    longer, mask = (functional.pad(tokens, (0, 4)) for tokens in (ids, torch.ones_like(ids)))
+    for batch in ({"input_ids": ids}, {"input_ids": longer, "attention_mask": mask}):
+        assert float(next_token_loss(llama, batch)) == wanted
 
 
 def test_padding_needs_no_token_for_it() -> None:
@@ -100,54 +94,34 @@ def test_padding_needs_no_token_for_it() -> None:
     assert left["input_ids"][1, 1] == 7
 
 
-def test_a_prompt_beyond_the_context_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 to 7 tokens, the context of the model, but got"):
-        answer_batches(QUESTIONS, Encoding(word_tokenizer(), context=7))
-
-
-def test_chat_templates_are_used(encoding: Encoding) -> None:
-    tokenizer = word_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}w40 {{ m['content'] }}{% endfor %} w41 "
-    assert encoding.prompt("w5 w6") == [5, 6]
-    assert Encoding(tokenizer, chat=True).prompt("w5 w6") == [40, 5, 6, 41]
-    assert Encoding(tokenizer, chat=True).with_answer("w5 w6", "w7") == ([40, 5, 6, 41], [7])
-
-
-def test_no_question_is_refused(encoding: Encoding) -> None:
-    with pytest.raises(ValueError, match="Expected at least one question, but got none"):
-        answer_batches((), encoding)
-
-
 @pytest.mark.parametrize(
-    ("prompt", "choices", "answer", "message"),
+    ("refused", "message"),
     [
-        (" ", ("a",), 0, "Expected a prompt that the answers follow"),
-        ("Q", (), 0, "Expected choices that are not empty"),
-        ("Q", ("a", ""), 0, "Expected choices that are not empty"),
-        ("Q", ("a", "b"), 2, "Expected the number of the right choice, from 0 to 1, but got 2"),
+        (lambda: Question(" ", ("a",), 0), "Expected a prompt that the answers follow"),
+        (lambda: Question("Q", (), 0), "Expected choices that are not empty"),
+        (lambda: Question("Q", ("a", ""), 0), "Expected choices that are not empty"),
+        (lambda: Question("Q", ("a", "b"), 2), "the number of the right choice, from 0 to 1, but got 2"),
+        (lambda: Question("Q", ("a", "b"), -1), "the number of the right choice, from 0 to 1, but got -1"),
+        (lambda: question_of({"question": "Q", "choices": ["a"]}), "answer is missing in one with choices, question"),
+        (
+            lambda: question_of({"question": "Q", "choices": ["a"], "answer": "b"}),
+            r"one of the choices \['a'\].*got 'b'",
+        ),
+        (lambda: Encoding(word_tokenizer(), chat=True), "a tokenizer with a chat template, but .*Use chat=False"),
+        (lambda: answer_batches(QUESTIONS, Encoding(word_tokenizer(), context=7)), "1 to 7 tokens, the context of the"),
+        (lambda: answer_batches((), Encoding(word_tokenizer())), "Expected at least one question, but got none"),
+        (lambda: choice_accuracy(tiny_llama(), (), Encoding(word_tokenizer())), "Expected at least one question, but"),
     ],
 )
-def test_questions_that_are_none(prompt: str, choices: tuple[str, ...], answer: int, message: str) -> None:
+def test_what_is_no_question_is_refused(refused: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Question(prompt, choices, answer)
+        refused()
 
 
 def test_rows_of_data_sets_become_questions() -> None:
     row = {"question": "is snow warm", "choices": ["yes", "no"], "answer": 1, "passage": "Snow is cold."}
     assert question_of(row).prompt == "Snow is cold.\nQuestion: is snow warm\nAnswer:"
     assert question_of(row).right == "no"
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"question": "Q", "choices": ["a"]}, "answer is missing in one with choices, question"),
-        ({"question": "Q", "choices": ["a"], "answer": "b"}, r"Expected one of the choices \['a'\]"),
-    ],
-)
-def test_rows_that_are_no_questions(row: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        question_of(row)
 
 
 ASKED = [
@@ -164,11 +138,8 @@ def share(rights: list[bool]) -> float:
     return sum(rights) / len(rights)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 100])
-def test_log_likelihoods_are_those_of_each_answer_alone(
-    llama: torch.nn.Module, encoding: Encoding, batch_size: int
-) -> None:
-    found = choice_log_likelihoods(llama, ASKED, encoding, batch_size=batch_size)
+def test_log_likelihoods_are_those_of_each_answer_alone(llama: torch.nn.Module, encoding: Encoding) -> None:
+    found = choice_log_likelihoods(llama, ASKED, encoding, batch_size=3)
     for one, question in zip(found, ASKED, strict=True):
         assert one.tolist() == pytest.approx(by_hand(llama, question), abs=1e-4)
 
@@ -197,17 +168,3 @@ def test_the_first_of_equal_answers_is_chosen(encoding: Encoding) -> None:
     batch = choice_batch([encode_question(question, encoding, 0)], encoding.tokenizer)
     found = score_choices(torch.tensor([-3.0, -3.0]), torch.tensor([1, 1]), batch)
     assert found["acc"].tolist() == found["acc_norm"].tolist() == [True]
-
-
-def test_the_loss_is_per_token_of_the_right_answer(encoding: Encoding) -> None:
-    questions = [Question("w5", ("w6", "w7 w8"), 1), Question("w5", ("w6", "w7", "w8"), 0)]
-    rows = [encode_question(question, encoding, number) for number, question in enumerate(questions)]
-    batch = choice_batch(rows, encoding.tokenizer)
-    found = score_choices(torch.tensor([-9.0, -6.0, -1.0, -2.0, -3.0]), torch.tensor([1, 2, 1, 1, 1]), batch)
-    assert found["loss"].tolist() == [3.0, 1.0]
-    assert found["acc"].tolist() == [True, True]
-
-
-def test_accuracy_of_no_question_is_refused(llama: torch.nn.Module, encoding: Encoding) -> None:
-    with pytest.raises(ValueError, match="Expected at least one question, but got none"):
-        choice_accuracy(llama, (), encoding)

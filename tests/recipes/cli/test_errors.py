@@ -38,6 +38,7 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     ("arguments", "message"),
     [
         (["plan", "--method", "nope"], "--method to be depth, graph, boundary, .* or a class path, but got 'nope'"),
+        (["plan", "--method=pudding"], "required: tasks, blocks. `prunerecover plan --method.help NAME` lists"),
         (["plan", "--method=nope.Class"], "given class_path 'nope.Class': No module named 'nope'"),
         (["fit", "--model", "nope.Class"], 'key "model": .*No module named .nope.*Given value: nope.Class'),
         (["fit", "--trainer.max_epochs=many"], "max_epochs.*Expected a <class 'int'>. Given value: many"),
@@ -98,15 +99,6 @@ def test_what_a_library_wraps_is_found() -> None:
 
 
 def test_types_that_nobody_asked_for_are_left_out() -> None:
-    message = "\n".join(
-        [
-            'Parser key "model":',
-            "  - Does not validate against any of the Union subtypes",
-            "  Subtypes: [int]",
-            "  Errors:",
-            "    - Problem:",
-            "        why",
-            "    - Expected a <class 'NoneType'>",
-        ]
-    )
+    noise = ("- Does not validate against any of the Union subtypes", "Subtypes: [int]", "Errors:")
+    message = "\n  ".join(['Parser key "model":', *noise, "- Problem:", "  why", "- Expected a <class 'NoneType'>"])
     assert in_one_line(message) == 'Parser key "model": Problem: why.'

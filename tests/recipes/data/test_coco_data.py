@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from cases.detection.networks import CATEGORIES, write_coco
 from datasets import ClassLabel, Dataset, Features, Image, Value
+from PIL import Image as PILImage
 
 from prunerecover.recipes.data.coco_data import CocoData, SceneTransform
 
@@ -30,28 +33,24 @@ def annotations(path: Path, split: str = "val2017") -> dict[str, Any]:
     return json.loads((path / "annotations" / f"instances_{split}.json").read_text())  # type: ignore[no-any-return]
 
 
-def test_labels_count_the_categories_and_their_ids_are_kept(coco: Path) -> None:
+def test_objects_are_those_of_the_file(coco: Path) -> None:
+    """Labels count the categories, whose ids are kept."""
     data = opened(coco)
     _, targets = next(iter(data.val_dataloader()))
     assert data.categories == CATEGORIES
-    ids = [list(data.categories)[label] for target in targets for label in target["labels"]]
-    assert ids == [entry["category_id"] for entry in annotations(coco)["annotations"]]
-
-
-def test_boxes_areas_and_crowds_are_those_of_the_file(coco: Path) -> None:
-    _, targets = next(iter(opened(coco).val_dataloader()))
+    ids = list(data.categories)
     found = [
-        (*target["boxes"][i].tolist(), float(target["area"][i]), int(target["iscrowd"][i]))
+        (*box.tolist(), float(target["area"][i]), int(target["iscrowd"][i]), ids[target["labels"][i]])
         for target in targets
-        for i in range(len(target["boxes"]))
+        for i, box in enumerate(target["boxes"])
     ]
     wanted = [
-        (x, y, x + w, y + h, pytest.approx(entry["area"]), entry["iscrowd"])
+        (x, y, x + w, y + h, pytest.approx(entry["area"]), entry["iscrowd"], entry["category_id"])
         for entry in annotations(coco)["annotations"]
         for x, y, w, h in [entry["bbox"]]
     ]
     assert found == wanted
-    assert any(crowd for *_, crowd in found)
+    assert any(crowd for *_, crowd, _ in found)
 
 
 def test_images_without_objects_stay(coco: Path) -> None:
@@ -129,36 +128,31 @@ def broken(coco: Path, **changes: Any) -> Path:
     return coco
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"annotations": None}, "train2017.json, as COCO has them, but annotations is missing; it has images, c"),
-        ({"images": []}, r"Expected images in .*instances_train2017.json, but its list is empty"),
-        ({"annotations": [{"id": 1, "image_id": 5}]}, "the image_id of one of its images, a bbox and a category"),
-        ({"images": [{"id": 1, "file_name": "none.png"}], "annotations": []}, "but there is no none.png"),
-    ],
-)
-def test_what_is_no_annotation_file_is_refused(coco: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        opened(broken(coco, **changes))
-
-
-def test_a_file_cut_off_is_refused(coco: Path) -> None:
+def cut_off(coco: Path) -> None:
     path = coco / "annotations" / "instances_val2017.json"
     path.write_text(path.read_text()[:100])
-    with pytest.raises(ValueError, match="Expected JSON at .*instances_val2017.json, but it cannot be read"):
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (partial(broken, annotations=None), "train2017.json, as COCO has them, but annotations is missing; it has"),
+        (partial(broken, images=[]), r"Expected images in .*instances_train2017.json, but its list is empty"),
+        (partial(broken, annotations=[{"id": 1, "image_id": 5}]), "the image_id of one of its images, a bbox and a ca"),
+        (partial(broken, images=[{"id": 1, "file_name": "none.png"}], annotations=[]), "but there is no none.png"),
+        (cut_off, "Expected JSON at .*instances_val2017.json, but it cannot be read"),
+        (lambda coco: (coco / "val2017").rename(coco / "v"), "the images of .* in .*val2017 or .*images/val2017, but"),
+    ],
+)
+def test_folders_that_are_refused(coco: Path, change: Callable[[Path], object], message: str) -> None:
+    change(coco)
+    with pytest.raises(ValueError, match=message):
         opened(coco)
 
 
 def test_a_split_without_any_box_is_fine(coco: Path) -> None:
     _, targets = next(iter(opened(broken(coco, annotations=[])).train_dataloader()))
     assert all(target["boxes"].shape == (0, 4) for target in targets)
-
-
-def test_images_that_are_elsewhere_are_asked_for(coco: Path) -> None:
-    (coco / "val2017").rename(coco / "validation")
-    with pytest.raises(ValueError, match="Expected the images of .* in .*val2017 or .*images/val2017, but there is no"):
-        opened(coco)
 
 
 def test_a_category_of_no_split_is_refused(coco: Path) -> None:
@@ -181,19 +175,12 @@ def test_objects_without_boxes_are_refused(tmp_path: Path, own_cache: Path) -> N
         opened(tmp_path)
 
 
-def test_a_hub_id_without_a_network_says_what_to_check(own_cache: Path) -> None:
-    with pytest.raises(ValueError, match="a hub data set that can be reached, .* give the path of a copy"):
-        opened(Path("nobody/no_such_scenes"))
-
-
 def test_an_unknown_format_of_boxes_is_refused(coco: Path) -> None:
     with pytest.raises(ValueError, match="Expected bbox_format to be 'xywh' or 'xyxy', but got 'cxcywh'"):
         CocoData(str(coco), bbox_format="cxcywh")  # type: ignore[arg-type]
 
 
 def test_evaluation_neither_moves_nor_clips_boxes() -> None:
-    from PIL import Image as PILImage
-
     boxes = torch.tensor([[-3.0, 2.0, 5.0, 30.0], [4.0, 4.0, 4.0, 9.0]])
     target = {"boxes": boxes, "labels": torch.zeros(2), "area": torch.ones(2), "iscrowd": torch.zeros(2)}
     _, found = SceneTransform(None, training=False)(PILImage.new("RGB", (20, 10)), target)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+import timm
 import torch
-from torch import Tensor
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
 
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.data.image_data import ImageData
@@ -26,44 +30,28 @@ def all_labels(loader: object) -> list[int]:
 
 
 def test_images_equal_timms_transform_of_the_file(parquet_folder: Path) -> None:
-    import io
-
-    import pyarrow.parquet as pq
-    from PIL import Image
-    from timm.data import create_transform
-
-    data = opened(parquet_folder, mean=[0.1, 0.2, 0.3], std=[1.0, 2.0, 3.0], interpolation="bilinear", crop_pct=0.5)
+    how = {"mean": [0.1, 0.2, 0.3], "std": [1.0, 2.0, 3.0], "interpolation": "bilinear", "crop_pct": 0.5}
     raw = pq.read_table(parquet_folder / "valid.parquet")["image"][3]["bytes"].as_py()
-    transform = create_transform(8, mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0), interpolation="bilinear", crop_pct=0.5)
-    image, label = data.datasets["val"][3]
-    assert torch.equal(image, transform(Image.open(io.BytesIO(raw))))
+    image, label = opened(parquet_folder, **how).datasets["val"][3]
+    assert torch.equal(image, create_transform(8, **how)(Image.open(io.BytesIO(raw))))
     assert label == 3
 
 
-def test_model_name_gives_the_preprocessing(parquet_folder: Path) -> None:
-    import timm
-    from PIL import Image
-    from timm.data import create_transform, resolve_model_data_config
-
+def test_model_name_gives_the_preprocessing() -> None:
     name = "vit_tiny_patch16_224"  # mean and std 0.5
     image = Image.new("RGB", (300, 260), (10, 200, 90))
     expected = create_transform(**resolve_model_data_config(timm.create_model(name)))(image)
-    found = ImageData("unused/unused", model=name).transform(training=False)(image)
-    assert torch.equal(found, expected)
+    assert torch.equal(ImageData("unused/unused", model=name).transform(training=False)(image), expected)
     smaller = ImageData("unused/unused", model=name, image_size=32).transform(training=False)(image)
     assert smaller.shape == (3, 32, 32)
 
 
 @pytest.mark.parametrize("mean", [[0.5], [0.4, 0.5, 0.6]], ids=["grey", "coloured"])
 def test_model_for_grey_images_gets_one_channel(tmp_path: Path, mean: list[float]) -> None:
-    from PIL import Image
-
     cfg = {"input_size": [1, 8, 8], "mean": mean, "std": [0.5] * len(mean)}
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224", "pretrained_cfg": cfg}))
-    image = ImageData("unused/unused", model=f"local-dir:{tmp_path}", image_size=8).transform(training=False)(
-        Image.new("RGB", (20, 20))
-    )
-    torch.testing.assert_close(image, torch.full((1, 8, 8), -1.0))
+    transform = ImageData("unused/unused", model=f"local-dir:{tmp_path}", image_size=8).transform(training=False)
+    torch.testing.assert_close(transform(Image.new("RGB", (20, 20))), torch.full((1, 8, 8), -1.0))
 
 
 def test_splits_are_found_and_ordered(parquet_folder: Path) -> None:
@@ -82,93 +70,77 @@ def test_class_folders_equal_parquet(tmp_path: Path, make_png: Callable[[int], b
             file = tmp_path / "folders" / split / f"class{index}" / "a.png"
             file.parent.mkdir(parents=True)
             file.write_bytes(make_png(index))
-    data = opened(tmp_path / "folders", "test")
-    assert all_labels(data.test_dataloader()) == [0, 1, 2, 3]
+    assert all_labels(opened(tmp_path / "folders", "test").test_dataloader()) == [0, 1, 2, 3]
+    assert opened(tmp_path / "folders").val_dataloader() == []  # a fit goes on without a validation split
 
 
-def test_without_validation_split_fit_goes_on(parquet_folder: Path) -> None:
-    (parquet_folder / "valid.parquet").unlink()
-    assert opened(parquet_folder).val_dataloader() == []
+@pytest.mark.parametrize(
+    ("options", "sizes", "apart"),
+    [({"val_fraction": 0.25}, (18, 6), 24), ({"limit_train": 10, "limit_val": 5}, (10, 5), 10)],
+)
+def test_fractions_and_limits_are_drawn_by_seed(
+    parquet_folder: Path, options: dict[str, object], sizes: tuple[int, int], apart: int
+) -> None:
+    """Images of the validation file are also in the training file."""
 
+    def drawn(seed: int) -> tuple[list[bytes], list[bytes]]:
+        data = opened(parquet_folder, **options, seed=seed).datasets
+        train, val = ([row["image"]["bytes"] for row in data[role].rows.to_list()] for role in ("train", "val"))
+        return train, val
 
-def test_validation_fraction_splits_train_in_two(parquet_folder: Path) -> None:
-    data = opened(parquet_folder, val_fraction=0.25, seed=3)
-    again = opened(parquet_folder, val_fraction=0.25, seed=3)
-    train, val = (data.datasets[role].rows.to_list() for role in ("train", "val"))
-    keys = [row["image"]["bytes"] for row in train + val]
-    assert len(train) == 18
-    assert len(val) == 6
-    assert len(set(keys)) == 24
-    assert val == again.datasets["val"].rows.to_list()
-
-
-def test_limits_draw_a_seeded_subset(parquet_folder: Path) -> None:
-    first, second = (opened(parquet_folder, limit_train=10, limit_val=5, seed=s) for s in (1, 2))
-    again = opened(parquet_folder, limit_train=10, seed=1)
-    assert len(first.datasets["train"]) == 10
-    assert len(first.datasets["val"]) == 5
-    assert first.datasets["train"].rows.to_list() == again.datasets["train"].rows.to_list()
-    assert first.datasets["train"].rows.to_list() != second.datasets["train"].rows.to_list()
+    train, val = drawn(1)
+    assert (len(train), len(val)) == sizes
+    assert len({*train, *val}) >= apart
+    assert drawn(1) == (train, val)
+    assert drawn(2)[0] != train
 
 
 def test_augmentation_is_random_in_training_alone(parquet_folder: Path) -> None:
-    data = opened(parquet_folder, augment=True, augment_kwargs={"re_prob": 1.0, "color_jitter": 0.9})
+    rows = opened(parquet_folder, augment=True, augment_kwargs={"re_prob": 1.0, "color_jitter": 0.9}).datasets
+    for role, same in (("train", False), ("val", True)):
+        first, second = (rows[role][1][0] for _ in range(2))
+        assert torch.equal(first, second) == same
 
-    def twice(role: str) -> tuple[Tensor, Tensor]:
-        return data.datasets[role][1][0], data.datasets[role][1][0]
 
-    assert not torch.equal(*twice("train"))
-    assert torch.equal(*twice("val"))
+def rewritten(folder: Path, change: Callable[[object], object]) -> Path:
+    """Change the table of every file of a folder."""
+    for file in folder.iterdir():
+        pq.write_table(change(pq.read_table(file)), file)
+    return folder
 
 
 def test_named_columns_win(parquet_folder: Path) -> None:
-    import pyarrow.parquet as pq
-
-    for file in parquet_folder.iterdir():
-        table = pq.read_table(file).rename_columns(["label", "picture_of"])  # images under a misleading name
-        pq.write_table(table.append_column("kind", table["picture_of"]), file)
-    data = opened(parquet_folder, image_column="label", label_column="kind")
+    """Images are under a misleading name."""
+    folder = rewritten(parquet_folder, lambda table: table.rename_columns(["label", "kind"]))
+    data = opened(folder, image_column="label", label_column="kind")
     assert all_labels(data.val_dataloader()) == [i % 4 for i in range(8)]
 
 
 def test_text_labels_are_an_error(parquet_folder: Path) -> None:
-    import pyarrow.parquet as pq
-
-    for file in parquet_folder.iterdir():
-        table = pq.read_table(file)
-        words = table["label"].cast("string")
-        pq.write_table(table.set_column(1, "label", words), file)
+    folder = rewritten(parquet_folder, lambda table: table.set_column(1, "label", table["label"].cast("string")))
     with pytest.raises(ValueError, match="Expected whole-number labels in column 'label', but got string"):
-        opened(parquet_folder)
+        opened(folder)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("path", "options", "message"),
     [
-        ({"image_column": "photo"}, "column for the image named 'photo', but the data has image, label"),
-        ({"val_split": "holdout"}, "Expected a val split named 'holdout' .* but it has train, validation"),
-        ({"limit_train": 25}, "Expected limit_train to be between 1 and 24, the rows .*, but got 25"),
-        ({"val_fraction": 1.5}, r"Expected val_fraction to be in \[0, 1\), but got 1.5"),
+        ("{folder}", {"image_column": "photo"}, "column for the image named 'photo', but the data has image, label"),
+        ("{folder}", {"label_column": "kind"}, "column for the label named 'kind', .* Set label_column"),
+        ("{folder}", {"val_split": "holdout"}, "Expected a val split named 'holdout' .* but it has train, validation"),
+        ("{folder}", {"limit_train": 25}, "Expected limit_train to be between 1 and 24, the rows .*, but got 25"),
+        ("{folder}", {"val_fraction": 1.5}, r"Expected val_fraction to be in \[0, 1\), but got 1.5"),
+        ("{folder}/nowhere", {}, "Expected data at .*, but nothing is there"),
+        ("{folder}/empty", {}, "Expected parquet files or one folder per class"),
+        ("no/where", {}, "'no/where' to be a local path or a hub data set that can be .* path of a copy .*hf download"),
     ],
 )
-def test_what_the_data_lack_is_refused(parquet_folder: Path, options: dict[str, object], message: str) -> None:
+def test_what_is_not_there_is_refused(
+    parquet_folder: Path, path: str, options: dict[str, object], message: str
+) -> None:
+    (parquet_folder / "empty").mkdir()
     with pytest.raises(ValueError, match=message):
-        opened(parquet_folder, **options)
-
-
-@pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("{folder}/nowhere", "Expected data at .*, but nothing is there"),
-        ("{folder}", "Expected parquet files or one folder per class"),
-        ("nobody/nothing", "Expected 'nobody/nothing' to be a local path or a hub data set"),
-    ],
-)
-def test_paths_that_are_refused(tmp_path: Path, path: str, message: str) -> None:
-    (tmp_path / "images").mkdir()
-    with pytest.raises(ValueError, match=message):
-        opened(path.format(folder=tmp_path / "images"))
+        opened(path.format(folder=parquet_folder), **options)
 
 
 def test_digits_split_is_stratified_seeded_and_complete() -> None:
@@ -202,19 +174,6 @@ def test_digits_shift_out_of_range_is_an_error() -> None:
 
 
 @pytest.mark.data
-@pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize(
-    ("folder", "stage", "rows"),
-    [("tiny_imagenet", "validate", 5000), ("imagenet_sample", "test", 1000), ("cifar10_lossless", "test", 400)],
-)
-def test_real_folders_open(data_root: Path, folder: str, stage: str, rows: int) -> None:
-    data = opened(data_root / "data" / folder, stage)
-    role = {"validate": "val", "test": "test"}[stage]
-    assert len(data.datasets[role]) == rows
-    assert data.datasets[role][0][0].shape == (3, 8, 8)
-
-
-@pytest.mark.data
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize(
@@ -226,11 +185,12 @@ def test_real_weights_score_what_others_measured(data_root: Path, folder: str, m
 
     from prunerecover.recipes.tasks.image_classifier import ImageClassifier
 
-    weights = f"local-dir:{data_root}/models/deit_tiny_patch16_224"
-    label_map = str(data_root / "data" / folder / "imagenet1k_index.json") if mapped else None
+    weights, path = f"local-dir:{data_root}/models/deit_tiny_patch16_224", data_root / "data" / folder
+    label_map = str(path / "imagenet1k_index.json") if mapped else None
     module = ImageClassifier(weights, pretrained=True, label_map=label_map)
-    path = str(data_root / "data" / folder)
-    data = ImageData(path, model=weights, val_split="validation", limit_val=400, seed=1, batch_size=50, num_workers=0)
+    data = ImageData(
+        str(path), model=weights, val_split="validation", limit_val=400, seed=1, batch_size=50, num_workers=0
+    )
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
     (found,) = trainer.validate(module, data, verbose=False)
     assert found["val_top1"] == pytest.approx(top1, abs=0.006)

@@ -49,17 +49,6 @@ def test_classes_begin_where_they_are_said_to(scenes: Path) -> None:
     assert torch.equal(shifted[~unscored], plain[~unscored] - 1)
 
 
-def test_wrong_scale_is_refused(scenes: Path) -> None:
-    with pytest.raises(ValueError, match="Expected scale to be a range of positive numbers"):
-        opened(scenes, scale=(2.0, 0.5))
-
-
-def test_annotations_in_colours_are_refused(scenes: Path) -> None:
-    transform = opened(scenes).transform(training=False)
-    with pytest.raises(ValueError, match=r"one class index per pixel, \(H, W\), but got one of shape \(4, 4, 3\)"):
-        transform(Image.new("RGB", (4, 4)), np.zeros((4, 4, 3), np.uint8))
-
-
 def test_scenes_may_be_other_than_square(scenes: Path) -> None:
     for training in (True, False):
         data = opened(scenes, image_size=(12, 24), augment=training)
@@ -86,40 +75,34 @@ def test_mits_folder_is_read_as_the_parquet_files_are(scenes: Path, tmp_path: Pa
         opened(folder)
 
 
-def test_folder_without_splits_is_refused(tmp_path: Path) -> None:
-    for part in ("images", "annotations"):
-        (tmp_path / part).mkdir()
-    with pytest.raises(ValueError, match="Expected folders of splits in .*images, such as training"):
-        opened(tmp_path)
-
-
-def test_annotation_of_another_size_is_refused(tmp_path: Path, own_cache: Path) -> None:
-    (image, _), (_, small) = drawn(1)[0], (b"", png(np.zeros((10, 20), np.uint8)))
-    folder = write_scenes(tmp_path / "scenes")
-    write_parquet(folder / "train.parquet", [*drawn(2), (image, small)])
-    data = opened(folder)
-    with pytest.raises(ValueError, match="its image, 20 x 20 pixels, but got 20 x 10.*This is row 2 of the train"):
-        data.datasets["train"][2]
-
-
-def test_wrong_columns_are_answered_with_those_there_are(scenes: Path) -> None:
+def test_wrong_arguments_are_refused(scenes: Path) -> None:
+    with pytest.raises(ValueError, match="Expected scale to be a range of positive numbers"):
+        opened(scenes, scale=(2.0, 0.5))
     with pytest.raises(ValueError, match="annotation named 'labels', but the data has image, annotation. Set annot"):
         opened(scenes, annotation_column="labels")
 
 
-def test_empty_split_is_refused(scenes: Path, tmp_path: Path) -> None:
+def test_annotations_that_are_no_classes_of_their_image_are_refused(scenes: Path) -> None:
+    (image, _), small, coloured = drawn(1)[0], np.zeros((10, 20), np.uint8), np.zeros((20, 20, 3), np.uint8)
+    write_parquet(scenes / "train.parquet", [(image, png(small)), (image, png(coloured))])
+    rows = opened(scenes).datasets["train"]
+    with pytest.raises(ValueError, match="its image, 20 x 20 pixels, but got 20 x 10.*This is row 0 of the train"):
+        rows[0]
+    with pytest.raises(ValueError, match=r"one class index per pixel, \(H, W\), but got one of shape \(20, 20, 3\)"):
+        rows[1]
+
+
+def test_empty_folders_and_files_are_refused(scenes: Path, tmp_path: Path) -> None:
     write_parquet(scenes / "validation.parquet", [])
     with pytest.raises(ValueError, match="read in .*scenes, but validation.parquet has no rows. Take such files out"):
         opened(scenes)
     for part in ("images", "annotations"):
-        (tmp_path / "folder" / part / "training").mkdir(parents=True)
-    with pytest.raises(ValueError, match="Expected samples in the train split of .*folder, but it is empty"):
-        opened(tmp_path / "folder")
-
-
-def test_hub_id_without_a_network_is_answered_with_a_way_without(own_cache: Path) -> None:
-    with pytest.raises(ValueError, match="no/such_scenes.*without a network give the path of a copy .*hf down"):
-        opened("no/such_scenes")
+        (tmp_path / part).mkdir()
+    with pytest.raises(ValueError, match="Expected folders of splits in .*images, such as training"):
+        opened(tmp_path)
+    (tmp_path / "images" / "training").mkdir()
+    with pytest.raises(ValueError, match="Expected samples in the train split of .*, but it is empty"):
+        opened(tmp_path)
 
 
 def test_data_set_that_is_code_is_answered_with_its_parquet_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
+from cases.trainers import trainer_of
 from torch import nn
 from torch.nn import functional as F
 
 from prunerecover import Budget, apply_plan, load_pruned, plan_width, save_pruned
 from prunerecover.families.constructors import build, constructor_of
+from prunerecover.recipes.data.image_data import ImageData
 from prunerecover.recipes.networks import cifar_resnet
 from prunerecover.recipes.networks.cifar_resnet import PaddedShortcut
 from prunerecover.recipes.networks.model_names import preprocessing
@@ -65,47 +66,23 @@ def test_a_process_that_does_not_know_the_name_is_told_to_import(monkeypatch: py
 
 
 @pytest.mark.data
-def test_real_weights_score_what_others_measured(data_root: Path) -> None:
+def test_real_weights_score_what_others_measured(data_root: Path, tmp_path: Path, own_cache: Path) -> None:
     """About 92%, as published for ResNet-20; 400 images leave an interval of 3 points on either side."""
-    import numpy as np
-    import pyarrow.parquet as pq
-    from PIL import Image
-
-    weights = data_root / "models" / "resnet20_cifar10" / "model.safetensors"
-    model = timm.create_model("cifar_resnet20", checkpoint_path=str(weights)).eval()
-    table = pq.read_table(data_root / "data" / "cifar10_lossless" / "test.parquet").to_pylist()
-    pixels = np.stack([np.array(Image.open(io.BytesIO(row["img"]["bytes"])).convert("RGB")) for row in table])
-    mean, std = (torch.tensor(cifar_resnet.CONFIG[name]).view(3, 1, 1) for name in ("mean", "std"))
-    images = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - mean) / std
-    with torch.inference_mode():
-        hits = model(images).argmax(1) == torch.tensor([row["label"] for row in table])
-    assert hits.float().mean() > 0.885
+    weights = str(data_root / "models" / "resnet20_cifar10" / "model.safetensors")
+    module = ImageClassifier("cifar_resnet20", model_kwargs={"checkpoint_path": weights})
+    data = ImageData(str(data_root / "data" / "cifar10_lossless"), model="cifar_resnet20", num_workers=0)
+    (found,) = trainer_of(tmp_path).test(module, data, verbose=False)
+    assert len(data.datasets["test"]) == 400
+    assert found["test_top1"] > 0.885
 
 
 SIZE = (32, 64)
-STAGES = ["stage1", "stage2", "stage3", "stage4"]
-RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1] * 4}
-NETWORKS: dict[str, dict[str, Any]] = {
-    "segformer": {"hidden_sizes": [8, 8, 16, 16], "depths": [1] * 4, "decoder_hidden_size": 16},
-    "upernet": {
-        "backbone_config": {**RESNET, "layer_type": "basic", "out_features": STAGES},
-        "hidden_size": 16,
-        "use_auxiliary_head": False,
-    },
-    "deit_tiny_patch16_224": {"embed_dim": 16, "depth": 2, "num_heads": 2},
-    "resnet18": {"channels": (8, 8, 16, 16), "layers": (1, 1, 1, 1)},
-    "swin_tiny_patch4_window7_224": {"embed_dim": 16, "depths": (1, 1), "num_heads": (2, 4)},
-    "lraspp_mobilenet_v3_large": {},
-}
-
-
-def built(name: str, classes: int = 5) -> torch.nn.Module:
-    torch.manual_seed(0)
-    return build_segmenter(name, classes, False, SIZE, dict(NETWORKS.get(name, {}))).eval()
+SEGFORMER = {"hidden_sizes": [8, 8, 16, 16], "depths": [1] * 4, "decoder_hidden_size": 16}
 
 
 def test_scores_of_a_vision_transformer_are_a_linear_map_of_its_patch_tokens() -> None:
-    network: Any = built("deit_tiny_patch16_224", 3)
+    sizes = {"embed_dim": 16, "depth": 2, "num_heads": 2}
+    network: Any = build_segmenter("deit_tiny_patch16_224", 3, False, SIZE, sizes).eval()
     images = torch.randn(2, 3, *SIZE)
     tokens = network.backbone.forward_features(images)[:, 1:]
     by_patch = torch.einsum("ntd,cd->nct", tokens, network.head.weight) + network.head.bias[:, None]
@@ -114,7 +91,7 @@ def test_scores_of_a_vision_transformer_are_a_linear_map_of_its_patch_tokens() -
 
 
 def test_folder_of_transformers_is_opened_with_a_head_for_the_classes(tmp_path: Path) -> None:
-    trained = built("segformer")
+    trained = build_segmenter("segformer", 5, False, SIZE, dict(SEGFORMER)).eval()
     trained.save_pretrained(tmp_path / "mine")  # type: ignore[operator]
     again = build_segmenter(str(tmp_path / "mine"), 5, True, SIZE, {}).eval()
     images = torch.randn(1, 3, *SIZE)
@@ -148,22 +125,18 @@ def test_trained_networks_of_torchvision_get_a_layer_for_the_classes(
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "pretrained", "message"),
     [
-        ("resnet18x", "'resnet18x' cannot be made as one: Unknown model"),
-        ("bert", "semantic segmentation, but 'bert' is a bert. Try segformer"),
-        ("nvidia/segformer-b0", "hub id that can be reached, but got.*or name another as model: the path of a copy"),
-        ("/no/such/folder", "at /no/such/folder, but nothing is there"),
+        ("resnet18x", False, "'resnet18x' cannot be made as one: Unknown model"),
+        ("bert", False, "semantic segmentation, but 'bert' is a bert. Try segformer"),
+        ("nvidia/segformer-b0", False, "hub id that can be reached, but got.*or name another as model: the path of a"),
+        ("/no/such/folder", False, "at /no/such/folder, but nothing is there"),
+        ("segformer", True, "with pretrained weights, but 'segformer' is only a type of network"),
     ],
 )
-def test_other_names_are_refused(name: str, message: str) -> None:
+def test_other_names_are_refused(name: str, pretrained: bool, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        built(name)
-
-
-def test_type_of_network_has_no_weights() -> None:
-    with pytest.raises(ValueError, match="with pretrained weights, but 'segformer' is only a type of network"):
-        build_segmenter("segformer", 5, True, SIZE, {})
+        build_segmenter(name, 5, pretrained, SIZE, {})
 
 
 def test_weights_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,14 @@
-"""`prunerecover plan --method boundary`: its files, and the same result after a kill or with shared work."""
+"""`prunerecover plan --method boundary`: its files, and the same result after an interruption or with shared work."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,11 @@ COMMAND = ["plan", "--config", "digits_vit_depth", *SMALL, *QUICK, "--calibratio
 RUNS = 5
 
 
-def arguments(output: Path | str, method: str = "boundary", batches: int = 16) -> list[str]:
-    options = ["--method.n_remove", "3", "--method.trials.trainer", json.dumps({"limit_train_batches": batches})]
-    return [*COMMAND, "--method", method, *TRIALS, *options, "--output", str(output)]
+def arguments(
+    output: Path, method: str = "boundary", batches: int = 16, budget: Sequence[str] = ("--method.n_remove=3",)
+) -> list[str]:
+    trainer = ["--method.trials.trainer", json.dumps({"limit_train_batches": batches})]
+    return [*COMMAND, "--method", method, *TRIALS, *budget, *trainer, "--output", str(output)]
 
 
 def lines_of(folder: Path, name: str = "plan.trials.jsonl") -> list[dict[str, Any]]:
@@ -73,9 +75,9 @@ def test_a_search_leaves_plan_page_figure_and_trials(folder: Path) -> None:
     told = [(trial["attention"], trial["activation"], trial["accuracy"]) for trial in plan.evidence["trials"]]
     assert told == [(*split_of_line(line), line["accuracy"]) for line in lines]
     assert plan.made_by.method == "boundary/output_divergence"
-    assert plan.evidence["search"]["trials"] == RUNS
-    assert plan.evidence["search"]["trial_seconds"] == sum(line["seconds"] for line in lines)
-    assert plan.evidence["search"]["seconds"] > plan.evidence["search"]["trial_seconds"]
+    cost = plan.evidence["search"]
+    assert (cost["trials"], cost["trial_seconds"]) == (RUNS, sum(line["seconds"] for line in lines))
+    assert cost["seconds"] > cost["trial_seconds"]
     page = (folder / "plan.md").read_text()
     attention, activation = split_of(plan)
     assert f"Asked for: n_remove=3. Picked: {attention} attentions and {activation} activations." in page
@@ -100,24 +102,8 @@ def test_the_page_says_when_the_pick_was_not_enough(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_search_again_runs_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And finds the same."""
-    plan, trials = Plan.load(folder / "plan.json"), (folder / "plan.trials.jsonl").read_bytes()
-    assert main(arguments(folder / "plan.json")) == 0
-    again = Plan.load(folder / "plan.json")
-    assert (folder / "plan.trials.jsonl").read_bytes() == trials
-    assert again.edits == plan.edits
-    assert again.sidecar == plan.sidecar
-    assert again.evidence["trials"] == plan.evidence["trials"]
-    assert again.evidence["predicted"] == plan.evidence["predicted"]
-    assert f"Wrote {folder / 'plan.json'}: removes " in capsys.readouterr().out
-
-
-@pytest.mark.slow
 def test_a_share_of_macs(tmp_path: Path) -> None:
-    options = [*arguments(tmp_path / "plan.json"), "--method.macs=0.3", "--method.replace=zero"]
-    options[options.index("--method.n_remove") : options.index("--method.n_remove") + 2] = []
-    assert main(options) == 0
+    assert main(arguments(tmp_path / "plan.json", budget=("--method.macs=0.3", "--method.replace=zero"))) == 0
     plan = Plan.load(tmp_path / "plan.json")
     assert plan.edits
     assert len(lines_of(tmp_path)) >= 2
@@ -137,9 +123,7 @@ def test_the_published_search(tmp_path: Path) -> None:
     assert sum(split_of(plan)) == 3
     assert {edit.leaves for edit in plan.edits} == {"identity"}
     assert plan.made_by.method == "boundary/gate_gradient"
-    assert {k: plan.made_by.arguments[k] for k in ("design", "surface", "replace", "search")} == {
-        k: v for k, v in PUBLISHED.items() if k != "importance"
-    }
+    assert plan.made_by.arguments.items() >= {k: v for k, v in PUBLISHED.items() if k != "importance"}.items()
     runs = [split_of_line(line) for line in lines_of(tmp_path)]
     assert runs == list(axes_and_staircase(3, 3))
 
@@ -150,10 +134,7 @@ def test_the_published_search(tmp_path: Path) -> None:
     [
         (["--method.n_keep=1"], "exactly one of n_remove and n_keep"),
         (["--method.macs=0.2"], "exactly one of n_remove, n_keep and a share of macs"),
-        (["--method.runs=2"], "runs to be at least 3, for a curve, but got 2"),
-        (["--method.noise=0"], "a noise above 0 points"),
         (["--method.trials.scale=1000"], "'val_loss' times scale=1000 to be a percentage, but the module logged"),
-        (["--method.trials.metric=accuracy"], "log 'accuracy' in validation, but it logged .*val_top1"),
     ],
 )
 def test_wrong_options_leave_no_file(
@@ -162,76 +143,6 @@ def test_wrong_options_leave_no_file(
     assert main([*arguments(tmp_path / "plan.json"), *options]) == 2
     assert re.search(f"^prunerecover: error: .*{message}", capsys.readouterr().err, re.MULTILINE)
     assert not list(tmp_path.iterdir())
-
-
-# Searches in processes of their own.
-
-
-SLOWLY = """
-import sys, time
-from prunerecover.recipes.cli.main import main
-from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
-
-step = DigitsClassifier.training_step
-
-def slow_step(self, *batch):
-    time.sleep(0.1)
-    return step(self, *batch)
-
-DigitsClassifier.training_step = slow_step
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def start(output: Path, *options: str, slowly: bool = False) -> subprocess.Popen[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PL_", "MASTER_", "LOCAL_RANK"))}
-    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    program = ["-c", SLOWLY] if slowly else ["-m", "prunerecover"]
-    command = [sys.executable, *program, *arguments(output), *options]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, env=environment, preexec_fn=heeding_interrupts, **pipes)
-
-
-def heeding_interrupts() -> None:
-    """Restore interrupts, because background jobs of a script, and their children, ignore them."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for a search to end well."""
-    try:
-        output, _ = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert process.returncode == 0, output[-6000:]
-    return output
-
-
-def stop_after_a_trial(output: Path, by: int) -> str:
-    """Search slowly, and send a signal once a trial is on record, in the middle of the next.
-
-    Python ignores exceptions of a signal in a destructor; such a search ends well, and another is stopped.
-    """
-    for _ in range(3):
-        status, text = stopped(output, by)
-        if status:
-            return text
-        for file in output.parent.glob(f"{output.stem}.*"):
-            file.unlink()
-    raise AssertionError(text[-6000:])
-
-
-def stopped(output: Path, by: int) -> tuple[int, str]:
-    process = start(output, slowly=True)
-    trials = output.with_suffix(".trials.jsonl")
-    while not (trials.is_file() and trials.read_text().endswith("\n")) and process.poll() is None:
-        time.sleep(0.005)
-    process.send_signal(by)
-    try:
-        text, _ = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    return process.returncode, text
 
 
 def same_pick(folder: Path, other: Path) -> None:
@@ -243,26 +154,40 @@ def same_pick(folder: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT])
-def test_a_stopped_search_goes_on_and_finds_the_same(folder: Path, tmp_path: Path, by: int) -> None:
-    output = stop_after_a_trial(tmp_path / "plan.json", by)
-    done = (tmp_path / "plan.trials.jsonl").read_text()
-    assert 1 <= done.count("\n") < RUNS
-    found = "1 trial" if done.count("\n") == 1 else f"{len(lines_of(tmp_path))} trials"
-    told = f"interrupted, with {found} in {tmp_path / 'plan.trials.jsonl'}. Run this again to go on"
-    assert (told in output) == (by == signal.SIGINT)
+def test_an_interrupted_search_goes_on_and_finds_the_same(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    step, trials = DigitsClassifier.training_step, tmp_path / "plan.trials.jsonl"
+
+    @functools.wraps(step)
+    def interrupted(*given: Any) -> torch.Tensor:
+        if trials.is_file():
+            raise KeyboardInterrupt
+        return step(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DigitsClassifier, "training_step", interrupted)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            main(arguments(tmp_path / "plan.json"))
+    assert f"interrupted, with 1 trial in {trials}. Run this again to go on" in caplog.text
     assert not (tmp_path / "plan.json").exists()
+    (done,) = trials.read_text().splitlines()
     assert main(arguments(tmp_path / "plan.json")) == 0
-    assert (tmp_path / "plan.trials.jsonl").read_text().startswith(done)
-    assert accuracies(lines_of(tmp_path)) == accuracies(lines_of(folder))
+    assert trials.read_text().startswith(done)
     assert len(lines_of(tmp_path)) == RUNS
+    assert accuracies(lines_of(tmp_path)) == accuracies(lines_of(folder))
     same_pick(folder, tmp_path)
 
 
 @pytest.mark.slow
 def test_two_ranks_share_the_trials_and_write_one_plan(folder: Path, tmp_path: Path) -> None:
-    output = finish(start(tmp_path / "plan.json", "--trainer.devices=2", "--trainer.strategy=ddp"))
-    assert output.count("Wrote ") == 1
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PL_", "MASTER_", "LOCAL_RANK"))}
+    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "prunerecover", *arguments(tmp_path / "plan.json"), "--trainer.devices=2"]
+    command += ["--trainer.strategy=ddp"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert done.stdout.count("Wrote ") == 1
     first, second = lines_of(tmp_path), lines_of(tmp_path, "plan.trials.1.jsonl")
     assert len(first) + len(second) == RUNS
     assert [split_of_line(line) for line in second] == [(2, 1)]  # of the three that go out at once

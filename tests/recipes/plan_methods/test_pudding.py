@@ -93,15 +93,14 @@ def test_no_question_is_in_two_parts_however_it_is_written(tmp_path: Path, own_c
 @pytest.mark.parametrize(
     ("questions", "message"),
     [
-        ("60", "Expected more than 60 questions per task"),
-        ("59", "Expected questions to train a router on, others to choose by and others to report on"),
+        (60, "Expected more than 60 questions per task"),
+        (59, "Expected questions to train a router on, others to choose by and others to report on"),
     ],
 )
-def test_too_few_questions_are_told_before_the_search(
-    recipe: list[str], questions: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*recipe, "--method.blocks", "2", "--method.calibration_questions", questions]) != 0
-    assert message in capsys.readouterr().err
+def test_too_few_questions_are_refused(tmp_path: Path, own_cache: Path, questions: int, message: str) -> None:
+    write_rows(tmp_path / "task" / "train.jsonl", question_rows(60))
+    with pytest.raises(ValueError, match=message):
+        ask({"task": str(tmp_path / "task")}, {}, questions, 1000, seed=0)
 
 
 def test_a_network_that_is_no_language_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from cases.models.language import documents, llama_folder, write_jsonl
+from cases.models.questions import question_rows, write_rows
 from cases.models.tiny import VOCABULARY
-from cases.sampling import one_in
 from cases.trainers import trainer_of
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
+from torchmetrics.text import Perplexity
 
 from prunerecover import load_pruned
 from prunerecover.callbacks import DepthPrune, DistillRecover, LoRARecover, PruneReport
+from prunerecover.language.accuracy import choice_accuracy, choice_log_likelihoods
+from prunerecover.language.likelihood import Encoding
+from prunerecover.language.questions import question_of
 from prunerecover.model.key_values import cache_returned
+from prunerecover.recipes.data.language.choice_data import ChoiceData
 from prunerecover.recipes.data.language.text_data import TextData
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 
@@ -65,25 +70,20 @@ def test_training_loss_is_the_cross_entropy_of_the_next_token(llama: str) -> Non
     torch.testing.assert_close(module.training_step(batch, 0), expected)
 
 
-def test_a_fit_after_a_validation_scores_alike(llama: str, tmp_path: Path) -> None:
+def test_perplexity_is_torchmetrics_in_a_validation_and_in_a_fit_behind_it(llama: str, tmp_path: Path) -> None:
     """Validation alone is in inference mode, validation in a fit is not: no state carries over between them."""
-    module, loader = CausalLM(llama, learning_rate=0.0), DataLoader(uneven_batches(), batch_size=None)  # type: ignore[arg-type]
-    (before,) = trainer_of(tmp_path).validate(module, loader, verbose=False)
-    runner = trainer_of(tmp_path, epochs=1)
-    runner.fit(module, DataLoader(uneven_batches()[:1], batch_size=None), loader)  # type: ignore[arg-type]
-    assert runner.callback_metrics["val_perplexity"].item() == pytest.approx(before["val_perplexity"])
-
-
-def test_perplexity_is_torchmetrics(llama: str, tmp_path: Path) -> None:
-    from torchmetrics.text import Perplexity
-
-    module, batches = CausalLM(llama), uneven_batches()
+    module, batches = CausalLM(llama, learning_rate=0.0), uneven_batches()
+    first, all_batches = (DataLoader(some, batch_size=None) for some in (batches[:1], batches))  # type: ignore[arg-type]
     oracle = Perplexity(ignore_index=-100)
     with torch.no_grad():
         for batch in batches:
             oracle.update(module(batch["input_ids"], batch["attention_mask"])[:, :-1], batch["labels"][:, 1:])
-    (found,) = trainer_of(tmp_path).validate(module, DataLoader(batches, batch_size=None), verbose=False)  # type: ignore[arg-type]
-    assert found["val_perplexity"] == pytest.approx(oracle.compute().item(), rel=1e-5)
+    wanted = pytest.approx(oracle.compute().item(), rel=1e-5)
+    (found,) = trainer_of(tmp_path).validate(module, all_batches, verbose=False)
+    assert found["val_perplexity"] == wanted
+    runner = trainer_of(tmp_path, epochs=1)
+    runner.fit(module, first, all_batches)
+    assert runner.callback_metrics["val_perplexity"].item() == wanted
 
 
 def test_the_network_trains_without_a_cache(llama: str) -> None:
@@ -97,8 +97,6 @@ def test_the_network_trains_without_a_cache(llama: str) -> None:
 
 
 def test_weights_are_those_of_the_folder_or_new(llama: str) -> None:
-    import transformers
-
     stored = transformers.AutoModelForCausalLM.from_pretrained(llama)
     assert torch.equal(logits(CausalLM(llama).model), logits(stored))
     new = CausalLM(llama, pretrained=False, model_kwargs={"num_hidden_layers": 2}).model
@@ -113,22 +111,16 @@ def test_dtype_is_the_weights(llama: str, pretrained: bool, dtype: Any, expected
     assert {p.dtype for p in module.model.parameters()} == {expected}
 
 
-def test_another_dtype_is_an_error(llama: str) -> None:
-    with pytest.raises(ValueError, match="Expected dtype to be one of float32, bfloat16, float16, auto, but got 'fp"):
-        CausalLM(llama, dtype="fp32")  # type: ignore[arg-type]
-
-
-def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_what_is_no_language_model_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMPTY", str(tmp_path))
+    for name, told in (("no/thing", "no/thing"), ("$EMPTY", ".EMPTY")):
+        message = f"Expected '{told}' to be a folder as transformers saves it, or a hub id .* got: .*HF_TOK"
+        with pytest.raises(ValueError, match=message):
+            CausalLM(name)
     with pytest.raises(ValueError, match="Expected a model or tokenizer as transformers saves it at .*/none"):
         CausalLM(str(tmp_path / "none"))
-
-
-@pytest.mark.parametrize("name", ["nobody/nothing", "$EMPTY"])
-def test_what_is_no_language_model_is_an_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EMPTY", str(tmp_path))
-    message = f"Expected {re.escape(repr(name))} to be a folder as transformers saves it, or a hub id .* got: .*HF_TOK"
-    with pytest.raises(ValueError, match=message):
-        CausalLM(name)
+    with pytest.raises(ValueError, match="Expected dtype to be one of float32, bfloat16, float16, auto, but got 'fp"):
+        CausalLM("no/thing", dtype="fp32")  # type: ignore[arg-type]
 
 
 def test_prediction_is_the_likeliest_next_token(llama: str) -> None:
@@ -137,16 +129,11 @@ def test_prediction_is_the_likeliest_next_token(llama: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("distilled", one_in(2, [True, False]))
-def test_pruned_and_recovered_llama_opens_in_transformers(
-    llama: str, tmp_path: Path, data: TextData, distilled: bool
-) -> None:
-    import transformers
-
+def test_pruned_and_recovered_llama_opens_in_transformers(llama: str, tmp_path: Path, data: TextData) -> None:
     prune = DepthPrune(remove={"block": 1}, schedule={"start": 0}, calibration=8)
-    callbacks = [prune, LoRARecover(rank=2), PruneReport(), *([DistillRecover()] if distilled else [])]
     best = ModelCheckpoint(monitor="val_perplexity", save_last=True)
-    module, runner = CausalLM(llama), trainer_of(tmp_path, *callbacks, best)
+    module = CausalLM(llama)
+    runner = trainer_of(tmp_path, prune, LoRARecover(rank=2), PruneReport(), DistillRecover(), best)
     runner.fit(module, data)
     (folder,) = tmp_path.rglob("pruned")
     opened, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -161,8 +148,6 @@ def test_pruned_and_recovered_llama_opens_in_transformers(
 @pytest.mark.data
 def test_real_llama_is_pruned_and_recovered_on_real_stories(data_root: Path, tmp_path: Path, own_cache: Path) -> None:
     """stories260K on 200 documents of TinyStories."""
-    import transformers
-
     model = str(data_root / "models" / "stories260K")
     text = {"length": 128, "batch_size": 8, "limit_train": 200, "limit_val": 40}
     data = TextData(str(data_root / "data" / "tinystories"), model=model, **text)
@@ -176,3 +161,32 @@ def test_real_llama_is_pruned_and_recovered_on_real_stories(data_root: Path, tmp
     assert 1 < dense["val_perplexity"] < recovered < 3 * dense["val_perplexity"]
     (folder,) = tmp_path.rglob("pruned")
     assert len(transformers.AutoModelForCausalLM.from_pretrained(folder).model.layers) == 4
+
+
+# Multiple choice.
+
+
+ROWS = question_rows(11)
+QUESTIONS = [question_of(row) for row in ROWS]
+
+
+def metrics_by_hand(module: CausalLM, llama: str) -> dict[str, float]:
+    encoding = Encoding(transformers.AutoTokenizer.from_pretrained(llama), context=64)
+    losses = []
+    for question, logs in zip(QUESTIONS, choice_log_likelihoods(module.model, QUESTIONS, encoding), strict=True):
+        tokens = len(encoding.with_answer(question.prompt, question.right)[1])
+        losses.append(-float(logs[question.answer]) / tokens)
+    return {**choice_accuracy(module.model, QUESTIONS, encoding), "loss": sum(losses) / len(losses)}
+
+
+@pytest.mark.parametrize(("loop", "prefix"), [("validate", "val"), ("test", "test")])
+def test_metrics_are_those_of_the_functions(
+    llama: str, tmp_path: Path, own_cache: Path, loop: str, prefix: str
+) -> None:
+    """Trained on right answers, scored as `choice_accuracy`, each question once."""
+    write_rows(tmp_path / "q" / "train.jsonl", question_rows(24))
+    write_rows(tmp_path / "q" / "validation.jsonl", ROWS)
+    module, data = CausalLM(llama), ChoiceData(str(tmp_path / "q"), model=llama, batch_size=4)
+    expected = metrics_by_hand(module, llama)
+    (found,) = getattr(trainer_of(tmp_path), loop)(module, data, verbose=False)
+    assert found == pytest.approx({f"{prefix}_{name}": value for name, value in expected.items()}, abs=1e-5)

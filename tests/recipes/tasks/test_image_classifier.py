@@ -11,7 +11,6 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from cases.width.command_line import NETWORK
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -39,10 +38,8 @@ def rows(batches: Batches) -> DataLoader:
     return DataLoader(pairs, batch_size=8)
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
-def test_logits_are_the_timm_models(grey_batches: Batches, name: str) -> None:
-    """Of two heads timm's average."""
-    module = tiny(name).eval()
+def test_logits_of_two_heads_are_timms_average(grey_batches: Batches) -> None:
+    module = tiny("deit_tiny_distilled_patch16_224").eval()
     images = grey_batches[0][0]
     assert torch.equal(module(images), module.model(images))
 
@@ -61,11 +58,14 @@ def test_label_map_file_equals_the_list(content: object, tmp_path: Path) -> None
     assert torch.equal(read_label_map(str(path)), read_label_map([5, 0, 7]))
 
 
-def test_loss_is_cross_entropy(grey_batches: Batches) -> None:
-    module = tiny(label_smoothing=0.1)
-    images, labels = grey_batches[0]
+@pytest.mark.parametrize(("mixup", "training", "size"), [(0.0, True, 8), (0.8, False, 8), (0.8, True, 5)])
+def test_loss_is_cross_entropy_unless_pairs_are_mixed_in_training(
+    grey_batches: Batches, mixup: float, training: bool, size: int
+) -> None:
+    module = tiny(mixup=mixup, label_smoothing=0.1).train(training)
+    images, labels = (tensor[:size] for tensor in grey_batches[0])
     expected = F.cross_entropy(module.model(images), labels, label_smoothing=0.1)
-    assert torch.equal(module.training_step((images, labels), 0), expected)
+    assert torch.equal(module.training_step((images.clone(), labels), 0), expected)
 
 
 def test_mixed_loss_equals_timms_mixup_and_soft_targets(grey_batches: Batches) -> None:
@@ -81,26 +81,6 @@ def test_mixed_loss_equals_timms_mixup_and_soft_targets(grey_batches: Batches) -
     assert torch.allclose(loss, expected)
 
 
-def test_images_are_mixed_while_training_alone() -> None:
-    """Scores are in evaluation mode, with the labels of the batches."""
-    module = ImageClassifier(**NETWORK, mixup=0.8, label_smoothing=0.1)
-    module.log = lambda *args, **kwargs: None  # type: ignore[method-assign,assignment]
-    images, labels = torch.randn(4, 1, 8, 8), torch.arange(4)
-    module.eval()
-    expected = F.cross_entropy(module.model(images), labels, label_smoothing=0.1)
-    torch.testing.assert_close(module.training_step((images.clone(), labels), 0), expected)
-    for norm in module.modules():
-        if isinstance(norm, nn.BatchNorm2d):
-            norm.momentum = 0.0
-    assert not torch.allclose(module.train().training_step((images.clone(), labels), 0), expected)
-
-
-def test_odd_batch_is_trained_unmixed(grey_batches: Batches) -> None:
-    module = tiny(mixup=0.8)
-    images, labels = (t[:5] for t in grey_batches[0])
-    assert torch.equal(module.training_step((images, labels), 0), F.cross_entropy(module.model(images), labels))
-
-
 def test_distilled_loss_is_the_mean_over_both_heads(grey_batches: Batches) -> None:
     module = tiny("deit_tiny_distilled_patch16_224")
     module.model.set_distilled_training(True)
@@ -111,29 +91,24 @@ def test_distilled_loss_is_the_mean_over_both_heads(grey_batches: Batches) -> No
     assert torch.allclose(module.training_step((images, labels), 0), expected)
 
 
-def test_accuracies_equal_counting(grey_batches: Batches) -> None:
+def test_accuracies_equal_counting_and_predictions_are_probabilities(grey_batches: Batches) -> None:
     module = tiny(label_map=[0, 1, 2, 3])
     images, labels = (torch.cat(t) for t in zip(*grey_batches, strict=True))
-    with torch.no_grad():
-        top1 = (module.eval().model(images).argmax(-1) == labels).float().mean().item()
     (found,) = trainer().validate(module, rows(grey_batches), verbose=False)
-    assert found["val_top1"] == pytest.approx(top1)
+    predicted = torch.cat(trainer().predict(module, rows(grey_batches)))
+    with torch.no_grad():
+        torch.testing.assert_close(predicted, module.eval().model(images).softmax(-1))
+    assert found["val_top1"] == pytest.approx((predicted.argmax(-1) == labels).float().mean().item())
     assert found["val_top5"] == 1.0  # of 4 classes
     assert set(trainer().test(module, rows(grey_batches), verbose=False)[0]) == {"test_loss", "test_top1", "test_top5"}
 
 
-def test_predictions_are_probabilities(grey_batches: Batches) -> None:
-    module = tiny()
-    predicted = torch.cat(trainer().predict(module, rows(grey_batches)))
-    images = torch.cat([x for x, _ in grey_batches])
-    with torch.no_grad():
-        assert torch.allclose(predicted, module.eval().model(images).softmax(-1), atol=1e-6)
-
-
 def test_vectors_have_no_weight_decay(grey_batches: Batches) -> None:
-    module = tiny(weight_decay=0.3)
-    run = trainer(max_steps=1)
-    run.fit(module, rows(grey_batches))
+    """The sums of a `validate` before cannot be added to in a fit."""
+    module, run = tiny(weight_decay=0.3), trainer(max_epochs=1)
+    run.validate(module, rows(grey_batches), verbose=False)
+    run.fit(module, rows(grey_batches), rows(grey_batches))
+    assert "val_top1" in run.callback_metrics
     by_decay = {g["weight_decay"]: g["params"] for g in run.optimizers[0].param_groups}
     assert all(p.ndim >= 2 for p in by_decay[0.3])
     assert {id(module.model.pos_embed), id(module.model.cls_token)} <= {id(p) for p in by_decay[0.0]}
@@ -180,21 +155,10 @@ def test_each_layer_learns_at_a_share_of_the_next_ones_rate_also_after_surgery(g
     assert kept == {name: start.found[name] for name in kept}
 
 
-@pytest.mark.parametrize("share", [0.0, 1.5])
-def test_wrong_layer_decay_is_refused(grey_batches: Batches, share: float) -> None:
-    with pytest.raises(ValueError, match=rf"layer_decay to be in \(0, 1\], but got {share}. 0.75 is usual"):
-        trainer(max_epochs=1).fit(tiny(layer_decay=share), rows(grey_batches))
-
-
-def test_classifier_learns_after_it_was_validated(grey_batches: Batches) -> None:
-    """The sums of a `validate` cannot be added to in a fit."""
-    module, runner = tiny(), trainer(max_epochs=1)
-    runner.validate(module, rows(grey_batches), verbose=False)
-    runner.fit(module, rows(grey_batches), rows(grey_batches))
-    assert "val_top1" in runner.callback_metrics
-
-
-def test_endless_training_is_refused(grey_batches: Batches) -> None:
+def test_wrong_optimizers_are_refused(grey_batches: Batches) -> None:
+    for share in (0.0, 1.5):
+        with pytest.raises(ValueError, match=rf"layer_decay to be in \(0, 1\], but got {share}. 0.75 is usual"):
+            trainer(max_epochs=1).fit(tiny(layer_decay=share), rows(grey_batches))
     with pytest.raises(ValueError, match="Expected a training run with an end"):
         trainer(max_epochs=-1).fit(tiny(), rows(grey_batches))
 

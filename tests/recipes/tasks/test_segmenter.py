@@ -69,14 +69,6 @@ def test_table_counts_intersections_and_unions() -> None:
     ]
 
 
-def test_segmenter_learns_after_it_was_validated(scenes: Path) -> None:
-    """The sums of a `validate` cannot be added to in a fit."""
-    module, trainer = tiny(5), pl.Trainer(max_epochs=1, enable_checkpointing=False, **QUIET)
-    trainer.validate(module, opened(scenes), verbose=False)
-    trainer.fit(module, opened(scenes))
-    assert "val_miou" in trainer.callback_metrics
-
-
 def test_annotations_of_other_classes_are_refused(scenes: Path) -> None:
     with pytest.raises(ValueError, match=r"annotations of the classes 0 to 2, but got class 4. Set classes=5, or say"):
         pl.Trainer(max_epochs=1, **QUIET).fit(tiny(3), opened(scenes))

@@ -15,7 +15,6 @@ from prunerecover.recipes.data.language.instruction_data import InstructionData
 
 TEMPLATE = "{% for m in messages %}{{ 'w40 ' if m['role'] == 'user' else 'w41 ' }}{{ m['content'] }} {% endfor %}"
 ROWS = [{"instruction": f"w{3 + i}", "input": "w9" * (i % 2), "output": "w12 " * (1 + i)} for i in range(8)]
-CHATS = [{"messages": instruction_messages(row["instruction"], "", row["output"])} for row in ROWS]
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
@@ -44,36 +43,27 @@ def rows_of(data: InstructionData, role: str = "train") -> list[tuple[list[int],
     return list(data.datasets[role].rows)
 
 
-def test_instructions_stand_under_headings(tmp_path: Path, plain: str) -> None:
-    tokenizer = word_tokenizer(eos_token="</s>")
-    found = rows_of(opened(write_rows(tmp_path / "a.jsonl", ROWS), plain))
-    assert found == [instruction_row(row["instruction"], row["input"], row["output"], tokenizer) for row in ROWS]
-
-
-def test_a_chat_template_is_used_where_there_is_one(tmp_path: Path, chatting: str) -> None:
-    tokenizer = word_tokenizer(eos_token="</s>")
-    path = write_rows(tmp_path / "a.jsonl", ROWS)
-    under_headings = rows_of(opened(path, chatting, chat=False))
-    assert under_headings == [instruction_row(r["instruction"], r["input"], r["output"], tokenizer) for r in ROWS]
+def test_instructions_stand_under_headings_or_in_a_chat_template_where_there_is_one(
+    tmp_path: Path, plain: str, chatting: str
+) -> None:
+    tokenizer, path = word_tokenizer(eos_token="</s>"), write_rows(tmp_path / "a.jsonl", ROWS)
+    under_headings = [instruction_row(row["instruction"], row["input"], row["output"], tokenizer) for row in ROWS]
+    assert rows_of(opened(path, plain)) == rows_of(opened(path, chatting, chat=False)) == under_headings
     tokenizer.chat_template = TEMPLATE
     chats = [instruction_messages(row["instruction"], row["input"], row["output"]) for row in ROWS]
-    assert rows_of(opened(path, chatting)) == [chat_row(messages, tokenizer) for messages in chats]
-
-
-def test_chats_are_read(tmp_path: Path, chatting: str) -> None:
-    tokenizer = word_tokenizer(eos_token="</s>")
-    tokenizer.chat_template = TEMPLATE
-    found = rows_of(opened(write_rows(tmp_path / "a.jsonl", CHATS), chatting))
-    assert found == [chat_row(row["messages"], tokenizer) for row in CHATS]
+    as_chats = [chat_row(messages, tokenizer) for messages in chats]
+    assert rows_of(opened(path, chatting)) == as_chats
+    path = write_rows(tmp_path / "b.jsonl", [{"messages": messages} for messages in chats])
+    assert rows_of(opened(path, chatting)) == as_chats
 
 
 def test_columns_by_name(tmp_path: Path, plain: str) -> None:
     path = write_rows(tmp_path / "a.jsonl", [{"a": "w5", "b": "w6", "c": "w7", "messages": "no chat"}])
     names = {"instruction_column": "a", "input_column": "b", "output_column": "c"}
-    assert rows_of(opened(path, plain, **names)) == [
-        instruction_row("w5", "w6", "w7", word_tokenizer(eos_token="</s>"))
-    ]
-    chats = write_rows(tmp_path / "b.jsonl", [{"talk": CHATS[0]["messages"], "instruction": "w5", "output": "w6"}])
+    (row,) = rows_of(opened(path, plain, **names))
+    assert row == instruction_row("w5", "w6", "w7", word_tokenizer(eos_token="</s>"))
+    talk = {"talk": instruction_messages("w5", "", "w6"), "instruction": "w5", "output": "w6"}
+    chats = write_rows(tmp_path / "b.jsonl", [talk])
     with pytest.raises(ValueError, match="Expected a tokenizer with a chat template.*row 0 of the train data"):
         opened(chats, plain, messages_column="talk")
 

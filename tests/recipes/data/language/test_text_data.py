@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from cases.models.language import documents, llama_folder, packed, tokenizer_of, write_jsonl
+from transformers import AutoTokenizer
 
 from prunerecover.recipes.data.language.text_data import TextData
 from prunerecover.recipes.data.language.text_source import open_text
@@ -22,7 +25,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tokenizer_of(tmp_path_factory.mktemp("tokenizer"), eos_token="</s>"))
 
 
-def opened(path: object, tokenizer: str, stage: str = "fit", **kwargs: Any) -> TextData:
+def opened(path: object, tokenizer: str | None, stage: str = "fit", **kwargs: Any) -> TextData:
     data = TextData(str(path), tokenizer=tokenizer, **{"length": 8, "batch_size": 2, **kwargs})
     data.prepare_data()
     data.setup(stage)
@@ -35,14 +38,11 @@ def tokens(data: TextData, role: str = "train") -> list[int]:
 
 
 def test_documents_are_joined_by_eos_and_cut(tmp_path: Path, tokenizer: str) -> None:
+    """Blank ones are left out; labels are the inputs."""
     texts = documents(SIZES)
-    data = opened(write_jsonl(tmp_path / "a.jsonl", texts), tokenizer)
-    expected = packed(texts)
-    assert tokens(data) == expected[: len(expected) // 8 * 8]
-
-
-def test_labels_are_the_inputs(tmp_path: Path, tokenizer: str) -> None:
-    data = opened(write_jsonl(tmp_path / "a.jsonl", documents(SIZES)), tokenizer)
+    path = write_jsonl(tmp_path / "a.jsonl", ["", *texts[:2], " \n", *texts[2:]], column="story")
+    data = opened(path, tokenizer, text_column="story")
+    assert tokens(data) == packed(texts)[:40]
     batch = next(iter(data.train_dataloader()))
     assert batch["input_ids"].shape == (2, 8)
     assert batch["input_ids"].dtype == torch.long
@@ -51,38 +51,20 @@ def test_labels_are_the_inputs(tmp_path: Path, tokenizer: str) -> None:
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "txt"])
 def test_every_kind_of_file_gives_the_same_tokens(tmp_path: Path, tokenizer: str, kind: str) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    """A text file is one document, with all its lines."""
     (text,) = documents([40])
     path = tmp_path / "text" / f"validation.{kind}"
     path.parent.mkdir()
     if kind == "parquet":
         pq.write_table(pa.table({"text": [text]}), path)
-    elif kind == "txt":
-        path.write_text(text)
     else:
-        path.write_text(json.dumps({"text": text}))
+        path.write_text(text.replace(" ", "\n\n") if kind == "txt" else json.dumps({"text": text}))
     one = opened(path, tokenizer, "test", test_split="train")
     folder = opened(path.parent, tokenizer, "validate")
     assert tokens(one, "test") == tokens(folder, "val") == packed([text])[:40]
 
 
-def test_lines_of_a_text_file_are_one_document(tmp_path: Path, tokenizer: str) -> None:
-    texts = documents(SIZES)
-    (tmp_path / "a.txt").write_text("\n\n".join(texts))
-    assert tokens(opened(tmp_path / "a.txt", tokenizer)) == packed([" ".join(texts)])[:32]
-
-
-def test_blank_documents_are_left_out(tmp_path: Path, tokenizer: str) -> None:
-    texts = documents(SIZES)
-    data = opened(write_jsonl(tmp_path / "a.jsonl", ["", *texts[:2], " \n", *texts[2:]]), tokenizer)
-    assert tokens(data) == packed(texts)[:40]
-
-
 def test_special_tokens_are_the_tokenizers_and_eos_comes_once(tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
     folder = tokenizer_of(tmp_path / "tokenizer", eos_token="</s>", bos_token="<s>")
     stored = json.loads((folder / "tokenizer.json").read_text())
     special = {name: {"id": name, "ids": [token], "tokens": [name]} for name, token in (("<s>", 1), ("</s>", 2))}
@@ -96,46 +78,20 @@ def test_special_tokens_are_the_tokenizers_and_eos_comes_once(tmp_path: Path) ->
     assert tokens(data) == [1, 5, 6, 2, 1, 7, 2, 1, 8, 2]
 
 
-def test_a_separator_reads_rows_as_one_text(tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As perplexity on WikiText is reported: all rows, including blank ones, joined by blank lines."""
-    texts = documents(SIZES)
-    path = write_jsonl(tmp_path / "a.jsonl", [*texts[:2], "", *texts[2:]])
-    expected = [token for token in packed(texts) if token != 2][:32]
-    assert tokens(opened(path, tokenizer, separator="\n\n")) == expected
-    monkeypatch.setattr("prunerecover.recipes.data.language.text_data.JOINED_ROWS", 2)
-    assert tokens(opened(path, tokenizer, separator="\n\n")) == expected
-
-
-def test_a_separator_stands_between_rows_and_parts(
-    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("at_once", [2, 10_000])
+def test_a_separator_reads_rows_as_one_text(
+    tmp_path: Path, tokenizer: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prunerecover.recipes.data.language.text_data.JOINED_ROWS", 2)
-    data = opened(write_jsonl(tmp_path / "a.jsonl", ["w5", "w6", "w7", "w8"]), tokenizer, separator=" w9 ", length=7)
-    assert tokens(data) == [5, 9, 6, 9, 7, 9, 8]
-
-
-def test_fraction_and_limit_draw_documents(tmp_path: Path, tokenizer: str) -> None:
-    texts = documents([7] * 12)
-    path = write_jsonl(tmp_path / "a.jsonl", texts)
-    data = opened(path, tokenizer, val_fraction=0.25, limit_train=4, seed=3)
-    again = opened(path, tokenizer, val_fraction=0.25, limit_train=4, seed=3)
-    train, val = ({tuple(row["input_ids"].tolist()) for row in data.datasets[role]} for role in ("train", "val"))
-    assert (len(train), len(val)) == (4, 3)
-    assert train | val <= {tuple(packed([text])) for text in texts}
-    assert not train & val
-    assert tokens(data) == tokens(again)
+    """As perplexity on WikiText is reported: all rows, including blank ones, joined by blank lines."""
+    monkeypatch.setattr("prunerecover.recipes.data.language.text_data.JOINED_ROWS", at_once)
+    path = write_jsonl(tmp_path / "a.jsonl", ["w5", "", "w6", "w7", "w8"])
+    assert tokens(opened(path, tokenizer, separator=" w9 ")) == [5, 9, 9, 6, 9, 7, 9, 8]
 
 
 def test_the_models_tokenizer_is_the_default(tmp_path: Path, tokenizer: str) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", documents(SIZES))
-    data = TextData(str(path), model=str(llama_folder(tmp_path / "llama")), length=8)
-    data.setup("fit")
+    data = opened(path, None, model=str(llama_folder(tmp_path / "llama")))
     assert tokens(data) == tokens(opened(path, tokenizer))
-
-
-def test_the_column_is_named(tmp_path: Path, tokenizer: str) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", documents(SIZES), column="story")
-    assert tokens(opened(path, tokenizer, text_column="story")) == packed(documents(SIZES))[:40]
 
 
 @pytest.mark.parametrize(
@@ -146,6 +102,7 @@ def test_the_column_is_named(tmp_path: Path, tokenizer: str) -> None:
         (documents([2, 3]), {}, "Expected train text of at least one .* of 8 tokens in .*, but got 7 tokens in 2 rows"),
         ([" "], {}, "but got 0 tokens in 1 rows"),
         (["w5"], {"val_fraction": 0.1}, r"two or more rows in .* val_fraction=0.1 of them aside, but got 1"),
+        ([""], {"length": 1}, "Expected a length of 2 or more tokens, .*, but got 1"),
     ],
 )
 def test_texts_that_are_refused(
@@ -173,35 +130,25 @@ def test_length_beyond_the_models_or_tokenizers_context_is_an_error(tmp_path: Pa
         TextData(str(path), **{name: str(folder)}, length=most).setup("fit")
 
 
-def test_length_of_one_token_is_an_error(tokenizer: str) -> None:
-    with pytest.raises(ValueError, match="Expected a length of 2 or more tokens, .*, but got 1"):
-        TextData("x/y", tokenizer=tokenizer, length=1)
-
-
-def test_neither_model_nor_tokenizer_is_an_error(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", documents(SIZES))
-    with pytest.raises(ValueError, match="Expected a model or a tokenizer, but got neither, and .* Set tokenizer to"):
-        TextData(str(path)).setup("fit")
-
-
 @pytest.mark.parametrize(
     ("folder", "message"),
     [
         ("none", "Expected a model or tokenizer as transformers saves it at .*, but nothing"),
         ("text", "to be a folder as transformers saves it, or a hub id .* tokenizer"),
+        (None, "Expected a model or a tokenizer, but got neither, and .* Set tokenizer to"),
     ],
 )
-def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path, folder: str, message: str) -> None:
+def test_a_tokenizer_that_is_not_there_is_an_error(tmp_path: Path, folder: str | None, message: str) -> None:
     path = write_jsonl(tmp_path / "text" / "a.jsonl", documents(SIZES))
     with pytest.raises(ValueError, match=message):
-        opened(path, str(tmp_path / folder))
+        opened(path, folder and str(tmp_path / folder))
 
 
 @pytest.mark.parametrize(
     ("files", "path", "message"),
     [
         ([], "nowhere", "Expected data at .*, but nothing is there"),
-        ([], "", "Expected parquet, jsonl, json or txt files of one kind in .*, but found"),
+        ([], "", "Expected parquet, jsonl, json or txt files of one kind in .*, but found none"),
         (["train.jsonl", "notes.txt"], "", r"but found files of several kinds \(json, text\)"),
         (["a.pdf"], "a.pdf", "Expected a parquet, jsonl, json or txt file, but got .*a.pdf"),
     ],
@@ -220,12 +167,13 @@ def texts(path: Path, name: str | None) -> dict[str, list[str]]:
 
 
 def test_a_subfolder_is_a_configuration(tmp_path: Path) -> None:
-    """As in a copy of a repository of the hub."""
+    """As in a copy of a repository of the hub; a name that no file or folder has is the hub's."""
     for name in ("Easy", "Hard"):
         for split in ("train", "test"):
             write_jsonl(tmp_path / "repo" / name / f"{split}-00000-of-00001.jsonl", [f"{name} {split}"])
     assert texts(tmp_path / "repo", "Easy") == {"train": ["Easy train"], "test": ["Easy test"]}
-    assert texts(tmp_path / "repo", None)["train"] == ["Easy train", "Hard train"]
+    for name in (None, "wikitext-2-raw-v1"):
+        assert texts(tmp_path / "repo", name)["train"] == ["Easy train", "Hard train"]
 
 
 def test_files_begin_with_the_name(tmp_path: Path) -> None:
@@ -233,8 +181,3 @@ def test_files_begin_with_the_name(tmp_path: Path) -> None:
         write_jsonl(tmp_path / "all" / f"{file}.jsonl", [file])
     assert texts(tmp_path / "all", "arc") == {"train": ["arc.train"], "test": ["arc.test-0", "arc.test-1"]}
     assert texts(tmp_path / "all", "piqa") == {"validation": ["piqa.validation"]}
-
-
-def test_a_name_that_no_file_has_is_the_hubs(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "own" / "train.jsonl", ["mine"])
-    assert texts(tmp_path / "own", "wikitext-2-raw-v1") == {"train": ["mine"]}

@@ -29,9 +29,9 @@ def ssd_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 NAME = "ssd300_vgg16"
+pytestmark = pytest.mark.usefixtures("ssd_by_name")
 
 
-@pytest.mark.usefixtures("ssd_by_name")
 @pytest.mark.parametrize("ending", [".pth", ".safetensors"])
 def test_weights_of_a_file(tmp_path: Path, ending: str) -> None:
     trained = tiny_ssd()
@@ -41,7 +41,6 @@ def test_weights_of_a_file(tmp_path: Path, ending: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found.model.parameters(), trained.parameters(), strict=True))
 
 
-@pytest.mark.usefixtures("ssd_by_name")
 def test_weights_for_other_classes_leave_the_scores_untrained(tmp_path: Path) -> None:
     trained = tiny_ssd(7)
     torch.save(trained.state_dict(), tmp_path / "weights.pth")
@@ -57,24 +56,20 @@ def test_weights_for_other_classes_leave_the_scores_untrained(tmp_path: Path) ->
     assert theirs.keys() - same == {name for name in theirs if "classification_head" in name}
 
 
-@pytest.mark.usefixtures("ssd_by_name")
-def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
-    torch.save({"fc.weight": torch.zeros(2, 2)}, tmp_path / "weights.pth")
-    with pytest.raises(ValueError, match=r"Expected weights of SSD at .* tensors do not fit, such as"):
-        named_detector(NAME, False, None, 64, {"checkpoint_path": str(tmp_path / "weights.pth")})
-
-
-@pytest.mark.usefixtures("ssd_by_name")
 @pytest.mark.parametrize(
     ("name", "pretrained", "more", "message"),
     [
-        (NAME, False, {"checkpoint_path": "/none.pth"}, "Expected a file of weights at /none.pth, but there is none"),
+        (NAME, False, {"checkpoint_path": "none.pth"}, "Expected a file of weights at none.pth, but there is none"),
+        (NAME, False, {"checkpoint_path": "other.pth"}, "Expected weights of SSD at .* tensors do not fit, such as"),
         (NAME, True, {}, "weights of ssd300_vgg16 .* Without a network, .*checkpoint_path.* names a file of weights"),
         ("nobody/none", True, {}, "to be a folder as transformers saves it, or a hub id that can be reached"),
         ("resnet50", True, {}, "a detector of torchvision, such as ssdlite320.*but got 'resnet50'"),
     ],
 )
-def test_what_is_not_there_is_refused(name: str, pretrained: bool, more: dict[str, Any], message: str) -> None:
+def test_what_is_not_there_is_refused(
+    in_tmp: Path, name: str, pretrained: bool, more: dict[str, Any], message: str
+) -> None:
+    torch.save({"fc.weight": torch.zeros(2, 2)}, "other.pth")
     with pytest.raises(ValueError, match=message):
         named_detector(name, pretrained, None, 64, more)
 
