@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from functools import cache
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -21,64 +22,51 @@ from prunerecover.model.batches import as_inputs
 from prunerecover.plan.evidence import RemovedShare
 from prunerecover.session.session import Session
 
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
-MODELS = (("timm", "zero"), ("timm", "calibrated"), ("llama", "zero"))
+MODELS = (("timm", "zero"), ("timm", "calibrated"), ("llama", "zero"), ("llama", "calibrated"))
 
 
 @cache
-def planner(name: str, replace: str) -> DepthSearch:
-    return DepthSearch(Session(build(name), batches_of(name)), config=DepthConfig(replace=replace))
+def planner(name: str, **how: Any) -> DepthSearch:
+    return DepthSearch(Session(build(name), batches_of(name)), config=DepthConfig(**how))
 
 
-def removed_macs(name: str, plan: Plan, merged: bool) -> float:
-    one = as_inputs(batch_of(name)).select(torch.tensor([0]))
-    dense = build(name)
-    pruned = copy.deepcopy(dense)
-    apply_plan(pruned, plan)
+def macs_of(name: str, plan: Plan | None = None, merged: bool = True) -> int:
+    network = build(name)
+    if plan is not None:
+        apply_plan(network, plan)
     if merged:
-        merge(pruned)
-    return 1 - count_macs(pruned, one) / count_macs(dense, one)
+        merge(network)
+    return count_macs(network, as_inputs(batch_of(name)).select(torch.tensor([0])))
 
 
-@pytest.mark.parametrize(
-    ("name", "replace", "share"),
-    one_in(
-        4,
-        ((*case, share) for case in (("timm", "zero"), ("timm", "calibrated"), ("llama", "zero")) for share in SHARES),
-    ),
-)
-def test_no_more_goes_beyond_a_budget_than_the_smallest_unit_holds(name: str, replace: str, share: float) -> None:
-    units = planner(name, replace).units
-    one = as_inputs(batch_of(name)).select(torch.tensor([0]))
-    smallest = min(u.macs for u in units) / count_macs(build(name), one)
+@pytest.mark.parametrize(("model", "share"), one_in(4, product(MODELS, (0.1, 0.2, 0.3, 0.4, 0.5))))
+def test_no_more_goes_beyond_a_budget_than_the_smallest_unit_holds(model: tuple[str, str], share: float) -> None:
+    """Also where fitted maps stay, which cost something themselves."""
+    name, replace = model
+    found, dense = planner(name, replace=replace), macs_of(name)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plan = planner(name, replace).plan(Budget(macs=share))
-    assert share <= removed_macs(name, plan, merged=True) <= share + smallest + 1e-9
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", SHARES)
-def test_fitted_maps_of_gated_layers_are_counted_before_units_are_chosen(share: float) -> None:
-    plan = planner("llama", "calibrated").plan(Budget(macs=share))
+        plan = found.plan(Budget(macs=share))
     said = plan.evidence["removed_share"]["macs"]
-    assert share <= removed_macs("llama", plan, merged=True) <= share + said["smallest_unit"]
+    assert said["asked"] == share
+    assert said["merged"] == pytest.approx(1 - macs_of(name, plan) / dense)
+    assert said["smallest_unit"] <= min(u.macs for u in found.units) / dense + 1e-9
+    assert share <= said["merged"] <= share + said["smallest_unit"] + 1e-9
+
+
+def test_a_share_of_the_parameters_is_met_alike() -> None:
+    said = planner("timm", replace="zero").plan(Budget(params=0.25)).evidence["removed_share"]["params"]
+    assert said["asked"] == 0.25
+    assert 0.25 <= said["merged"] <= 0.25 + said["smallest_unit"]
 
 
 def test_evidence_says_what_goes_before_and_after_merging() -> None:
     config = DepthConfig(replace="identity", ignore=["blocks.?", "*.attn", "*.mlp"])
-    found = DepthSearch(Session(build("timm"), batches_of("timm")), config=config)
-    plan = found.plan(Budget(macs=0.2))
+    plan = DepthSearch(Session(build("timm"), batches_of("timm")), config=config).plan(Budget(macs=0.2))
     said = plan.evidence["removed_share"]["macs"]
-    assert said["live"] == pytest.approx(removed_macs("timm", plan, merged=False)) == 0
-    assert said["merged"] == pytest.approx(removed_macs("timm", plan, merged=True))
+    assert said["live"] == pytest.approx(1 - macs_of("timm", plan, merged=False) / macs_of("timm")) == 0
+    assert said["merged"] == pytest.approx(1 - macs_of("timm", plan) / macs_of("timm"))
     assert said["merged"] > 0.2
-
-
-def test_evidence_says_what_was_asked_for_and_the_smallest_unit() -> None:
-    said = planner("timm", "zero").plan(Budget(params=0.25)).evidence["removed_share"]["params"]
-    assert said["asked"] == 0.25
-    assert 0.25 <= said["merged"] <= 0.25 + said["smallest_unit"]
 
 
 def test_a_budget_that_units_cannot_come_near_is_exceeded_with_a_warning() -> None:
@@ -92,7 +80,7 @@ def test_a_budget_that_units_cannot_come_near_is_exceeded_with_a_warning() -> No
     assert said["merged"] - said["asked"] > said["smallest_unit"]
 
 
-@pytest.mark.parametrize(("merged", "told"), [(0.202, False), (0.219, False), (0.221, True)])
+@pytest.mark.parametrize(("merged", "told"), [(0.219, False), (0.221, True)])
 def test_less_than_two_points_too_much_are_not_told_however_small_units_are(merged: float, told: bool) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -101,7 +89,7 @@ def test_less_than_two_points_too_much_are_not_told_however_small_units_are(merg
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", one_in(4, [0.75, 0.6, 0.7, 0.8]))
+@pytest.mark.parametrize("share", [0.6, 0.75])
 def test_a_large_share_is_met_by_what_units_leave_in_the_end(share: float) -> None:
     """Blocks take the place of their parts, where these are all gone and what they leave costs too much."""
     plan = plan_depth(
