@@ -26,7 +26,6 @@ from prunerecover.surgery.transformers_depth import config_edits
 
 BATCHES = [tiny_inputs("text", batch=8)]
 IDS = tiny_inputs("text", length=14)["input_ids"]
-FEW = ("gptj", "llama4")
 
 
 def planned(model: nn.Module, kind: str, number: int) -> Plan:
@@ -41,44 +40,27 @@ def assert_steps_are_exact(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "deepseek_v3")) for n in OTHERS])
-def test_removed_block_leaves_a_standard_model(name: str, tmp_path: Path) -> None:
+def test_removed_block_leaves_a_standard_model_that_reopens_and_is_restored(name: str, tmp_path: Path) -> None:
     model, oracle = OTHERS[name].build(), OTHERS[name].build()
     assert not is_supported(model)
     plan = planned(model, "block", 1)
     assert [type(edit) for edit in plan.edits] == [Remove, Config]
-    apply_plan(model, plan)
-    model.save_pretrained(tmp_path)
-    again = type(model).from_pretrained(tmp_path).eval()
+    applied = apply_plan(model, plan)
+    folder = save_pruned(model, plan, tmp_path / "pruned")
+    again = type(model).from_pretrained(folder).eval()
     assert again.config.num_hidden_layers == 3
-    torch.testing.assert_close(uncached(again, IDS), uncached(model, IDS), atol=1e-5, rtol=0)
+    left = uncached(model, IDS)
+    torch.testing.assert_close(uncached(again, IDS), left, atol=1e-5, rtol=0)
+    assert torch.equal(uncached(load_pruned(folder), IDS), left)
     assert numbers(again) == numbers(model)
     assert_steps_are_exact(model)
+    undo(model, applied.journal)
+    assert model.config.to_dict() == oracle.config.to_dict()
+    assert numbers(model) == numbers(oracle)
+    assert torch.equal(uncached(model, IDS), uncached(oracle, IDS))
     gone = describe_blocks(oracle).blocks[1].path
     oracle.get_submodule(gone).register_forward_hook(handing_on, with_kwargs=True)
-    torch.testing.assert_close(uncached(model, IDS), uncached(oracle, IDS), atol=1e-5, rtol=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", one_in(2, FEW))
-def test_undo_restores_blocks_config_and_numbers(name: str) -> None:
-    model, untouched = OTHERS[name].build(), OTHERS[name].build()
-    applied = apply_plan(model, planned(model, "block", 1))
-    undo(model, applied.journal)
-    assert model.config.to_dict() == untouched.config.to_dict()
-    assert numbers(model) == numbers(untouched)
-    assert torch.equal(uncached(model, IDS), uncached(untouched, IDS))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", one_in(2, FEW))
-def test_saved_model_reopens_without_the_dense_one(name: str, tmp_path: Path) -> None:
-    model = OTHERS[name].build()
-    plan = planned(model, "block", 0)
-    apply_plan(model, plan)
-    folder = save_pruned(model, plan, tmp_path / "pruned")
-    again = load_pruned(folder)
-    assert torch.equal(uncached(again, IDS), uncached(model, IDS))
-    assert type(model).from_pretrained(folder).config.num_hidden_layers == 3
+    torch.testing.assert_close(left, uncached(oracle, IDS), atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
@@ -122,7 +104,7 @@ def test_layers_that_compute_with_their_number_are_bypassed(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", one_in(2, [1, 0, 2, 3, 4]))
+@pytest.mark.parametrize("number", [1, 0])
 def test_block_beside_linear_attentions_goes(number: int) -> None:
     model, oracle = tiny_minimax(), tiny_minimax()
     apply_plan(model, planned(model, "block", number))
