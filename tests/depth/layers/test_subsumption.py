@@ -90,7 +90,7 @@ def test_all_layers_and_the_attention_of_a_vision_transformer_block_are_the_bloc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("convolutions", permutations(["conv1", "conv2"]))
+@pytest.mark.parametrize("convolutions", [("conv1", "conv2"), ("conv2", "conv1")])
 def test_all_convolutions_of_a_residual_block_are_the_block(convolutions: tuple[str, ...]) -> None:
     resnet = listed("resnet18")
     left = without(resnet, [f"layer1.1.{conv}" for conv in convolutions])

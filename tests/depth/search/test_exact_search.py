@@ -37,12 +37,17 @@ def texts(seed: int, count: int = 2) -> list[dict[str, Tensor]]:
 Missed = Callable[[nn.Module], float]
 
 
+def names_in(model: nn.Module, kind: str) -> list[str]:
+    return [unit.name for unit in find_units(model, kinds=(kind,))]
+
+
 @torch.no_grad()
 def missed_without(model: nn.Module, gone: Sequence[str], missed: Missed, kind: str = "block") -> float:
     pruned = share_copy(model)
-    names = [unit.name for unit in find_units(model, kinds=(kind,))]
-    alone = [Remove(unit=name, kind=kind) for name in gone]
-    apply_edits(pruned, block_removals(model, [*map(names.index, gone)]) if kind == "block" else alone)
+    if kind == "block":
+        apply_edits(pruned, block_removals(model, [*map(names_in(model, kind).index, gone)]))
+    else:
+        apply_edits(pruned, [Remove(unit=name, kind=kind) for name in gone])
     return missed(pruned)
 
 
@@ -50,7 +55,7 @@ def naive(model: nn.Module, count: int, missed: Missed, kind: str = "block") -> 
     """Try every unit that is left, in the whole network, and take out the one that is missed least."""
     gone: list[str] = []
     for _ in range(count):
-        left = [unit.name for unit in find_units(model, kinds=(kind,)) if unit.name not in gone]
+        left = [name for name in names_in(model, kind) if name not in gone]
         gone.append(min(left, key=lambda name: missed_without(model, [*gone, name], missed, kind)))
     return gone
 
@@ -66,15 +71,15 @@ def check_divergence(model: nn.Module, data: list[Any], kind: str = "block") -> 
     assert [step["unit"] for step in plan.evidence["order"]] == naive(model, 3, missed, kind)
 
 
-@pytest.mark.parametrize("seed", one_in(2, range(4)))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_blocks_go_as_the_naive_loop_takes_them(seed: int) -> None:
-    check_divergence(tiny_llama(num_hidden_layers=7), texts(seed, 4))
+    check_divergence(tiny_llama(num_hidden_layers=6), texts(seed))
 
 
-@pytest.mark.parametrize("name", one_in(4, [*FIRST, *DECODERS]))
+@pytest.mark.parametrize("name", one_in(7, [*FIRST, *DECODERS]))
 def test_blocks_go_alike_in_every_family(name: str) -> None:
     model = BUILD[name]() if name in FIRST else DECODERS[name].build()
-    check_divergence(model, [tiny_inputs(name, batch=4, seed=seed) for seed in range(4)])
+    check_divergence(model, [tiny_inputs(name, batch=4, seed=seed) for seed in range(2)])
 
 
 def test_attentions_go_alike() -> None:
