@@ -111,7 +111,7 @@ def test_same_seed_gives_the_same_plan_and_other_seeds_hold_out_others() -> None
     assert plans[0].evidence["importance"] != plans[2].evidence["importance"]
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "hf_vit"])
+@pytest.mark.parametrize("name", ["gpt2", "hf_vit"])
 def test_removed_blocks_leave_a_standard_checkpoint(name: str, tmp_path: Path) -> None:
     model, batch = build(name), batch_of(name)
     apply_plan(model, plan_depth(model, remove={"block": 2}, batches=batches_of(name)))
