@@ -1,4 +1,4 @@
-"""Planning that is interrupted or killed says what is kept, keeps it, and scores none of it again."""
+"""Planning that is interrupted says what is kept, keeps it, and scores none of it again."""
 
 from __future__ import annotations
 
