@@ -122,7 +122,7 @@ def test_layers_that_are_asked_for_and_are_no_units_say_why(case: str) -> None:
     found = find_units(model, batch, "layer")
     assert found == ()
     assert reason in [f"'{path}': {why}".partition("; ")[0] for path, why in found.refused.items()]
-    assert reason.partition(": ")[2] in str(found)
+    assert len(found.refused) > 1 or reason.partition(": ")[2] in str(found)  # long lists are told in short
     with pytest.raises(ValueError, match=f"units of kind layer that may go, but there is none .*{reason}"):
         plan_depth(model, remove={"layer": 1}, batches=[batch])
 
