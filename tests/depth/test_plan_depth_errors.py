@@ -34,7 +34,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"remove": {"attention": 4, "block": 2}, "search": "greedy", "replace": "zero"},
         "Expected enough units outside the other removed ones",
     ),
-    "more than all": ({"budget": Budget(macs=0.9)}, "Expected units that hold 90.0% of the macs"),
     "more than all in a greedy search": (
         {"budget": Budget(macs=0.9), "replace": "zero", "ignore": ["blocks.?", "*.mlp*"]},
         "units that hold 90.0% of the macs, but all 4 that may go hold",

@@ -68,6 +68,11 @@ def test_the_merged_network_meets_the_budget_and_the_evidence(name: str, cost: s
     assert 0 < removed.smallest_unit <= removed.merged
 
 
+def test_too_large_a_share_is_refused_in_words_of_depth() -> None:
+    with pytest.raises(ValueError, match="Expected units that hold 90.0% of the macs"):
+        plan_depth(vit(), Budget(macs=0.9), batches=images(4))
+
+
 class BufferScale(nn.Module):
     """LayerScale with factors in a buffer."""
 
