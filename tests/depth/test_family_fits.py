@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import copy
-import itertools
-from collections.abc import Sequence
 
 import pytest
 import torch
-from cases.engine import PLANNED, UNGATED, batch_of, batches_of, build, output_of, samples_of
+from cases.engine import PLANNED, UNGATED, batch_of, batches_of, build, output_of
 from cases.models.decoders import DECODERS
 from cases.models.tiny import tiny_timm
 from torch import Tensor, nn
 
-from prunerecover import Budget, Plan, apply_plan, find_units, plan_depth
+from prunerecover import Budget, Plan, apply_plan, plan_depth
 from prunerecover.calibration.places import family_places
 from prunerecover.calibration.samples import split_batches
 from prunerecover.calibration.stand_in_fits import fits_alone, refit_in_order
+from prunerecover.cost.macs import count_macs
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.depth_search import DepthSearch
 from prunerecover.divergence.registry import output_divergence
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.hooks import recording
-from prunerecover.plan.edits import Edit, Remove, Replace
+from prunerecover.plan.edits import Remove, Replace
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 
@@ -35,14 +34,8 @@ def divergence_of(model: nn.Module, pruned: nn.Module, name: str) -> float:
     return sum(float(output_divergence(output_of(model, b), output_of(pruned, b))) * b.n_samples for b in held_out) / n
 
 
-def without(model: nn.Module, edits: Sequence[Edit]) -> nn.Module:
-    pruned = copy.deepcopy(model)
-    apply_edits(pruned, edits)
-    return pruned
-
-
 @pytest.mark.parametrize("name", PLANNED)
-def test_the_evidence_holds_the_divergence_of_the_plan_applied(name: str) -> None:
+def test_the_plan_tells_what_is_left_of_the_network_and_how_far_it_diverges(name: str) -> None:
     model = build(name)
     kinds = {"attention": 2, "block": 1, ("activation" if name in UNGATED else "mlp"): 2}
     plan = plan_depth(model, remove=kinds, batches=batches_of(name), search="greedy")
@@ -50,6 +43,9 @@ def test_the_evidence_holds_the_divergence_of_the_plan_applied(name: str) -> Non
     pruned = copy.deepcopy(model)
     apply_plan(pruned, plan)
     assert list(plan.evidence["divergence"].values()) == pytest.approx([divergence_of(model, pruned, name)], rel=2e-3)
+    assert len(plan.evidence["importance"]) == 12
+    assert plan.result.params == sum(p.numel() for p in pruned.parameters())
+    assert plan.result.macs == count_macs(pruned, as_inputs(batch_of(name)).select(torch.tensor([0])))
 
 
 @pytest.mark.parametrize("name", ["llama", "timm_all", "gpt2"])
@@ -126,32 +122,6 @@ def test_linear_feed_forwards_lose_nothing() -> None:
     assert max(plan.evidence["divergence"].values()) < 1e-6
 
 
-def test_greedy_equals_exhaustive_search_step_by_step() -> None:
-    model = build("timm")
-    plan = plan_depth(model, remove={"attention": 3}, batches=batches_of("timm"), replace="zero", search="exact")
-    units = [u.name for u in find_units(model, kinds=("attention",))]
-    samples = samples_of("timm", 8).all_samples
-    n = sum(b.n_samples for b in samples)
-    dense = [output_of(model, b) for b in samples]
-
-    def cost(names: Sequence[str]) -> float:
-        pruned = without(model, [Remove(unit=name, kind="attention") for name in names])
-        own = zip(samples, dense, strict=True)
-        return sum(float(output_divergence(out, output_of(pruned, b))) * b.n_samples for b, out in own) / n
-
-    gone: list[str] = []
-    for _ in range(3):
-        gone.append(min((u for u in units if u not in gone), key=lambda u: cost([*gone, u])))
-    assert set(plan.removed["attention"]) == set(gone)
-    assert cost(gone) >= min(cost(some) for some in itertools.combinations(units, 3))
-
-
-def test_a_search_needs_room() -> None:
-    how = {"batches": batches_of("timm"), "replace": "zero", "search": "greedy"}
-    with pytest.raises(ValueError, match="Expected enough units outside the other removed ones"):
-        plan_depth(build("timm"), remove={"attention": 4, "block": 2}, **how)
-
-
 def test_fewer_than_8_samples_warn_and_leave_zero() -> None:
     with pytest.warns(UserWarning, match=r"Only 7 calibration samples \(fewer than 8\): removed units leave zero"):
         plan = plan_depth(build("timm"), remove={"attention": 1, "activation": 1}, batches=[batch_of("timm", 7)])
@@ -180,7 +150,7 @@ def test_padding_does_not_enter_the_divergence() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mlp", "attention", "activation"])
+@pytest.mark.parametrize("kind", ["mlp", "activation"])
 def test_what_is_left_together_is_tuned_on_the_output(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(batches: list[Tensor]) -> Plan:
         config = DepthConfig(search="greedy")

@@ -93,28 +93,32 @@ def test_a_decoder_reads_what_labels_are_shifted_to() -> None:
     assert network(**batches()[0]).loss.isfinite()
 
 
-@pytest.mark.usefixtures("decoder_family")
-def test_an_encoder_decoder_in_a_trainer(tmp_path: Path) -> None:
-    module = Module(bart())
-    prune = DepthPrune(remove={"block": 1}, calibration=16, target="net", merge="never")
-    trainer_of(tmp_path, prune, epochs=1).fit(module, DataLoader(texts(), 4))  # type: ignore[arg-type]
-    assert len(module.net.model.decoder.layers) == 3
-    assert len(Ledger.of(module).events) == 1
-
-
-@pytest.mark.slow
-def test_t5_keeps_blocks_that_hand_on_the_biases_of_their_attentions(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="but there is none .*returns several tensors"):
-        plan_depth(t5(), remove={"block": 1}, batches=batches())
-    prune = DepthPrune(remove={"mlp": 1}, target="net", calibration=16, merge="never")
-    module = Module(t5())
-    trainer_of(tmp_path, prune, epochs=1).fit(module, DataLoader(texts(), 4))  # type: ignore[arg-type]
-    assert len(Ledger.of(module).events) == 1
-
-
 def images(n: int = 16) -> list[dict[str, Any]]:
     pixels = (tiny_images(n).sigmoid() * 255).to(torch.uint8)
     return [{"img": image, "cls": torch.zeros(1), "im_file": "a.jpg"} for image in pixels]
+
+
+@pytest.mark.usefixtures("decoder_family")
+@pytest.mark.parametrize(
+    ("module", "make", "kind", "data"),
+    [
+        (Module, bart, "block", texts),
+        pytest.param(Module, t5, "mlp", texts, marks=pytest.mark.slow),
+        (Detector, tiny_timm, "attention", images),
+    ],
+    ids=["bart", "t5", "ultralytics"],
+)
+def test_a_trainer_prunes_by_its_batches(module: Any, make: Any, kind: str, data: Any, tmp_path: Path) -> None:
+    own = module(make())
+    prune = DepthPrune(remove={kind: 1}, calibration=16, target="net", merge="never")
+    trainer_of(tmp_path, prune, epochs=1).fit(own, DataLoader(data(), 4))
+    assert len(Ledger.of(own).events) == 1
+
+
+@pytest.mark.slow
+def test_t5_keeps_blocks_that_hand_on_the_biases_of_their_attentions() -> None:
+    with pytest.raises(ValueError, match="but there is none .*returns several tensors"):
+        plan_depth(t5(), remove={"block": 1}, batches=batches())
 
 
 @pytest.mark.slow
@@ -124,10 +128,3 @@ def test_batches_of_ultralytics_are_their_images() -> None:
     found, wanted = (plan_depth(tiny_timm(), remove={"attention": 1}, batches=b) for b in (loaded, plain))
     assert found.edits == wanted.edits
     assert found.evidence == wanted.evidence
-
-
-def test_batches_of_ultralytics_in_a_trainer(tmp_path: Path) -> None:
-    module = Detector(tiny_timm())
-    prune = DepthPrune(remove={"attention": 1}, calibration=16, merge="never")
-    trainer_of(tmp_path, prune, epochs=1).fit(module, DataLoader(images(), 4))  # type: ignore[arg-type]
-    assert len(Ledger.of(module).events) == 1

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from cases.engine import batches_of, build, unchanged
+from cases.engine import batches_of, build, loss, unchanged
 from cases.models.decoders import OTHERS
-from cases.models.tiny import GATED, tiny_inputs
+from cases.models.tiny import tiny_inputs
 from cases.sampling import one_in
-from torch import Tensor, nn
+from torch import nn
 
 from prunerecover.language.likelihood import next_token_loss
 from prunerecover.plan.budget import Budget
 from prunerecover.planning.plan_depth import plan_depth
 
-
-def generator() -> Iterator[Tensor]:
-    yield from batches_of("timm")
-
-
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown kind": ({"remove": {"attn": 1}}, "Expected kinds among block, attention, mlp, activation"),
     "kind of width": ({"remove": {"head": 1}}, "for a plan in depth, but got 'head'"),
     "more than exist": ({"remove": {"attention": 5}}, "at most 4 units of kind 'attention' to remove, but got 5"),
-    "all blocks": (
-        {"remove": {"block": 4}},
-        "to stay, so that at most 3 of 4 blocks can go, but got 4",
-    ),
+    "all blocks": ({"remove": {"block": 4}}, "to stay, so that at most 3 of 4 blocks can go, but got 4"),
     "crowded": (
         {"remove": {"block": 3, "attention": 2}},
         r"enough units outside the other removed ones for \{'attention': 1\} more, but none is left",
@@ -39,6 +30,22 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"remove": {"block": 3, "attention": 2}, "search": "one_shot"},
         r"enough units outside the other removed ones for \{'attention': 1\} more, but none is left",
     ),
+    "crowded in a greedy search": (
+        {"remove": {"attention": 4, "block": 2}, "search": "greedy", "replace": "zero"},
+        "Expected enough units outside the other removed ones",
+    ),
+    "more than all in a greedy search": (
+        {"budget": Budget(macs=0.9), "replace": "zero", "ignore": ["blocks.?", "*.mlp*"]},
+        "units that hold 90.0% of the macs, but all 4 that may go hold",
+    ),
+    "kinds that are not compared": (
+        {"budget": Budget(macs=0.2), "importance": "gate_gradient", "loss": loss},
+        "its values differ in scale between kinds and must not be compared",
+    ),
+    "program where others search": (
+        {"remove": {"activation": 1}, "search": "program"},
+        "that the library of depth serves, for search='program', but got others",
+    ),
     "ignore matches nothing": (
         {"remove": {"attention": 1}, "ignore": ["block.3"]},
         "ignore to match units such as .*, but 'block.3' matches none",
@@ -46,7 +53,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative": ({"remove": {"attention": -1}}, "a whole number of units >= 0 for 'attention', but got -1"),
     "no budget": ({}, "either a budget or remove="),
     "two budgets": ({"remove": {"attention": 1}, "budget": Budget(macs=0.1)}, "and not both"),
-    "empty loader": ({"remove": {"attention": 1}, "batches": []}, "at least one calibration batch, but got none"),
+    "consumed generator": (
+        {"remove": {"attention": 1}, "batches": iter(())},
+        "at least one calibration batch, but got none. Was a generator consumed before",
+    ),
     "importance": (
         {"remove": {"attention": 1}, "importance": "luck"},
         "importance to be one of output_divergence, .*, but got 'luck'",
@@ -88,15 +98,8 @@ def test_batch_of_unknown_form_is_explained() -> None:
         plan_depth(build("timm"), remove={"attention": 1}, batches=["image.png"])
 
 
-def test_consumed_generator_is_explained() -> None:
-    batches = generator()
-    list(batches)
-    with pytest.raises(ValueError, match="Was a generator consumed before"):
-        plan_depth(build("timm"), remove={"attention": 1}, batches=batches)
-
-
 def test_generator_is_read_once() -> None:
-    plan = plan_depth(build("timm"), remove={"attention": 1}, batches=generator())
+    plan = plan_depth(build("timm"), remove={"attention": 1}, batches=iter(batches_of("timm")))
     assert plan == plan_depth(build("timm"), remove={"attention": 1}, batches=batches_of("timm"))
 
 
@@ -126,12 +129,10 @@ def test_model_without_units_of_a_kind_says_so() -> None:
         plan_depth(model, remove={"attention": 1}, batches=batches_of("timm"))
 
 
-@pytest.mark.parametrize("name", GATED)
-def test_gated_feed_forward_says_why_it_has_no_activation(name: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"to have removable activations, but its MLP is gated.*Use 'attention' or 'mlp'"
-    ):
-        plan_depth(build(name), remove={"activation": 1}, batches=batches_of(name))
+def test_gated_feed_forward_says_why_it_has_no_activation() -> None:
+    message = "to have removable activations, but its MLP is gated.*Use 'attention' or 'mlp'"
+    with pytest.raises(ValueError, match=message):
+        plan_depth(build("llama"), remove={"activation": 1}, batches=batches_of("llama"))
 
 
 @pytest.mark.parametrize(("importance", "loss"), [("block_influence", None), ("gate_gradient", next_token_loss)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -76,71 +75,35 @@ def test_blocks_stay_units_if_hooks_only_put_their_outputs_out() -> None:
     assert [unit.name for unit in find_units(Collecting(None), X, "block")] == [f"blocks.{n}" for n in range(4)]
 
 
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+SIZES |= {"image_size": 32, "patch_size": 8, "backbone_out_indices": [0, 1, 2, 3], "is_hybrid": False}
+SIZES |= {"neck_hidden_sizes": [8, 8, 16, 16], "fusion_hidden_size": 8}
+STAGES = {"image_size": 16, "patch_size": 1, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 2]}
+STAGES |= {"window_size": 4, "mlp_ratio": 2.0, "upscale": 2}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["DPTForDepthEstimation", "DepthAnythingForDepthEstimation", "VitPose", "Swin2SR"])
-def test_backbones_of_transformers_are_planned(name: str) -> None:
-    model, batch = BACKBONES[name]()
+@pytest.mark.parametrize(
+    ("name", "purpose", "sizes"),
+    [
+        ("DPT", "DepthEstimation", SIZES),
+        # Stages hand on sizes beside their maps: an error only where an attention that is a stage goes.
+        ("Swin2SR", "ImageSuperResolution", STAGES),
+    ],
+)
+def test_backbones_of_transformers_are_planned(name: str, purpose: str, sizes: dict[str, Any]) -> None:
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    model = getattr(transformers, f"{name}For{purpose}")(config).eval()
+    batch = {"pixel_values": torch.rand(8, 3, config.image_size, config.image_size)}
     model(**batch)  # transformers puts its hooks on a network that runs, and leaves them there
     kinds = {unit.kind for unit in find_units(model, batch, ("block", "attention", "mlp"))}
     assert {"attention", "mlp"} <= kinds
     for kind in kinds:
-        plan = plan_depth(model, remove={kind: 1}, batches=[batch])
         left = copy.deepcopy(model)
-        apply_plan(left, plan)
+        apply_plan(left, plan_depth(model, remove={kind: 1}, batches=[batch]))
         left(**batch)
-
-
-def _depth() -> dict[str, Any]:
-    return {"neck_hidden_sizes": [8, 8, 16, 16], "fusion_hidden_size": 8}
-
-
-def _dpt() -> tuple[nn.Module, dict[str, Tensor]]:
-    import transformers
-
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
-    sizes |= {"image_size": 32, "patch_size": 8, "backbone_out_indices": [0, 1, 2, 3], "is_hybrid": False}
-    model = transformers.DPTForDepthEstimation(transformers.DPTConfig(**sizes, **_depth(), num_labels=5))
-    return model.eval(), {"pixel_values": torch.rand(8, 3, 32, 32)}
-
-
-def _depth_anything() -> tuple[nn.Module, dict[str, Tensor]]:
-    import transformers
-
-    sizes = {"hidden_size": 32, "mlp_ratio": 2, "num_hidden_layers": 4, "num_attention_heads": 4, "image_size": 28}
-    sizes |= {"patch_size": 7, "out_indices": [1, 2, 3, 4], "reshape_hidden_states": False, "apply_layernorm": True}
-    config = transformers.DepthAnythingConfig(
-        backbone_config=transformers.Dinov2Config(**sizes),
-        **{"reassemble_hidden_size": 32, "head_hidden_size": 8, "patch_size": 7, **_depth()},
-    )
-    return transformers.DepthAnythingForDepthEstimation(config).eval(), {"pixel_values": torch.rand(8, 3, 28, 28)}
-
-
-def _vitpose() -> tuple[nn.Module, dict[str, Tensor]]:
-    import transformers
-
-    sizes = {"image_size": [32, 32], "patch_size": [8, 8], "hidden_size": 32, "num_hidden_layers": 4}
-    sizes |= {"num_attention_heads": 4, "mlp_ratio": 2, "out_indices": [4]}
-    config = transformers.VitPoseConfig(
-        backbone_config=transformers.VitPoseBackboneConfig(**sizes), scale_factor=2, num_labels=5
-    )
-    return transformers.VitPoseForPoseEstimation(config).eval(), {"pixel_values": torch.rand(8, 3, 32, 32)}
-
-
-def _swin2sr() -> tuple[nn.Module, dict[str, Tensor]]:
-    """Stages hand on sizes beside their maps: an error only where an attention that is a stage goes."""
-    import transformers
-
-    sizes = {"image_size": 16, "patch_size": 1, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 2]}
-    config = transformers.Swin2SRConfig(**sizes, window_size=4, mlp_ratio=2.0, upscale=2)
-    return transformers.Swin2SRForImageSuperResolution(config).eval(), {"pixel_values": torch.rand(8, 3, 16, 16)}
-
-
-BACKBONES: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
-    "DPTForDepthEstimation": _dpt,
-    "DepthAnythingForDepthEstimation": _depth_anything,
-    "VitPose": _vitpose,
-    "Swin2SR": _swin2sr,
-}
 
 
 class Particular(nn.Module):

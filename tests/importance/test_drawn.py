@@ -71,11 +71,6 @@ def test_draws_follow_the_seed_and_the_network() -> None:
     assert all(gradient.isfinite().all() and gradient.abs().sum() > 0 for gradient in gradients)
 
 
-def test_a_detector_is_planned_from_images_alone() -> None:
-    plan = plan_width(Cells().eval(), Budget(macs=0.3), batches=torch.split(images(32), 8))
-    assert plan.removed["channel"]
-
-
 def test_labels_are_read_where_there_are_any_except_by_detectors() -> None:
     network, rows = Embedder().eval(), torch.randn(4, 5)
     assert usual_loss(network, ModelInputs((rows[:1],)), (rows, torch.zeros(4)), 0) is supervised_loss
@@ -132,11 +127,11 @@ def test_squared_gradients_of_directions_have_the_curvature_of_the_angle() -> No
     assert gradients.square().mean().item() == pytest.approx(curvature[0].item(), rel=0.05)
 
 
-def test_embeddings_and_other_outputs_are_planned_without_labels() -> None:
+def test_detectors_embeddings_and_other_outputs_are_planned_without_labels() -> None:
     network, rows = Embedder().eval(), torch.randn(32, 5, generator=torch.Generator().manual_seed(0))
     raw = nn.Sequential(network.first, nn.ReLU(), network.second)
     maps = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 1)).eval()
-    for model, batch in ((network, rows), (raw, rows), (maps, images(32))):
+    for model, batch in ((network, rows), (raw, rows), (maps, images(32)), (Cells().eval(), images(32))):
         assert plan_width(model, Budget(macs=0.3), batches=torch.split(batch, 8)).removed
     assert plan_width(raw, Budget(macs=0.3), batches=torch.split(rows, 8), divergence="cosine").removed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Sequence
@@ -11,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from cases.engine import PLANNED, UNGATED, UNLIKE, batch_of, batches_of, build, unchanged
-from cases.models.tiny import GATED
+from cases.models.decoders import DECODERS
+from cases.models.tiny import GATED, tiny_inputs
 from cases.sampling import one_in
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from prunerecover import apply_plan, find_units, plan_depth
 from prunerecover.depth.arguments import DepthConfig
@@ -26,8 +27,8 @@ from prunerecover.importance.gate_gradient import gate_gradient, gated
 from prunerecover.importance.registry import IMPORTANCES
 from prunerecover.importance.turned_stream import angular_distance, block_influence
 from prunerecover.model.batches import as_inputs, call, predictions_of
+from prunerecover.model.hooks import recording
 from prunerecover.model.paths import get_module
-from prunerecover.plan.edits import Replace
 from prunerecover.plan.units import Unit
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
@@ -60,11 +61,7 @@ def units_of(model: nn.Module, name: str, *kinds: str) -> tuple[Unit, ...]:
 def test_gate_gradient_equals_finite_difference(name: str, replace: str) -> None:
     """Closing a gate by a little changes the loss by the importance times as much: dL/dh (f(x) - x) in all."""
     model, batch = build(name).double(), batch_of(name)
-    batch = (
-        batch.double()
-        if isinstance(batch, Tensor)
-        else {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
-    )
+    batch = tree_map(lambda value: value.double() if value.is_floating_point() else value, batch)
     units = units_of(model, name)
     scores = of(gate_gradient, model, units, [batch], loss=loss, replace=replace)
     # Exact in single precision, which Llama's norms use at any dtype; small because ReLU has kinks.
@@ -84,13 +81,8 @@ def test_closed_gate_equals_removed_unit(kind: str, leaves: str) -> None:
     model, pruned = build("timm_all"), build("timm_all")
     units = units_of(model, "timm_all", kind)
     batch = batch_of("timm_all")
-    plan = plan_depth(
-        model,
-        remove={kind: 1},
-        batches=batches_of("timm_all"),
-        replace=leaves,
-        ignore=[u.name for u in units if ".1." not in u.name],
-    )
+    others = [u.name for u in units if ".1." not in u.name]
+    plan = plan_depth(model, remove={kind: 1}, batches=batches_of("timm_all"), replace=leaves, ignore=others)
     apply_edits(pruned, plan.edits, plan.tensors)
     unit = next(u for u in units if ".1." in u.name)
     with gated(model, [unit], leaves) as (gate,), torch.no_grad():
@@ -103,9 +95,8 @@ def test_gate_gradient_averages_over_samples() -> None:
     units = units_of(model, "timm")
     parts = [of(gate_gradient, model, units, [b], loss=loss) for b in batches]
     both = of(gate_gradient, model, units, batches, loss=loss)
-    assert all(
-        both[u.name] == pytest.approx((3 * parts[0][u.name] + 9 * parts[1][u.name]) / 12, rel=1e-4) for u in units
-    )
+    wanted = {u.name: (3 * parts[0][u.name] + 9 * parts[1][u.name]) / 12 for u in units}
+    assert both == pytest.approx(wanted, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["timm_all", "bert"])
@@ -153,20 +144,34 @@ def test_branch_that_adds_nothing_has_no_influence(name: str) -> None:
     model = build(name)
     branch = describe(model).blocks[1].attention
     assert branch is not None
-    apply_edits(
-        model,
-        [Replace(unit=branch.path, kind="attention", leaves="constant", tensors=("e0.bias",))],
-        {"e0.bias": torch.zeros(32)},
-    )
-    dense = build(name)
-    units = [u for u in units_of(dense, name, "attention", "mlp") if u.name != branch.path]
-    assert all(v > 1e-4 for v in of(block_influence, dense, units, batches_of(name)).values())
-    unit = next(u for u in units_of(dense, name, "attention") if u.name == branch.path)
-    silent = copy.deepcopy(dense)
-    get_module(silent, branch.last).register_forward_hook(
+    units = units_of(model, name, "attention", "mlp")
+    assert all(v > 1e-4 for v in of(block_influence, model, units, batches_of(name)).values())
+    get_module(model, branch.last).register_forward_hook(
         lambda _, __, out: (out[0] * 0, *out[1:]) if isinstance(out, tuple) else out * 0
     )
-    assert of(block_influence, silent, [unit], batches_of(name))[unit.name] == pytest.approx(0, abs=1e-9)
+    silent = of(block_influence, model, units, batches_of(name))
+    assert [unit for unit, value in silent.items() if value == pytest.approx(0, abs=1e-9)] == [branch.path]
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "attention", "factor"),
+    [
+        ("granite", "input_layernorm", "self_attn", 0.3),
+        ("phi", "input_layernorm", "self_attn", 1.0),
+        ("olmo2", "self_attn", "post_attention_layernorm", 1.0),
+    ],
+)
+@torch.no_grad()
+def test_stream_before_and_after_an_attention(name: str, norm: str, attention: str, factor: float) -> None:
+    model, inputs = DECODERS[name].build(), tiny_inputs("text")
+    layer = model.get_submodule("model.layers.1")
+    with recording({"first": layer.get_submodule(norm), "last": layer.get_submodule(attention)}) as seen:
+        model(**inputs)
+    before = seen["first.in"]
+    cosine = torch.cosine_similarity(before, before + factor * seen["last.out"], dim=-1)
+    units = find_units(model, kinds=("attention",))
+    found = block_influence(DepthContext(model=model, units=units, batches=(inputs,)))
+    assert found["model.layers.1.self_attn"] == pytest.approx(float(1 - cosine.mean()), abs=1e-5)
 
 
 def test_padding_does_not_count() -> None:
@@ -280,18 +285,8 @@ def test_a_score_is_the_loss_of_the_network_without_the_unit() -> None:
         assert scores[unit.name] == pytest.approx(wanted, rel=1e-5)
 
 
-def test_it_needs_a_loss() -> None:
+def test_it_needs_a_loss_and_ranks_layers() -> None:
+    how = {"remove": {"layer": 2}, "batches": batches_of("timm"), "importance": "cross_entropy", "search": "rounds"}
     with pytest.raises(ValueError, match=r"argument loss=f\(model, batch\) for importance='cross_entropy'"):
-        plan_depth(build("timm"), remove={"attention": 1}, batches=batches_of("timm"), importance="cross_entropy")
-
-
-def test_layers_are_ranked_by_it() -> None:
-    plan = plan_depth(
-        build("timm"),
-        remove={"layer": 2},
-        batches=batches_of("timm"),
-        importance="cross_entropy",
-        loss=loss_of_class_zero,
-        search="rounds",
-    )
-    assert len(plan.removed["layer"]) == 2
+        plan_depth(build("timm"), **how)
+    assert len(plan_depth(build("timm"), **how, loss=loss_of_class_zero).removed["layer"]) == 2

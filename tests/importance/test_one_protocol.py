@@ -73,13 +73,17 @@ def test_a_formula_of_weights_is_the_same_in_depth_and_in_width(name: str) -> No
     in_width = WidthContext(model=model, groups=groups, batches=[batch], loss=loss)
     (of_blocks,), (of_channels,) = (compute_importances(context, [name]) for context in (in_depth, in_width))
     loss(model, batch).backward()
-    block = model.blocks[1]
-    whole = [(p.detach().double(), p.grad.double()) for p in block.parameters()]
+    whole = [(p.detach().double(), p.grad.double()) for p in model.blocks[1].parameters()]
     assert of_blocks["blocks.1"].item() == pytest.approx(BOTH[name](whole).item(), rel=1e-4)
-    made = (block.conv1.weight, block.bn1.weight, block.bn1.bias)
-    for number, score in enumerate(of_channels["blocks.1.conv1"].tolist()):
-        part = [(p.detach()[number].double(), p.grad[number].double()) for p in made]
-        assert score == pytest.approx(BOTH[name](part).item(), rel=1e-4)
+    weights = dict(model.named_parameters())
+    for group in groups:
+        parts = [part for part in group.slices if part.makes and part.tensor in weights]
+        for number, score in enumerate(of_channels[group.name].tolist()):
+            own = []
+            for part in parts:
+                weight, index = weights[part.tensor], part.indices(torch.tensor([number]))
+                own.append(tuple(t.detach().index_select(part.dim, index).double() for t in (weight, weight.grad)))
+            assert score == pytest.approx(BOTH[name](own).item(), rel=1e-4, abs=1e-9)
 
 
 def test_names_are_at_the_top() -> None:

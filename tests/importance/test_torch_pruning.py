@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch_pruning as tp
 from cases.models.tiny import tiny_gpt2, tiny_mixture
+from cases.sampling import first
 from cases.width.groups import built, found_in
 from cases.width.oracle import rewritten
-from cases.width.plan_width import cnn, labelled_batches, vit
+from cases.width.plan_width import labelled_batches, vit
 from cases.width.scores import computed, context
 from torch import Tensor, nn
 
@@ -64,10 +65,7 @@ def theirs_of(graph: Any, ours: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:Unwrapped parameters detected")
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param("densenet", marks=pytest.mark.slow), *("option_a_resnet20", "mobilenet_v2", "convnext", "deit")],
-)
+@pytest.mark.parametrize("name", first(3, ["option_a_resnet20", "mobilenet_v2", "deit", "convnext", "densenet"]))
 def test_scores_are_the_librarys_own(name: str) -> None:
     """All groups have equal members; the score of a unit of several channels, such as a head, is their mean."""
     network, inputs, groups = unfused(name)
@@ -128,17 +126,25 @@ def test_a_class_of_the_users_own() -> None:
     torch.testing.assert_close(found[head.name], heads.double(), rtol=1e-4, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["GroupHessianImportance", "OBDCImportance", "ActivationImportance"])
-def test_importances_that_collect_something_of_their_own(name: str) -> None:
-    message = f"but torch-pruning's {name} collects data of its own while batches run. Use GroupTaylorImportance"
-    with pytest.raises(ValueError, match=message):
-        plan_width(cnn(), Budget(macs=0.3), batches=labelled_batches(), importance=getattr(tp.importance, name)())
+COLLECTS = "but torch-pruning's {0} collects data of its own while batches run. Use GroupTaylorImportance"
+CLASS = r"but got the class {0}\. Pass {0}\(\.\.\.\)"
+NOTHING = "{0} to score 48 channels of 'blocks.0.attn.qkv', which is made of Linear, but got no scores"
 
 
-def test_a_class_in_the_place_of_an_object() -> None:
-    message = r"but got the class GroupTaylorImportance\. Pass GroupTaylorImportance\(\.\.\.\)"
-    with pytest.raises(TypeError, match=message):
-        plan_width(cnn(), Budget(macs=0.3), batches=labelled_batches(), importance=tp.importance.GroupTaylorImportance)
+@pytest.mark.parametrize(
+    ("name", "instance", "error", "message"),
+    [
+        ("GroupHessianImportance", True, ValueError, COLLECTS),
+        ("OBDCImportance", True, ValueError, COLLECTS),
+        ("ActivationImportance", True, ValueError, COLLECTS),
+        ("GroupTaylorImportance", False, TypeError, CLASS),
+        ("BNScaleImportance", True, ValueError, NOTHING),
+    ],
+)
+def test_importances_that_cannot_score_are_refused(name: str, instance: bool, error: Any, message: str) -> None:
+    own = getattr(tp.importance, name)
+    with pytest.raises(error, match=message.format(name)):
+        plan_width(vit(), Budget(macs=0.3), batches=labelled_batches(), importance=own() if instance else own)
 
 
 def test_experts_and_fused_weights_of_unknown_modules() -> None:
@@ -153,14 +159,6 @@ def test_experts_and_fused_weights_of_unknown_modules() -> None:
     message = r"belongs to a Conv1D, which it does not know. Leave the group out, ignore=\['transformer"
     with pytest.raises(ValueError, match=message):
         computed(context(gpt, groups), ["group_magnitude"])
-
-
-def test_groups_without_what_an_importance_looks_at() -> None:
-    message = (
-        "BNScaleImportance to score 48 channels of 'blocks.0.attn.qkv', which is made of Linear, but got no scores"
-    )
-    with pytest.raises(ValueError, match=message):
-        plan_width(vit(), Budget(macs=0.3), batches=labelled_batches(), importance=tp.importance.BNScaleImportance())
 
 
 def test_scores_that_the_library_divides_by_zero() -> None:

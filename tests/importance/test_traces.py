@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -170,22 +171,27 @@ def test_unusable_batches_are_refused(batches: list[Any], message: str) -> None:
         u_score(context(model, resnet_groups(model), batches))
 
 
-@pytest.mark.parametrize("name", ["u_score", "gate_taylor"])
-def test_groups_without_a_site_are_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("u_score", {"taps": ()}, "a tap where the units of 'layer1.0.conv1' are seen"),
+        ("gate_taylor", {"taps": ()}, "a tap where the units of 'layer1.0.conv1' can be gated"),
+        ("u_score", {"size": 50}, "Expected the output of 'layer1.0.bn1' to hold 50 units of 1 entries"),
+        ("u_score", {"taps": (Tap("unused"),)}, "Expected 'unused', where the units of .* are seen, to be called"),
+        ("magnitude", {"slices": (Slice(tensor="x.weight", dim=0),)}, "Expected a module at 'x'"),
+        (
+            "magnitude",
+            {"slices": (Slice(tensor="conv1.bias", dim=0),)},
+            r"Expected a parameter or buffer 'conv1.bias'.*Conv2d\) has none",
+        ),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(name: str, change: dict[str, Any], message: str) -> None:
     model = small_resnet()
-    groups = [replace(resnet_groups(model)[0], taps=())]
-    with pytest.raises(ValueError, match=r"a tap where the units of 'layer1.0.conv1' (are seen|can be gated)"):
-        computed(context(model, groups, images(), loss=cross_entropy), [name])
-
-
-def test_sites_that_do_not_fit_are_refused() -> None:
-    model = small_resnet()
-    group = resnet_groups(model)[0]
-    with pytest.raises(ValueError, match=r"Expected the output of 'layer1.0.bn1' to hold 50 units of 1 entries"):
-        u_score(context(model, [replace(group, size=50)], images()))
     model.unused = nn.Conv2d(1, 1, 1)
-    with pytest.raises(ValueError, match=r"Expected 'unused', where the units of .* are seen, to be called"):
-        u_score(context(model, [replace(group, taps=(Tap("unused"),))], images()))
+    group = replace(resnet_groups(model)[0], **change)
+    with pytest.raises(ValueError, match=message):
+        computed(context(model, [group], images(), loss=cross_entropy), [name])
 
 
 def test_samples_of_different_numbers_of_rows_are_refused_in_one_batch() -> None:
@@ -195,22 +201,13 @@ def test_samples_of_different_numbers_of_rows_are_refused_in_one_batch() -> None
 
     model = Boxes(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     groups, x = find_groups(model, torch.randn(1, 4)).groups, torch.randn(2, 4)
-    loss = lambda model, batch: model(batch).square().sum()  # noqa: E731
+
+    def scores(batches: Sequence[Tensor]) -> Tensor:
+        return gate_taylor(context(model, groups, batches, lambda net, own: net(own).square().sum()))[groups[0].name]
+
     with pytest.raises(ValueError, match=r"got shape \(3, 6\)\..* as the boxes of a detector, pass one sample per"):
-        computed(context(model, groups, [x], loss=loss), ["gate_taylor"])
-    assert computed(context(model, groups, [*x.split(1)], loss=loss), ["gate_taylor"])["gate_taylor"][
-        groups[0].name
-    ].any()
-
-
-def test_slices_that_do_not_fit_are_refused() -> None:
-    model = small_resnet()
-    group = Group("x", "channel", 2, (Slice(tensor="layer1.0.conv9.weight", dim=0),))
-    with pytest.raises(ValueError, match=r"Expected a module at 'layer1.0.conv9'"):
-        magnitude(context(model, [group]))
-    group = Group("x", "channel", 2, (Slice(tensor="layer1.0.conv1.bias", dim=0),))
-    with pytest.raises(ValueError, match=r"Expected a parameter or buffer 'layer1.0.conv1.bias'.*Conv2d\) has none"):
-        magnitude(context(model, [group]))
+        scores([x])
+    assert scores(x.split(1)).any()
 
 
 def test_gradients_need_a_loss_that_reaches_the_units() -> None:
@@ -219,10 +216,9 @@ def test_gradients_need_a_loss_that_reaches_the_units() -> None:
     with pytest.raises(ValueError, match=r"Expected argument loss=f\(model, batch\) for importance='r_score'"):
         computed(context(model, groups, images()), ["r_score"])
     other = small_resnet()
-    with pytest.raises(ValueError, match="no gradient reached any"):
-        r_score(context(model, groups, images(), lambda _, batch: cross_entropy(other, batch)))
-    with pytest.raises(ValueError, match="no gradient reached any"):
-        gate_taylor(context(model, groups, images(), lambda _, batch: cross_entropy(other, batch)))
+    for score in (r_score, gate_taylor):
+        with pytest.raises(ValueError, match="no gradient reached any"):
+            score(context(model, groups, images(), lambda _, batch: cross_entropy(other, batch)))
     with pytest.warns(UserWarning, match="gradient of the loss is zero in every batch, so that all units score alike"):
         gate_taylor(context(model, groups, images(), lambda own, batch: 0 * cross_entropy(own, batch)))
 

@@ -1,9 +1,11 @@
-"""Sensitivity: every figure of the table against the network without the unit, and refusals."""
+"""Sensitivity: every figure of the table against the network without the unit, saved scores, and refusals."""
 
 from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,16 +26,14 @@ from prunerecover import (
     sensitivity,
 )
 from prunerecover.cost.macs import count_macs
+from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.sensitivity_table.figure import plot_sensitivity
 from prunerecover.sensitivity_table.rows import PARTS, GroupRow, UnitRow
 
-Batches = list[tuple[Tensor, Tensor]]
 
-
-def labelled(count: int = 16) -> Batches:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(count, 1, 8, 8, generator=generator)
-    return [(images, torch.arange(count) % 4)]
+def labelled() -> list[tuple[Tensor, Tensor]]:
+    images = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    return [(images, torch.arange(16) % 4)]
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +98,6 @@ def test_half_of_a_group_saves_what_a_narrowed_network_saves(vit: nn.Module, fou
     assert row.macs == pytest.approx(1 - count_macs(pruned, image) / count_macs(vit, image))
 
 
-def test_the_model_stays_as_it_is(vit: nn.Module) -> None:
-    before = {name: value.clone() for name, value in vit.state_dict().items()}
-    sensitivity(vit, batches=labelled(), kinds=("block", "neuron"))
-    assert all(torch.equal(value, before[name]) for name, value in vit.state_dict().items())
-
-
 def test_the_table_has_what_costs_least_for_what_it_saves_first(found: Sensitivity) -> None:
     lines = [line for line in found.to_markdown().splitlines() if line.startswith("| `")]
     assert len(lines) == len(found.units) + len(found.groups)
@@ -142,11 +136,13 @@ def test_long_lists_take_several_lines_and_nothing_to_draw_is_said() -> None:
     assert plot_sensitivity((), experts).get_suptitle() == "None of 1 units and groups saves MACs"
 
 
-def test_labels_are_not_needed(vit: nn.Module) -> None:
-    found = sensitivity(vit, batches=[labelled()[0][0]])
+def test_labels_are_not_needed_and_the_model_stays_as_it_is(vit: nn.Module) -> None:
+    before = {name: value.clone() for name, value in vit.state_dict().items()}
+    found = sensitivity(vit, batches=[labelled()[0][0]], kinds=("block", "neuron"))
     assert found.units
     assert found.groups
     assert "width" not in found.refused
+    assert all(torch.equal(value, before[name]) for name, value in vit.state_dict().items())
 
 
 def test_a_language_model_is_scored_by_its_own_loss() -> None:
@@ -156,19 +152,96 @@ def test_a_language_model_is_scored_by_its_own_loss() -> None:
     assert {row.kind for row in found.groups} == {"neuron"}
 
 
-def test_kinds_that_are_named_must_be_there() -> None:
+@pytest.mark.parametrize(
+    ("how", "message"), [({"kinds": ("attention",)}, "attention"), ({}, "No depth: .* No width: ")]
+)
+def test_nothing_that_can_go_is_an_error(how: dict[str, Any], message: str) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
-    with pytest.raises(ValueError, match="attention"):
-        sensitivity(network, batches=labelled(), kinds=("attention",))
-
-
-def test_nothing_that_can_go_is_an_error() -> None:
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
-    with pytest.raises(ValueError, match="No depth: .* No width: "):
-        sensitivity(network, batches=labelled())
+    with pytest.raises(ValueError, match=message):
+        sensitivity(network, batches=labelled(), **how)
 
 
 @pytest.mark.parametrize(("kinds", "named"), [(("wheel",), "'wheel'"), ((), "none")])
 def test_unknown_kinds_are_refused(vit: nn.Module, kinds: tuple[str, ...], named: str) -> None:
     with pytest.raises(ValueError, match=f"Expected kinds among block, .*expert, hidden, but got {named}"):
         sensitivity(vit, batches=labelled(), kinds=kinds)
+
+
+@pytest.fixture(scope="module")
+def file(found: Sensitivity, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("scores") / "vit.scores.safetensors"
+    found.save(path)
+    return path
+
+
+def test_scores_read_back_exactly(found: Sensitivity, file: Path) -> None:
+    again, wanted = SavedScores.load(file), found.saved
+    assert again.weights == wanted.weights
+    assert again.scores.keys() == wanted.scores.keys() == {"output_divergence", "gate_taylor"}
+    for name, by_unit in wanted.scores.items():
+        assert again.scores[name].keys() == by_unit.keys()
+        assert all(torch.equal(again.scores[name][unit], value) for unit, value in by_unit.items())
+
+
+def not_again(*_: object, **__: object) -> None:
+    raise AssertionError("scored again")
+
+
+@pytest.mark.slow
+def test_width_takes_them_for_every_budget(vit: nn.Module, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = plan_width(vit, Budget(macs=0.2), batches=labelled())
+    monkeypatch.setattr("prunerecover.width.allocator.compute_importances", not_again)
+    assert plan_width(vit, Budget(macs=0.2), batches=labelled(), scores=file).edits == wanted.edits
+
+
+@pytest.mark.parametrize("search", ["one_shot", "greedy"])
+def test_depth_takes_them_for_every_budget(vit: nn.Module, file: Path, search: str) -> None:
+    for remove in ({"attention": 1}, {"attention": 2}):  # activations of this network hardly matter: noise decides
+        wanted = plan_depth(vit, remove=remove, batches=labelled(), search=search)
+        assert plan_depth(vit, remove=remove, batches=labelled(), search=search, scores=file).edits == wanted.edits
+
+
+@pytest.mark.parametrize(
+    ("plan", "how", "message"),
+    [
+        (plan_width, {"importance": "squared_taylor"}, "by 'squared_taylor', but got those by "),
+        (plan_depth, {"importance": "magnitude", "kinds": "block"}, "by 'magnitude', but got those by"),
+    ],
+)
+def test_scores_by_something_else_are_refused(plan: Any, how: Any, message: str, vit: nn.Module, file: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan(vit, Budget(macs=0.2), batches=labelled(), scores=file, **how)
+
+
+@pytest.mark.parametrize("plan", [plan_width, plan_depth])
+def test_scores_of_other_weights_are_refused(plan: Any, vit: nn.Module, file: Path) -> None:
+    changed = tiny_vit().eval()
+    changed.load_state_dict({name: value + 1 for name, value in vit.state_dict().items()})
+    with pytest.raises(ValueError, match="those of other weights. Score anew"):
+        plan(changed, Budget(macs=0.2), batches=labelled(), scores=file)
+
+
+def test_scores_of_fewer_kinds_are_refused(vit: nn.Module) -> None:
+    few = sensitivity(vit, batches=labelled(), kinds=("attention", "head")).saved
+    with pytest.raises(ValueError, match=r"'blocks\.0\.mlp' has none .*allow the same kinds"):
+        plan_depth(vit, remove={"mlp": 1}, batches=labelled(), scores=few)
+    with pytest.raises(ValueError, match="has none"):
+        plan_width(vit, Budget(macs=0.2), batches=labelled(), scores=few)
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    with pytest.raises(FileNotFoundError, match="none.safetensors does not exist"):
+        SavedScores.load(tmp_path / "none.safetensors")
+    (tmp_path / "text").write_text("scores")
+    with pytest.raises(ValueError, match="cannot be read"):
+        SavedScores.load(tmp_path / "text")
+    save_file({"a": torch.zeros(1)}, tmp_path / "weights.safetensors")
+    with pytest.raises(ValueError, match="but got another"):
+        SavedScores.load(tmp_path / "weights.safetensors")
+
+
+def test_something_else_is_refused(vit: nn.Module) -> None:
+    with pytest.raises(TypeError, match="to be a path or SavedScores, but got int"):
+        plan_width(vit, Budget(macs=0.2), batches=labelled(), scores=3)  # type: ignore[arg-type]

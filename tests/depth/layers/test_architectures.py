@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from cases.depth.architectures import ARCHITECTURES, quick_or_slow
-from cases.depth.removal import check_sequence, check_unit, removals_in
+from cases.depth.removal import check_sequence, check_unit, removals_in, removals_of
 
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 
-UNITS = 6  # of a network, tried alone
-SEQUENCES = 5  # of each light architecture
+UNITS = 4  # of a network, tried alone
+SEQUENCES = 3  # of each light architecture
 
 # Where some layers turn out to be fixed by what reads them, how many of the units still can go at least.
 SHARES = {"split": 0.6, "gated": 0.7, "shared": 0.9, "post-norm": 0.8, "1-d": 0.8, "regnet": 0.7, "resnest": 0.6}
@@ -56,3 +56,21 @@ def test_random_sequence_leaves_a_network_that_a_file_makes_again(name: str, tmp
 def test_more_sequences_do(light: str, tmp_path: Path) -> None:
     for seed in range(1, SEQUENCES):
         check_sequence(removals_in(light), seed, tmp_path)
+
+
+@pytest.mark.parametrize("strided", [pytest.param("resnet50", marks=pytest.mark.slow), "detector", "1-d", "deit"])
+def test_strided_layers_leave_a_pooling(strided: str) -> None:
+    removals = removals_of(*ARCHITECTURES[strided](), ("layer",), include_strided=True)
+    others = {unit.name for unit in removals_in(strided, ("layer",)).units}
+    for unit in removals.units:
+        if unit.name not in others:
+            with suppress(NotRemovable):
+                check_unit(removals, unit)
+
+
+@pytest.mark.slow
+def test_every_layer_of_a_large_network_can_go() -> None:
+    removals = removals_in("resnet50", ("layer",))
+    assert len(removals.units) == 46
+    for unit in removals.units[::6]:
+        check_unit(removals, unit)

@@ -67,12 +67,8 @@ class SecondArgument(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.inner, self.end, self.head = (
-            nn.Linear(3, WIDTH),
-            nn.Linear(WIDTH, WIDTH),
-            self.End(),
-            nn.Linear(WIDTH, 2),
-        )
+        self.stem, self.inner, self.end = nn.Linear(3, WIDTH), nn.Linear(WIDTH, WIDTH), self.End()
+        self.head = nn.Linear(WIDTH, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
@@ -101,10 +97,7 @@ def test_code_that_stays_does_not_write_into_what_a_branch_reads() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("block", "layer"),
-    one_in(3, [(b, f"{n}.{layer}") for b in "12" for n in "23" if n != b for layer in ("reduce", "expand")]),
-)
+@pytest.mark.parametrize(("block", "layer"), one_in(3, [("1", "2.reduce"), ("1", "3.expand"), ("2", "3.reduce")]))
 def test_a_block_goes_with_a_layer_that_narrows_what_depthwise_convolutions_read(block: str, layer: str) -> None:
     torch.manual_seed(0)
     blocks = (Depthwise() for _ in range(3))

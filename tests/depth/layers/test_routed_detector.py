@@ -46,6 +46,10 @@ def test_a_pooling_stands_where_a_strided_layer_was(removals: Removals, name: st
     assert network(IMAGES).shape == (2, 6, 4, 4)
 
 
+def test_a_block_without_a_shortcut_goes_with_a_layer_in_front_of_it(removals: Removals) -> None:
+    assert without(removals, "model.1.conv", "model.2")(IMAGES).shape == (2, 6, 4, 4)
+
+
 @pytest.mark.parametrize("name", ["model.3.conv", "model.5.cv1.conv", "model.8.conv"])
 def test_what_is_left_can_be_folded(removals: Removals, name: str) -> None:
     network = without(removals, name)
@@ -57,7 +61,7 @@ def test_what_is_left_can_be_folded(removals: Removals, name: str) -> None:
 @pytest.mark.slow
 def test_sequences_of_removals_run_and_train(removals: Removals) -> None:
     draw, runs = random.Random(0), 0
-    for _ in range(30):
+    for _ in range(12):
         chosen: list[Unit] = []
         for unit in draw.sample(removals.units, len(removals.units)):
             if len(chosen) < 4 and not any(conflicting(unit, other) for other in chosen):
@@ -67,11 +71,7 @@ def test_sequences_of_removals_run_and_train(removals: Removals) -> None:
             apply_edits(network, removals.edits(chosen))
             network.train()(IMAGES).sum().backward()
             runs += 1
-    assert runs > 10
-
-
-def test_a_block_without_a_shortcut_goes_with_a_layer_in_front_of_it(removals: Removals) -> None:
-    assert without(removals, "model.1.conv", "model.2")(IMAGES).shape == (2, 6, 4, 4)
+    assert runs > 4
 
 
 def test_half_copies_and_pickles_compute_the_same(removals: Removals) -> None:
@@ -133,18 +133,10 @@ class Detections(RoutedDetector):
 
 def test_detections_are_ranked_by_a_loss_however_many_are_left() -> None:
     torch.manual_seed(0)
-    plan = plan_depth(
-        stir(Detections()),
-        remove={"layer": 3},
-        batches=[IMAGES, IMAGES],
-        importance="taylor",
-        loss=lambda model, batch: model(batch).square().mean(),
-    )
+    how = {"remove": {"layer": 3}, "batches": [IMAGES, IMAGES]}
+    loss = {"importance": "taylor", "loss": lambda model, batch: model(batch).square().mean()}
+    plan = plan_depth(stir(Detections()), **how, **loss)
     assert len(plan.removed["layer"]) == 3
     assert plan.evidence["divergence"] == {}
-
-
-def test_detections_cannot_be_ranked_by_divergence() -> None:
-    torch.manual_seed(0)
     with pytest.raises(ValueError, match="the number of detections follows what is detected. Rank by importance='tay"):
-        plan_depth(stir(Detections()), remove={"layer": 3}, batches=[IMAGES, IMAGES])
+        plan_depth(stir(Detections()), **how)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,6 @@ from prunerecover.surgery.transformers_depth import config_edits
 
 BATCHES = [tiny_inputs("text", batch=8)]
 IDS = tiny_inputs("text", length=14)["input_ids"]
-FEW = ("gptj", "llama4")
 
 
 def planned(model: nn.Module, kind: str, number: int) -> Plan:
@@ -41,44 +41,27 @@ def assert_steps_are_exact(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "deepseek_v3")) for n in OTHERS])
-def test_removed_block_leaves_a_standard_model(name: str, tmp_path: Path) -> None:
+def test_removed_block_leaves_a_standard_model_that_reopens_and_is_restored(name: str, tmp_path: Path) -> None:
     model, oracle = OTHERS[name].build(), OTHERS[name].build()
     assert not is_supported(model)
     plan = planned(model, "block", 1)
     assert [type(edit) for edit in plan.edits] == [Remove, Config]
-    apply_plan(model, plan)
-    model.save_pretrained(tmp_path)
-    again = type(model).from_pretrained(tmp_path).eval()
+    applied = apply_plan(model, plan)
+    folder = save_pruned(model, plan, tmp_path / "pruned")
+    again = type(model).from_pretrained(folder).eval()
     assert again.config.num_hidden_layers == 3
-    torch.testing.assert_close(uncached(again, IDS), uncached(model, IDS), atol=1e-5, rtol=0)
+    left = uncached(model, IDS)
+    torch.testing.assert_close(uncached(again, IDS), left, atol=1e-5, rtol=0)
+    assert torch.equal(uncached(load_pruned(folder), IDS), left)
     assert numbers(again) == numbers(model)
     assert_steps_are_exact(model)
+    undo(model, applied.journal)
+    assert model.config.to_dict() == oracle.config.to_dict()
+    assert numbers(model) == numbers(oracle)
+    assert torch.equal(uncached(model, IDS), uncached(oracle, IDS))
     gone = describe_blocks(oracle).blocks[1].path
     oracle.get_submodule(gone).register_forward_hook(handing_on, with_kwargs=True)
-    torch.testing.assert_close(uncached(model, IDS), uncached(oracle, IDS), atol=1e-5, rtol=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", one_in(2, FEW))
-def test_undo_restores_blocks_config_and_numbers(name: str) -> None:
-    model, untouched = OTHERS[name].build(), OTHERS[name].build()
-    applied = apply_plan(model, planned(model, "block", 1))
-    undo(model, applied.journal)
-    assert model.config.to_dict() == untouched.config.to_dict()
-    assert numbers(model) == numbers(untouched)
-    assert torch.equal(uncached(model, IDS), uncached(untouched, IDS))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", one_in(2, FEW))
-def test_saved_model_reopens_without_the_dense_one(name: str, tmp_path: Path) -> None:
-    model = OTHERS[name].build()
-    plan = planned(model, "block", 0)
-    apply_plan(model, plan)
-    folder = save_pruned(model, plan, tmp_path / "pruned")
-    again = load_pruned(folder)
-    assert torch.equal(uncached(again, IDS), uncached(model, IDS))
-    assert type(model).from_pretrained(folder).config.num_hidden_layers == 3
+    torch.testing.assert_close(left, uncached(oracle, IDS), atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
@@ -100,14 +83,22 @@ def test_config_counts_the_first_dense_layers_and_lists_the_mixtures() -> None:
 
 
 @pytest.mark.slow
-def test_blocks_behind_one_another_go_together() -> None:
-    model, oracle = OTHERS["exaone4"].build(), OTHERS["exaone4"].build()
-    plan = plan_depth(model, remove={"block": 3}, batches=BATCHES, search="one_shot")
+@pytest.mark.parametrize(
+    ("make", "count", "ignore", "left"),
+    [(OTHERS["exaone4"].build, 3, [], 1), (tiny_minimax, 1, ["*.[0234]"], 5), (tiny_minimax, 1, ["*.[1234]"], 5)],
+    ids=["behind one another", "beside linear attentions", "the first of linear attentions"],
+)
+def test_blocks_are_gone_as_if_they_handed_on(
+    make: Callable[[], nn.Module], count: int, ignore: list[str], left: int
+) -> None:
+    model, oracle = make(), make()
+    plan = plan_depth(model, remove={"block": count}, batches=BATCHES, ignore=ignore, search="one_shot")
     apply_plan(model, plan)
-    assert model.config.num_hidden_layers == len(model.model.layers) == len(model.config.layer_types) == 1
+    assert model.config.num_hidden_layers == len(model.model.layers) == len(model.config.layer_types) == left
     for gone in plan.removed["block"]:
         oracle.get_submodule(gone).register_forward_hook(handing_on, with_kwargs=True)
     torch.testing.assert_close(uncached(model, IDS), uncached(oracle, IDS), atol=1e-5, rtol=0)
+    assert_steps_are_exact(model)
 
 
 def test_layers_that_compute_with_their_number_are_bypassed(tmp_path: Path) -> None:
@@ -119,16 +110,6 @@ def test_layers_that_compute_with_their_number_are_bypassed(tmp_path: Path) -> N
     assert_steps_are_exact(model)
     with pytest.warns(UserWarning, match="from_pretrained will not make this DiffLlamaForCausalLM again"):
         model.save_pretrained(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", one_in(2, [1, 0, 2, 3, 4]))
-def test_block_beside_linear_attentions_goes(number: int) -> None:
-    model, oracle = tiny_minimax(), tiny_minimax()
-    apply_plan(model, planned(model, "block", number))
-    oracle.get_submodule(f"model.layers.{number}").register_forward_hook(handing_on, with_kwargs=True)
-    torch.testing.assert_close(uncached(model, IDS), uncached(oracle, IDS), atol=1e-5, rtol=0)
-    assert_steps_are_exact(model)
 
 
 @pytest.mark.slow
@@ -153,18 +134,13 @@ def test_block_of_a_hybrid_goes_with_its_entry_of_the_config(name: str, tmp_path
     torch.testing.assert_close(cached(model, IDS), uncached(model, IDS), atol=2e-3, rtol=0)  # dense Bamba: 1e-3
 
 
-@pytest.mark.parametrize("name", one_in(3, ["gptj", "gpt_bigcode", "helium", "exaone4"]))
-def test_cached_generation_without_the_first_attention(name: str) -> None:
+@pytest.mark.parametrize("name", one_in(3, ["gptj", "gpt_bigcode", "exaone4", "helium"]))
+def test_cached_generation_without_the_first_attention_and_then_without_a_block(name: str) -> None:
     model, untouched = OTHERS[name].build(), OTHERS[name].build()
     applied = apply_plan(model, planned(model, "attention", 0))
     assert_steps_are_exact(model)
     undo(model, applied.journal)
     assert numbers(model) == numbers(untouched)
-
-
-@pytest.mark.slow
-def test_removed_attention_and_block_in_turns() -> None:
-    model = OTHERS["helium"].build()
     apply_plan(model, planned(model, "attention", 0))
     apply_plan(model, planned(model, "block", 1))
     assert_steps_are_exact(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import permutations
+from itertools import permutations, product
 
 import pytest
 import torch
@@ -60,31 +60,27 @@ def check_same(one: nn.Module, other: nn.Module, removals: Removals) -> None:
     torch.testing.assert_close(first, second, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("order", one_in(3, ["-".join(order) for order in permutations(MLP)]))
-def test_gate_up_and_down_are_the_mlp(llama: Removals, order: str) -> None:
-    left = without(llama, [f"model.layers.1.mlp.{name}" for name in order.split("-")])
-    check_same(left, removed(llama, Remove(unit="model.layers.1.mlp", kind="mlp")), llama)
+WHOLE = {
+    "mlp": (Remove(unit="model.layers.1.mlp", kind="mlp"), ()),
+    "block": (Remove(unit="model.layers.1", kind="block"), ("model.layers.1.self_attn",)),
+}
 
 
-@pytest.mark.parametrize("order", one_in(3, ["-".join(order) for order in permutations(MLP)]))
-def test_gate_up_down_and_attention_are_the_block(llama: Removals, order: str) -> None:
-    names = [f"model.layers.1.mlp.{name}" for name in order.split("-")]
-    left = without(llama, [*names, "model.layers.1.self_attn"])
-    check_same(left, removed(llama, Remove(unit="model.layers.1", kind="block")), llama)
-
-
-@pytest.mark.slow
-def test_nothing_is_left_of_the_mlp_in_the_exported_network(llama: Removals) -> None:
-    left = without(llama, [f"model.layers.1.mlp.{name}" for name in MLP])
-    whole = removed(llama, Remove(unit="model.layers.1.mlp", kind="mlp"))
-    assert operations(left, llama) <= operations(whole, llama)
+@pytest.mark.parametrize(("order", "whole"), one_in(5, product(permutations(MLP), WHOLE)))
+def test_gate_up_and_down_are_the_mlp_and_the_block_with_the_attention(
+    llama: Removals, order: tuple[str, ...], whole: str
+) -> None:
+    remove, attention = WHOLE[whole]
+    left = without(llama, [*(f"model.layers.1.mlp.{name}" for name in order), *attention])
+    check_same(left, removed(llama, remove), llama)
 
 
 @pytest.mark.slow
-def test_nothing_is_left_of_the_block_in_the_exported_network(llama: Removals) -> None:
-    left = without(llama, [*(f"model.layers.1.mlp.{name}" for name in MLP), "model.layers.1.self_attn"])
-    whole = removed(llama, Remove(unit="model.layers.1", kind="block"))
-    assert operations(left, llama) == operations(whole, llama)
+@pytest.mark.parametrize("whole", WHOLE)
+def test_nothing_is_left_of_it_in_the_exported_network(llama: Removals, whole: str) -> None:
+    remove, attention = WHOLE[whole]
+    left = without(llama, [*(f"model.layers.1.mlp.{name}" for name in MLP), *attention])
+    assert operations(left, llama) <= operations(removed(llama, remove), llama)
 
 
 def test_all_layers_and_the_attention_of_a_vision_transformer_block_are_the_block() -> None:
@@ -94,22 +90,10 @@ def test_all_layers_and_the_attention_of_a_vision_transformer_block_are_the_bloc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "block", "convolutions"),
-    one_in(
-        2,
-        [
-            pytest.param("resnet18", "layer1.1", ("conv1", "conv2"), id="basic"),
-            pytest.param("resnet18", "layer1.1", ("conv2", "conv1"), id="basic backwards"),
-        ],
-    ),
-)
-def test_all_convolutions_of_a_residual_block_are_the_block(
-    name: str, block: str, convolutions: tuple[str, ...]
-) -> None:
-    resnet = listed(name)
-    left = without(resnet, [f"{block}.{conv}" for conv in convolutions])
+@pytest.mark.parametrize("convolutions", [("conv1", "conv2"), ("conv2", "conv1")])
+def test_all_convolutions_of_a_residual_block_are_the_block(convolutions: tuple[str, ...]) -> None:
+    resnet = listed("resnet18")
+    left = without(resnet, [f"layer1.1.{conv}" for conv in convolutions])
     whole = deep_copy(resnet.model)
-    stage, number = block.split(".")
-    getattr(whole, stage)[int(number)] = nn.ReLU()  # of what is not negative: it does nothing
+    whole.layer1[1] = nn.ReLU()  # of what is not negative: it does nothing
     check_same(left, whole.eval(), resnet)

@@ -14,21 +14,10 @@ from torch import nn
 
 from prunerecover import find_groups
 from prunerecover.depth.layers.widths import FIXED, Widths
-from prunerecover.plan.groups import Group, Slice
+from prunerecover.plan.groups import Group
 
 Place = tuple[str, int, int]  # a tensor, a dimension, and an index
-NAMES = (
-    "resnet18",
-    "unet",
-    "detector",
-    "dense",
-    "mixer",
-    "llama",
-    "deit",
-    "squeezenet",
-    "vgg",
-    "split",
-)
+NAMES = ("resnet18", "unet", "detector", "dense", "mixer", "llama", "deit", "squeezenet", "vgg", "split")
 
 
 def partition(widths: Widths, tensors: set[str]) -> dict[Place, frozenset[Place]]:
@@ -66,46 +55,3 @@ def test_carried_units_are_those_of_a_fresh_trace(name: str, seed: int) -> None:
     for tensor, dim, index in carried.keys() - found.keys():  # the last unit of its kind, or of each half
         run = state.widths.run
         assert (run == run[int(state.widths.along[tensor, dim][index])]).sum() <= (2 if name == "split" else 1)
-
-
-def hand_made() -> tuple[Widths, nn.Module]:
-    model = nn.ModuleDict({"a": nn.Linear(3, 4), "b": nn.Linear(4, 6), "c": nn.Linear(6, 2)})
-    groups = [
-        Group("a", "neuron", 4, (Slice(tensor="a.weight", dim=0), Slice(tensor="b.weight", dim=1, makes=False))),
-        Group("b", "neuron", 6, (Slice(tensor="b.weight", dim=0), Slice(tensor="c.weight", dim=1, makes=False))),
-    ]
-    return Widths.of(model, groups), model
-
-
-def test_removed_units_leave_all_their_dimensions() -> None:
-    widths, _ = hand_made()
-    (edit,) = widths.remove([1, 2])
-    assert (edit.unit, edit.of, edit.keep) == ("a", 4, (0, 3))
-    assert [part.tensor for part in edit.group] == ["a.weight", "b.weight"]
-    assert (len(widths.units("a.weight", 0, 4)), len(widths.units("b.weight", 1, 4))) == (2, 2)
-    assert len(widths.units("b.weight", 0, 6)) == 6
-
-
-def test_tied_units_go_together() -> None:
-    widths, _ = hand_made()
-    widths.remove([4, 9])
-    widths.tie(widths.units("b.weight", 1, 4), widths.units("b.weight", 0, 4))
-    widths.forget(["b"])
-    (edit,) = widths.remove([int(widths.units("a.weight", 0, 4)[1])])
-    assert [(part.tensor, part.dim) for part in edit.group] == [("a.weight", 0), ("c.weight", 1)]
-
-
-def test_units_tied_to_what_is_fixed_are_fixed() -> None:
-    widths, _ = hand_made()
-    widths.tie(widths.units("a.weight", 0, 4), np.full(4, FIXED))
-    assert (widths.units("b.weight", 1, 4) == FIXED).all()
-    assert not widths.removable(widths.units("b.weight", 1, 4), np.full(4, FIXED))
-
-
-def test_a_copy_is_left_as_it_was() -> None:
-    widths, _ = hand_made()
-    trial = widths.copy()
-    trial.remove([0])
-    trial.tie(trial.units("a.weight", 0, 4)[:2], trial.units("b.weight", 0, 6)[:2])
-    assert len(widths.units("a.weight", 0, 4)) == 4
-    assert len(np.unique(np.concatenate(list(widths.along.values())))) == 10

@@ -1,16 +1,14 @@
-"""Planning that is interrupted or killed says what is kept, keeps it, and scores none of it again."""
+"""Planning that is interrupted says what is kept, keeps it, and scores none of it again."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cases.depth.interrupted import Interrupts
-from cases.files.kills import killed_at_rename
 from torch import nn
 
 from prunerecover import Plan, plan_depth
@@ -33,6 +31,7 @@ class Convs(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         Convs.passes += 1
         if Convs.passes == Convs.until:
+            Convs.until = -1
             raise KeyboardInterrupt
         return super().forward(x)
 
@@ -45,22 +44,16 @@ def same(one: Plan, other: Plan) -> bool:
     return one == other and all(torch.equal(value, other.tensors[name]) for name, value in one.tensors.items())
 
 
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Plans, and returns the number of passes; raises KeyboardInterrupt at one of them."""
-
-    def plan(network: nn.Module, until: int = -1, **how: Any) -> int:
-        monkeypatch.setattr(Convs, "passes", 0)
-        monkeypatch.setattr(Convs, "until", until)
-        planned(network, **how)
-        return Convs.passes
-
-    return plan
+def counted(network: nn.Module, until: int = -1, **how: Any) -> int:
+    """Plan, and return the number of passes; raise KeyboardInterrupt at one of them."""
+    Convs.passes, Convs.until = 0, until
+    planned(network, **how)
+    return Convs.passes
 
 
 @pytest.mark.slow
 def test_interrupted_at_any_pass_it_goes_on_behind_the_last_result(
-    tmp_path: Path, counted: Callable[..., int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "prunerecover")
     interrupts, network = Interrupts(monkeypatch), Convs()
@@ -86,25 +79,8 @@ def test_interrupted_at_any_pass_it_goes_on_behind_the_last_result(
         assert same(planned(network, store=store), whole)
 
 
-def test_without_a_store_nothing_is_said_to_be_kept(
-    counted: Callable[..., int], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_store_nothing_is_said_to_be_kept(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "prunerecover")
     with pytest.raises(KeyboardInterrupt):
         counted(Convs(), 20)
     assert not caplog.messages
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 3])
-def test_killed_while_it_writes_a_result_it_goes_on_behind_the_one_before(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network = Convs()
-    whole = planned(network)
-    assert killed_at_rename(number, lambda: planned(network, store=tmp_path))
-    assert results_in(tmp_path) == number
-    interrupts = Interrupts(monkeypatch)
-    assert same(planned(network, store=tmp_path), whole)
-    total = interrupts.computed + number
-    assert results_in(tmp_path) == total
