@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
-from cases.models.habits import dataset, loader, tiny_vit
+from cases.models.habits import loader, tiny_vit
 from torch.nn import functional as F
 
-from prunerecover import apply_plan, load_pruned, merge, plan_depth, save_pruned, update_optimizer
+from prunerecover import apply_plan, plan_depth, update_optimizer
 
 
 def train(model, optimizer, scheduler, epochs=1):
@@ -23,7 +23,7 @@ def train(model, optimizer, scheduler, epochs=1):
 
 
 @pytest.mark.parametrize(("replace", "make"), [("calibrated", torch.optim.AdamW), ("identity", torch.optim.Adagrad)])
-def test_bare_loop(tmp_path, make, replace):
+def test_bare_loop(make, replace):
     """Prune during training: every remaining weight trains on with its state, and nothing else is held."""
     torch.manual_seed(0)
     model = tiny_vit()
@@ -45,11 +45,6 @@ def test_bare_loop(tmp_path, make, replace):
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     train(model, optimizer, scheduler)
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
-
-    plan = plan + merge(model)
-    images = dataset().tensors[0]
-    again = load_pruned(save_pruned(model, plan, tmp_path / "pruned"))
-    assert torch.equal(again(images), model.eval()(images))
 
 
 @pytest.mark.slow
