@@ -223,33 +223,6 @@ def test_a_file_with_one_bit_turned_in_its_weights(file: Path) -> None:
         load_pruned(file, dense)
 
 
-NEWER_LEDGER, NEWER_PLAN = {"schema": "prunerecover.ledger/2"}, {"schema": "prunerecover.plan/2"}
-LACKS = "Expected the weights of the VisionTransformer .* lacks head.weight"
-BESIDE = r"(?s)Expected Classifier to be built from .* it failed \(RuntimeError: .*Missing key.*beside.weight"
-ANOTHER = "Expected the model that the plan was made for .* this model has 3 blocks"
-
-
-@pytest.mark.parametrize(
-    ("change", "model", "message"),
-    [
-        (lambda c: c[KEY].update(NEWER_LEDGER), None, "schema prunerecover.ledger/1, but .* has prunerecover.ledger/2"),
-        (lambda c: c[KEY]["plans"]["net"].update(NEWER_PLAN), None, "prunerecover.plan/1, but got prunerecover.plan/2"),
-        (lambda c: c["state_dict"].pop("net.head.weight"), None, LACKS),
-        (lambda c: c["state_dict"].pop("net.head.weight"), Classifier, LACKS),
-        (lambda c: c["state_dict"].pop("beside.weight"), Classifier, BESIDE),
-        (lambda c: c["hyper_parameters"].update({"depth": 3}), Classifier, ANOTHER),
-    ],
-    ids=["newer ledger", "newer plan", "weights", "weights of a class", "weights beside", "another network"],
-)
-def test_files_that_do_not_fit(change: Any, model: type[nn.Module] | None, message: str, file: Path) -> None:
-    rewrite(file, change)
-    with pytest.raises(ValueError, match=message):
-        load_pruned(file, model)
-
-
-WHOLE = torch.ones(5, dtype=torch.int64)
-
-
 def built_by(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the constructor of an older file, without the hash that would reveal the edit."""
     source: dict[str, Any] = checkpoint[KEY]["plans"]["net"]["source"]
@@ -257,20 +230,38 @@ def built_by(checkpoint: dict[str, Any]) -> dict[str, Any]:
     return source["constructor"]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda c: c["state_dict"].update({3: torch.ones(1)}), "Expected weights by name in the 'state_dict' .* by 3"),
-        (lambda c: c["state_dict"].update({"net.head.weight": 3}), "Expected tensors as the weights of 'net' .* int"),
-        (lambda c: c["state_dict"].update({"net.head.bias": WHOLE}), "has other kinds of numbers head.bias"),
-        (lambda c: c[KEY].update(plans=[1]), "Expected plans by path of their network in a ledger, but got list"),
-        (lambda c: c[KEY].update(adapters=3), "Expected adapters by path of their network in a ledger, but got int"),
-        (lambda c: built_by(c)["kwargs"].update({"depth": 10**9}), "a network that can be built, but got depth=10+"),
-        (lambda c: built_by(c).update(kwargs=1.5), "of a constructor by name, but got 1.5"),
-    ],
-    ids=["name", "value", "integers", "plans", "adapters", "depth", "kwargs"],
-)
-def test_entries_of_another_form(change: Any, message: str, file: Path) -> None:
+NEWER = {"schema": "prunerecover.plan/2"}
+WHOLE = torch.ones(5, dtype=torch.int64)
+LACKS = "Expected the weights of the VisionTransformer .* lacks head.weight"
+BESIDE = r"(?s)Expected Classifier to be built from .* it failed \(RuntimeError: .*Missing key.*beside.weight"
+SPOILED: dict[str, tuple[Callable[[Any], Any], type[nn.Module] | None, str]] = {
+    "newer ledger": (
+        lambda c: c[KEY].update(schema="prunerecover.ledger/2"),
+        None,
+        "schema prunerecover.ledger/1, but .* has prunerecover.ledger/2",
+    ),
+    "newer plan": (lambda c: c[KEY]["plans"]["net"].update(NEWER), None, "plan/1, but got prunerecover.plan/2"),
+    "weights": (lambda c: c["state_dict"].pop("net.head.weight"), None, LACKS),
+    "weights of a class": (lambda c: c["state_dict"].pop("net.head.weight"), Classifier, LACKS),
+    "weights beside": (lambda c: c["state_dict"].pop("beside.weight"), Classifier, BESIDE),
+    "another network": (
+        lambda c: c["hyper_parameters"].update({"depth": 3}),
+        Classifier,
+        "Expected the model that the plan was made for .* this model has 3 blocks",
+    ),
+    "name": (lambda c: c["state_dict"].update({3: WHOLE}), None, "weights by name in the 'state_dict' .* by 3"),
+    "value": (lambda c: c["state_dict"].update({"net.head.weight": 3}), None, "tensors as the weights of 'net' .* int"),
+    "integers": (lambda c: c["state_dict"].update({"net.head.bias": WHOLE}), None, "other kinds of numbers head.bias"),
+    "plans": (lambda c: c[KEY].update(plans=[1]), None, "plans by path of their network in a ledger, but got list"),
+    "adapters": (lambda c: c[KEY].update(adapters=3), None, "adapters by path of their network in .*, but got int"),
+    "depth": (lambda c: built_by(c)["kwargs"].update({"depth": 10**9}), None, "can be built, but got depth=1000000000"),
+    "kwargs": (lambda c: built_by(c).update(kwargs=1.5), None, "of a constructor by name, but got 1.5"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_a_spoiled_file_is_refused(case: str, file: Path) -> None:
+    change, model, message = SPOILED[case]
     rewrite(file, change)
     with pytest.raises(ValueError, match=message):
-        load_pruned(file)
+        load_pruned(file, model)

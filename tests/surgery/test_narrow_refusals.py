@@ -116,14 +116,6 @@ def test_what_does_not_fit_is_explained_and_changes_nothing(case: str) -> None:
     assert plain_attributes(model) == attributes
 
 
-def test_a_later_edit_that_fails_takes_the_earlier_back() -> None:
-    model = CASES["shortcut"].build()
-    attributes = plain_attributes(model)
-    with unchanged(model), pytest.raises(ValueError, match="they do not fit"):
-        apply_edits(model, [*CASES["shortcut"].edits, CASES["shortcut"].edits[1]])
-    assert plain_attributes(model) == attributes
-
-
 @pytest.mark.parametrize("keep", [(), (1, 0), (0, 0), (-1, 0), (0, 8)])
 def test_units_that_cannot_stay_are_refused_also_after_a_change_by_hand(keep: tuple[int, ...]) -> None:
     message = "at least one kept channel of 'conv1', as ascending numbers from 0 to 7"
