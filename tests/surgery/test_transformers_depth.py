@@ -17,6 +17,7 @@ from cases.models.tiny import (
     DECODERS,
     SHAPE,
     TEXT,
+    TRANSFORMERS,
     alternating,
     stir,
     tiny_gpt2,
@@ -24,6 +25,7 @@ from cases.models.tiny import (
     tiny_llama,
     tiny_qwen2,
 )
+from cases.sampling import one_in
 from torch import nn
 
 from prunerecover import apply_plan
@@ -31,6 +33,19 @@ from prunerecover.model.hashing import tensors_hash
 from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.transformers_depth import apply_config, config_edits, renumber
+
+
+@pytest.mark.parametrize("name", one_in(4, TRANSFORMERS))
+def test_fewer_blocks_save_and_reload_as_a_standard_model(name: str, tmp_path: Path) -> None:
+    model = BUILD[name]()
+    keep_blocks(model, 0, 2, 3)
+    assert model.config.num_hidden_layers == 3
+    model.save_pretrained(tmp_path)
+    reloaded = type(model).from_pretrained(tmp_path).eval()
+    assert numbers(reloaded) == numbers(model)
+    assert numbers(model) in ([0, 1, 2], [])
+    with torch.no_grad():
+        assert torch.equal(reloaded(**tiny_inputs(name)).logits, model(**tiny_inputs(name)).logits)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])
