@@ -15,6 +15,7 @@ import timm
 import torch
 import transformers
 from lightning.pytorch.callbacks import ModelCheckpoint
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -149,6 +150,12 @@ def search(dense: nn.Module, folder: Path) -> Path:
     with mock.patch.object(sys, "argv", ["prunerecover", "plan", *arguments]), suppress(SystemExit):
         runpy.run_module("prunerecover", run_name="__main__")
     return output
+
+
+def made_here(folder: Path) -> bool:
+    """Whether the present processor and torch round like at the making of the files in a folder."""
+    with safe_open(folder / "expected.safetensors", "pt") as file:
+        return file.metadata() == rounding()
 
 
 def rounding() -> dict[str, str]:

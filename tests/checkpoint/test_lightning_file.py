@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from cases.engine import unchanged
 from cases.files.lightning_files import Classifier, prune, rewrite, save, stirred
 from cases.models.tiny import tiny_images, tiny_inputs, tiny_llama, tiny_timm
 from cases.sampling import one_in
-from cases.tiny_plans import VIT, assert_same, structure, tiny_plan
+from cases.tiny_plans import VIT, tiny_plan
 from torch import nn
 
 from prunerecover import Plan, load_pruned, save_pruned
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.checkpoint.ledger_record import KEY
 from prunerecover.model.paths import unwrap
+
+Saved = Callable[..., Path]
 
 
 class Compiled(Classifier):
@@ -60,10 +64,9 @@ class Language(pl.LightningModule):
 @pytest.mark.parametrize(
     ("case", "merged"), one_in(3, itertools.product([name for name in VIT if name != "dense"], [False, True]))
 )
-def test_reloaded_is_saved(case: str, merged: bool, tmp_path: Path) -> None:
-    module = stirred(Classifier(width=7))
-    prune(module, case, merged=merged)
-    path = save(module, tmp_path / "last.ckpt")
+def test_reloaded_is_saved(case: str, merged: bool, saved: Saved) -> None:
+    module = Classifier(width=7)
+    path = saved(module, case, merged)
     network = load_pruned(path)
     assert not network.training
     assert repr(network) == repr(module.net)
@@ -85,10 +88,9 @@ def test_a_class_is_left_as_it_was(file: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", one_in(2, [Classifier, Compiled]))
-def test_compiled_modules(cls: type[pl.LightningModule], tmp_path: Path) -> None:
-    module = stirred(Compiled())
-    prune(module)
-    path = save(module, tmp_path / "last.ckpt")
+def test_compiled_modules(cls: type[pl.LightningModule], saved: Saved) -> None:
+    module = Compiled()
+    path = saved(module)
     expected = unwrap(module.net)(tiny_images())
     assert torch.equal(load_pruned(path)(tiny_images()), expected)
     loaded = load_pruned(path, cls)
@@ -121,28 +123,26 @@ def test_language_models_stay_tied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["everything", "blocks"])
-def test_a_teacher_of_the_same_class_is_loaded_as_ever(case: str, tmp_path: Path) -> None:
+def test_a_teacher_of_the_same_class_is_loaded_as_ever(case: str, saved: Saved, tmp_path: Path) -> None:
     """After whole blocks are removed, every name of the pruned network is also a name of the teacher."""
     teacher = stirred(Classifier())
     WithTeacher.teacher_path = str(save(teacher, tmp_path / "teacher.ckpt"))
-    module = stirred(WithTeacher())
-    prune(module, case)
-    loaded = load_pruned(save(module, tmp_path / "last.ckpt"), WithTeacher)
+    module = WithTeacher()
+    loaded = load_pruned(saved(module, case), WithTeacher)
     assert torch.equal(loaded.eval()(tiny_images()), module(tiny_images()))
     assert torch.equal(loaded.teacher.eval()(tiny_images()), teacher(tiny_images()))
     assert len(loaded.teacher.net.blocks) == 4
 
 
 @pytest.mark.parametrize("asked", [Classifier, pl.LightningModule])
-def test_files_of_lightnings_command_line(asked: type[pl.LightningModule], tmp_path: Path) -> None:
+def test_files_of_lightnings_command_line(asked: type[pl.LightningModule], saved: Saved) -> None:
     """LightningCLI records the module's class and its arguments in the file."""
-    module = stirred(Classifier(width=7))
-    prune(module)
+    module = Classifier(width=7)
+    path = saved(module)
     hparams: dict[str, Any] = {"_instantiator": "lightning.pytorch.cli.instantiate_module", "width": 7}
     if asked is pl.LightningModule:
         hparams["_class_path"] = f"{Classifier.__module__}.{Classifier.__qualname__}"
         assert Classifier.__module__ in sys.modules
-    path = save(module, tmp_path / "last.ckpt")
     rewrite(path, lambda checkpoint: checkpoint.update({"hyper_parameters": hparams}))
     loaded = load_pruned(path, asked)
     assert type(loaded) is Classifier
@@ -218,64 +218,50 @@ def test_a_file_with_one_bit_turned_in_its_weights(file: Path) -> None:
     weight = torch.load(file, weights_only=True)["state_dict"]["net.head.weight"].numpy().tobytes()
     content[content.index(weight) + 5] ^= 64
     file.write_bytes(content)
-    dense = tiny_timm()
-    before = structure(dense)
-    with pytest.raises(ValueError, match=r"cannot be read as one \(RuntimeError: .* has another checksum\)"):
+    dense, message = tiny_timm(), r"cannot be read as one \(RuntimeError: .* has another checksum\)"
+    with unchanged(dense), pytest.raises(ValueError, match=message):
         load_pruned(file, dense)
-    assert_same(dense, before)
 
 
-NEWER_LEDGER, NEWER_PLAN = {"schema": "prunerecover.ledger/2"}, {"schema": "prunerecover.plan/2"}
-LACKS = "Expected the weights of the VisionTransformer .* lacks head.weight"
-BESIDE = r"(?s)Expected Classifier to be built from .* it failed \(RuntimeError: .*Missing key.*beside.weight"
-ANOTHER = "Expected the model that the plan was made for .* this model has 3 blocks"
-
-
-@pytest.mark.parametrize(
-    ("change", "model", "message"),
-    [
-        (lambda c: c[KEY].update(NEWER_LEDGER), None, "schema prunerecover.ledger/1, but .* has prunerecover.ledger/2"),
-        (lambda c: c[KEY]["plans"]["net"].update(NEWER_PLAN), None, "prunerecover.plan/1, but got prunerecover.plan/2"),
-        (lambda c: c["state_dict"].pop("net.head.weight"), None, LACKS),
-        (lambda c: c["state_dict"].pop("net.head.weight"), Classifier, LACKS),
-        (lambda c: c["state_dict"].pop("beside.weight"), Classifier, BESIDE),
-        (lambda c: c["hyper_parameters"].update({"depth": 3}), Classifier, ANOTHER),
-    ],
-    ids=["newer ledger", "newer plan", "weights", "weights of a class", "weights beside", "another network"],
-)
-def test_files_that_do_not_fit(change: Any, model: type[nn.Module] | None, message: str, file: Path) -> None:
-    rewrite(file, change)
-    with pytest.raises(ValueError, match=message):
-        load_pruned(file, model)
-
-
-def constructor_of_an_older_file(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return the constructor without the hash that would reveal the edit."""
+def built_by(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return the constructor of an older file, without the hash that would reveal the edit."""
     source: dict[str, Any] = checkpoint[KEY]["plans"]["net"]["source"]
     source.pop("constructed", None)
     return source["constructor"]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda c: c["state_dict"].update({3: torch.ones(1)}), "Expected weights by name in the 'state_dict' .* by 3"),
-        (lambda c: c["state_dict"].update({"net.head.weight": 3}), "Expected tensors as the weights of 'net' .* int"),
-        (
-            lambda c: c["state_dict"].update({"net.head.bias": torch.ones(5, dtype=torch.int64)}),
-            "has other kinds of numbers head.bias",
-        ),
-        (lambda c: c[KEY].update(plans=[1]), "Expected plans by path of their network in a ledger, but got list"),
-        (lambda c: c[KEY].update(adapters=3), "Expected adapters by path of their network in a ledger, but got int"),
-        (
-            lambda c: constructor_of_an_older_file(c)["kwargs"].update({"depth": 10**9}),
-            "Expected a constructor of a network that can be built, but got depth=1000000000",
-        ),
-        (lambda c: constructor_of_an_older_file(c).update(kwargs=1.5), "of a constructor by name, but got 1.5"),
-    ],
-    ids=["name", "value", "integers", "plans", "adapters", "depth", "kwargs"],
-)
-def test_entries_of_another_form(change: Any, message: str, file: Path) -> None:
+NEWER = {"schema": "prunerecover.plan/2"}
+WHOLE = torch.ones(5, dtype=torch.int64)
+LACKS = "Expected the weights of the VisionTransformer .* lacks head.weight"
+BESIDE = r"(?s)Expected Classifier to be built from .* it failed \(RuntimeError: .*Missing key.*beside.weight"
+SPOILED: dict[str, tuple[Callable[[Any], Any], type[nn.Module] | None, str]] = {
+    "newer ledger": (
+        lambda c: c[KEY].update(schema="prunerecover.ledger/2"),
+        None,
+        "schema prunerecover.ledger/1, but .* has prunerecover.ledger/2",
+    ),
+    "newer plan": (lambda c: c[KEY]["plans"]["net"].update(NEWER), None, "plan/1, but got prunerecover.plan/2"),
+    "weights": (lambda c: c["state_dict"].pop("net.head.weight"), None, LACKS),
+    "weights of a class": (lambda c: c["state_dict"].pop("net.head.weight"), Classifier, LACKS),
+    "weights beside": (lambda c: c["state_dict"].pop("beside.weight"), Classifier, BESIDE),
+    "another network": (
+        lambda c: c["hyper_parameters"].update({"depth": 3}),
+        Classifier,
+        "Expected the model that the plan was made for .* this model has 3 blocks",
+    ),
+    "name": (lambda c: c["state_dict"].update({3: WHOLE}), None, "weights by name in the 'state_dict' .* by 3"),
+    "value": (lambda c: c["state_dict"].update({"net.head.weight": 3}), None, "tensors as the weights of 'net' .* int"),
+    "integers": (lambda c: c["state_dict"].update({"net.head.bias": WHOLE}), None, "other kinds of numbers head.bias"),
+    "plans": (lambda c: c[KEY].update(plans=[1]), None, "plans by path of their network in a ledger, but got list"),
+    "adapters": (lambda c: c[KEY].update(adapters=3), None, "adapters by path of their network in .*, but got int"),
+    "depth": (lambda c: built_by(c)["kwargs"].update({"depth": 10**9}), None, "can be built, but got depth=1000000000"),
+    "kwargs": (lambda c: built_by(c).update(kwargs=1.5), None, "of a constructor by name, but got 1.5"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_a_spoiled_file_is_refused(case: str, file: Path) -> None:
+    change, model, message = SPOILED[case]
     rewrite(file, change)
     with pytest.raises(ValueError, match=message):
-        load_pruned(file)
+        load_pruned(file, model)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.files.lightning_files import Classifier, prune, rewrite, save
+from cases.files.lightning_files import rewrite, save
 from cases.models.routed_language import sets_of
 from cases.models.tiny import tiny_images, tiny_llama, tiny_timm
 from cases.tiny_plans import pruned
@@ -150,7 +150,9 @@ def export_network(folder: Path) -> None:
     export(spoil(nn.Sequential(nn.Linear(4, 4))), folder / "file.pt2", torch.randn(2, 4))
 
 
-@pytest.mark.parametrize("saved", [save_plan, save_standard, save_routes, save_network, export_network])
+@pytest.mark.parametrize(
+    "saved", [save_plan, save_standard, save_routes, save_network, pytest.param(export_network, marks=pytest.mark.slow)]
+)
 def test_what_is_not_finite_is_not_saved_in_silence(saved: Callable[[Path], None], tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=NAN.format(name="file")):
         saved(tmp_path)
@@ -167,14 +169,7 @@ class Diverging(Around):
 def test_a_fit_that_diverges_does_not_write_pruned_in_silence(tmp_path: Path) -> None:
     adapters = LoRARecover(rank=2, target_modules=["fc1"])
     with pytest.warns(UserWarning, match=NAN.format(name="pruned")):
-        fit(
-            tmp_path,
-            Diverging(),
-            adapters,
-            ModelCheckpoint(tmp_path),
-            data=DataLoader(tiny_images(4), 2),
-            epochs=1,
-        )
+        fit(tmp_path, Diverging(), adapters, ModelCheckpoint(tmp_path), data=DataLoader(tiny_images(4), 2), epochs=1)
     assert (tmp_path / "pruned" / "model.safetensors").is_file()
 
 
@@ -196,27 +191,15 @@ def test_what_is_finite(tensor: Tensor, finite: bool) -> None:
     assert is_finite(tensor) is finite
 
 
-def half(weights: dict[str, Any]) -> None:
-    name = next(name for name in weights if name.endswith("head.weight"))
-    weights[name] = weights[name].half()
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    module = Classifier()
-    prune(module, "attention zero")
-    return save(module, tmp_path / "last.ckpt")
-
-
 @pytest.mark.filterwarnings("ignore:load_pruned:UserWarning")
-def test_odd_values_in_files_are_told(checkpoint: Path, tmp_path: Path) -> None:
+def test_odd_values_in_files_are_told(file: Path) -> None:
     mixed = r"Expected weights of one dtype in .*, but got float32 and, for head.weight, float16. .*model.to\(torch.flo"
-    rewrite(checkpoint, lambda c: half(c["state_dict"]))
+    rewrite(file, lambda c: c["state_dict"].update({"net.head.weight": torch.ones(5, 32).half()}))
     with pytest.warns(UserWarning, match=mixed):
-        load_pruned(checkpoint)
-    rewrite(checkpoint, lambda c: c["state_dict"]["net.head.bias"].fill_(torch.nan))
+        load_pruned(file)
+    rewrite(file, lambda c: c["state_dict"]["net.head.bias"].fill_(torch.nan))
     with pytest.warns(UserWarning, match=NAN.format(name="last.ckpt")):
-        load_pruned(checkpoint)
+        load_pruned(file)
 
 
 def test_weights_of_two_dtypes_that_were_saved_so_are_loaded_in_silence(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from cases.engine import unchanged
 from cases.models.tiny import tiny_llama, tiny_timm
-from cases.tiny_plans import assert_same, logits, pruned, structure, tiny_plan
-from torch import Tensor, nn
+from cases.tiny_plans import logits, pruned, tiny_plan
+from safetensors.torch import load_file, save_file
+from torch import nn
 
 import prunerecover.checkpoint.pruned_folder as pruned_folder
 import prunerecover.checkpoint.weights_file as weights_file
@@ -98,12 +100,6 @@ def folder(tmp_path: Path) -> Path:
     return save_pruned(*pruned("everything"), tmp_path / "pruned")
 
 
-def edit_plan(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
-    data = json.loads((folder / "plan.json").read_text())
-    edit(data)
-    (folder / "plan.json").write_text(json.dumps(data))
-
-
 def test_no_such_path(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="a folder of save_pruned or a Lightning checkpoint, but .* does not"):
         load_pruned(tmp_path / "nowhere")
@@ -115,12 +111,6 @@ def test_a_folder_without_a_plan(tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path)
     with pytest.raises(FileNotFoundError, match="has no plan.json. It is one of transformers: use from_pretrained"):
         load_pruned(tmp_path)
-
-
-def test_a_folder_without_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="the weights of a pruned model at .*, but there is no such file"):
-        load_pruned(folder)
 
 
 def test_weights_of_other_shapes_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,27 +125,70 @@ def test_weights_of_other_shapes_are_not_read(folder: Path, monkeypatch: pytest.
         load_pruned(folder)
 
 
-def test_weights_that_are_cut_off(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    for keep in (0, 100, -7):
-        content = weights.read_bytes()
-        weights.write_bytes(content[:keep])
-        with pytest.raises(ValueError, match="weights in safetensors at .*cannot be read.*Is the file cut off"):
-            load_pruned(folder)
-        weights.write_bytes(content)
+def test_the_sidecar_is_not_needed(folder: Path) -> None:
+    (folder / "plan.safetensors").unlink()
+    assert torch.equal(logits(load_pruned(folder), "timm"), logits(pruned("everything")[0], "timm"))
 
 
-@pytest.mark.parametrize("where", [0.5, 0.9])
-def test_weights_with_one_bit_turned(where: float, folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[int(where * len(content))] ^= 1
-    weights.write_bytes(content)
+def spoil(folder: Path, part: str, change: Callable[[Any], Any]) -> None:
+    """Change the plan, the weights (then without their hash, as in version 0.1.0), or the bytes of their file."""
+    plan, weights = json.loads((folder / "plan.json").read_text()), folder / "model.safetensors"
+    if part == "bytes":
+        weights.write_bytes(change(weights.read_bytes()))
+    elif part == "weights":
+        state = load_file(weights)
+        change(state)
+        save_file(state, weights)
+        plan.pop("saved")
+    else:
+        change(plan)
+    (folder / "plan.json").write_text(json.dumps(plan))
+
+
+def turned(content: bytes, share: float) -> bytes:
+    """Return bytes with one bit turned."""
+    place = int(share * len(content))
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+HASHES = "Expected hashes by file name in 'saved' of a plan's file, but .*is wrong: "
+CUT_OFF = "weights in safetensors at .*cannot be read.*Is the file cut off"
+TURNED = "Expected the weights that .* but model.safetensors has another sha256. Copy"
+ANOTHER = "the plan in .* to leave the model it describes, but it left another .* Was the file edited"
+UNFIT = "Expected the weights of the VisionTransformer .* {}.*saved together"
+SHAPE = {"head.bias": torch.ones(7)}
+SPOILED: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "without a byte of weights": ("bytes", lambda content: b"", CUT_OFF),
+    "cut off in the header": ("bytes", lambda content: content[:100], CUT_OFF),
+    "cut off in the weights": ("bytes", lambda content: content[:-7], CUT_OFF),
+    "one bit turned in the middle": ("bytes", lambda content: turned(content, 0.5), TURNED),
+    "one bit turned near the end": ("bytes", lambda content: turned(content, 0.9), TURNED),
+    "no hashes": ("plan", lambda plan: plan.update(saved=3), HASHES),
+    "no hashes by name": ("plan", lambda plan: plan.update(saved={"sha256": 3}), HASHES),
+    "no hash": ("plan", lambda plan: plan.update(saved={"sha256": {"model.safetensors": None}}), HASHES),
+    "another schema": ("plan", lambda plan: plan.update(schema="prunerecover.plan/9"), "plan/1, but got .*plan/9"),
+    "an edited plan": ("plan", lambda plan: plan["edits"].pop(0), ANOTHER),
+    "lacking": ("weights", lambda state: state.pop("head.weight"), UNFIT.format("lacks head.weight")),
+    "besides": ("weights", lambda state: state.update(extra=torch.ones(1)), UNFIT.format("has besides extra")),
+    "shape": ("weights", lambda state: state.update(SHAPE), UNFIT.format(r"other shapes head.bias \(7,\) .* \(5,\)")),
+    "empty": ("weights", dict.clear, UNFIT.format("lacks cls_token, pos_embed, .* and [0-9]+ more")),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_a_spoiled_folder_is_refused_and_changes_nothing(case: str, folder: Path) -> None:
+    part, change, message = SPOILED[case]
+    spoil(folder, part, change)
     dense = tiny_timm()
-    before = structure(dense)
-    with pytest.raises(ValueError, match="Expected the weights that .* but model.safetensors has another sha256. Copy"):
-        load_pruned(folder, dense)
-    assert_same(dense, before)
+    for model in (None, dense):
+        with unchanged(dense), pytest.raises(ValueError, match=message):
+            load_pruned(folder, model)
+
+
+def test_a_folder_without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="the weights of a pruned model at .*, but there is no such file"):
+        load_pruned(folder)
 
 
 def another_library(plan: dict[str, Any]) -> None:
@@ -163,65 +196,10 @@ def another_library(plan: dict[str, Any]) -> None:
     plan["source"].pop("constructed")
 
 
-HASHES = "Expected hashes by file name in 'saved' of a plan's file, but .*is wrong: "
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        *(
-            (lambda plan, saved=saved: plan.update(saved=saved), HASHES)
-            for saved in (3, {"sha256": 3}, {"sha256": {"model.safetensors": None}})
-        ),
-        (lambda plan: plan.update(schema="prunerecover.plan/9"), "prunerecover.plan/1, but got prunerecover.plan/9"),
-        (another_library, "but the installed version builds another. Install the plan's version of timm"),
-    ],
-)
-def test_plans_that_are_not_of_this_folder_or_version(edit: Any, message: str, folder: Path) -> None:
-    edit_plan(folder, edit)
-    with pytest.raises(ValueError, match=message):
+def test_a_plan_of_another_version_of_the_library(folder: Path) -> None:
+    spoil(folder, "plan", another_library)
+    with pytest.raises(ValueError, match="installed version builds another. Install the plan's version of timm"):
         load_pruned(folder)
-
-
-def test_the_sidecar_is_not_needed(folder: Path) -> None:
-    (folder / "plan.safetensors").unlink()
-    assert torch.equal(logits(load_pruned(folder), "timm"), logits(pruned("everything")[0], "timm"))
-
-
-def test_a_plan_that_was_edited(folder: Path) -> None:
-    edit_plan(folder, lambda plan: plan["edits"].pop(0))
-    dense = tiny_timm()
-    before = structure(dense)
-    for model in (None, dense):
-        with pytest.raises(ValueError, match="to leave the model it describes, .* Was the file edited"):
-            load_pruned(folder, model)
-    assert_same(dense, before)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda state: state.pop("head.weight"), "lacks head.weight"),
-        (lambda state: state.update({"extra": torch.ones(1)}), "has besides extra"),
-        (lambda state: state.update({"head.bias": torch.ones(7)}), r"other shapes head.bias \(7,\) instead of \(5,\)"),
-        (lambda state: state.clear(), "lacks cls_token, pos_embed, .* and [0-9]+ more"),
-    ],
-    ids=["lacking", "besides", "shape", "empty"],
-)
-def test_weights_that_do_not_fit(change: Callable[[dict[str, Tensor]], Any], message: str, folder: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    state = load_file(folder / "model.safetensors")
-    change(state)
-    save_file(state, folder / "model.safetensors")
-    edit_plan(folder, lambda plan: plan.pop("saved"))  # as folders of version 0.1.0, which have no hash of the weights
-    dense = tiny_timm()
-    before = structure(dense)
-    for model in (None, dense):
-        match = f"Expected the weights of the VisionTransformer .* {message}.*saved together"
-        with pytest.raises(ValueError, match=match):
-            load_pruned(folder, model)
-    assert_same(dense, before)
 
 
 def test_buffers_that_no_file_holds(tmp_path: Path) -> None:

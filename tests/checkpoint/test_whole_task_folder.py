@@ -13,9 +13,10 @@ import torch
 from cases.detection.networks import tiny_detr, tiny_ssd
 from cases.models.language import llama_folder
 from cases.models.tiny import stir, tiny_images, tiny_inputs, tiny_timm
+from cases.tiny_plans import tiny_plan
 from torch import Tensor, nn
 
-from prunerecover import Budget, Plan, apply_plan, load_pruned, merge, plan_depth, plan_width, save_pruned
+from prunerecover import Budget, Plan, apply_plan, load_pruned, merge, plan_width, save_pruned
 from prunerecover.model.paths import get_module
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier
@@ -23,6 +24,9 @@ from prunerecover.recipes.tasks.object_detector import ObjectDetector
 from prunerecover.recipes.tasks.segmenter import ImageSegmenter
 
 VIT = {"patch_size": 4, "embed_dim": 16, "depth": 3, "num_heads": 2}
+
+
+AFFINE = (1, "attention", "affine")
 
 
 def pixels() -> Tensor:
@@ -95,12 +99,12 @@ def computed(network: nn.Module, batch: Any) -> Tensor:
 
 def pruned(task: Task, scratch: Path) -> tuple[nn.Module, Plan]:
     """Return the network of a task after surgery and merging, and all edits."""
-    network, batch = task.dense(scratch), task.batch()
+    network = task.dense(scratch)
     part = get_module(network, task.target)
     if task.target or task.network == "model":
-        plan = plan_depth(part, remove={"attention": 1}, batches=[batch] * 4)
+        plan = tiny_plan(part, AFFINE)
     else:
-        plan = plan_width(part, Budget(macs=0.1), batches=[batch], loss=squares)
+        plan = plan_width(part, Budget(macs=0.1), batches=[task.batch()], loss=squares)
     apply_plan(part, plan)
     return network, plan + merge(part)
 
@@ -123,7 +127,7 @@ def test_the_network_of_a_task_comes_back_from_its_folder(name: str, tmp_path: P
 
 def test_a_lightning_module_may_be_the_whole(tmp_path: Path) -> None:
     module = classifier().eval()
-    plan = plan_depth(module.model, remove={"attention": 1}, batches=[tiny_images()] * 4)
+    plan = tiny_plan(module.model, AFFINE)
     apply_plan(module.model, plan)
     save_pruned(module, plan, tmp_path / "pruned", "model")
     dense = classifier()
@@ -131,10 +135,15 @@ def test_a_lightning_module_may_be_the_whole(tmp_path: Path) -> None:
     assert torch.equal(dense(tiny_images()), module(tiny_images()))
 
 
+@pytest.fixture(scope="module")
+def around_a_backbone(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Plan]:
+    """Return a segmenter with a pruned backbone, and all edits."""
+    return pruned(TASKS["segmentation around a backbone"], tmp_path_factory.mktemp("dense"))
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return the folder of a segmenter with a pruned backbone."""
-    return save_pruned(*pruned(TASKS["segmentation around a backbone"], tmp_path), tmp_path / "pruned", "backbone")
+def folder(around_a_backbone: tuple[nn.Module, Plan], tmp_path: Path) -> Path:
+    return save_pruned(*around_a_backbone, tmp_path / "pruned", "backbone")
 
 
 def test_the_model_around_the_pruned_network_must_be_given(folder: Path) -> None:
@@ -152,10 +161,9 @@ def test_weights_of_another_head_leave_the_model_as_it_was(folder: Path) -> None
     assert torch.equal(other(tiny_images()), before)
 
 
-def test_a_path_at_which_nothing_is(tmp_path: Path) -> None:
-    network, plan = pruned(TASKS["segmentation around a backbone"], tmp_path)
+def test_a_path_at_which_nothing_is(around_a_backbone: tuple[nn.Module, Plan], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Expected a module at 'encoder', but the model .* has no 'encoder'"):
-        save_pruned(network, plan, tmp_path / "pruned", "encoder")
+        save_pruned(*around_a_backbone, tmp_path / "pruned", "encoder")
     with pytest.raises(ValueError, match="Expected the model that the plan leaves .* but got another LinearSegmenter"):
-        save_pruned(network, plan, tmp_path / "pruned")
+        save_pruned(*around_a_backbone, tmp_path / "pruned")
     assert not list(tmp_path.iterdir())

@@ -50,10 +50,7 @@ def routed(**weight: Any) -> float:
 
 
 BOTH: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-    "find_units(model, kinds, batches)": (
-        lambda: find_units(NET, "layer", X),
-        lambda: find_units(NET, X, "layer"),
-    ),
+    "find_units(model, kinds, batches)": (lambda: find_units(NET, "layer", X), lambda: find_units(NET, X, "layer")),
     "find_units(example_inputs=)": (
         lambda: find_units(NET, kinds="layer", example_inputs=X),
         lambda: find_units(NET, X, "layer"),
@@ -68,7 +65,7 @@ BOTH: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: WidthConfig(allocation="tolerance"),
         lambda: WidthConfig(allocation="fair_pruner"),
     ),
-    "search='joint'": (lambda: DepthConfig(search="joint"), lambda: DepthConfig()),
+    "search='joint'": (lambda: DepthConfig(search="joint"), DepthConfig),
     "plan_omission_sets(losses=)": (lambda: refused(losses=("luck",)), lambda: refused(objectives=("luck",))),
     "compare(search=)": (lambda: reported(search=COST), lambda: reported(planning_cost=COST)),
     "Report.search": (lambda: compare(NET, NET, X, pairs=0, planning_cost=COST).search, lambda: COST),
@@ -103,11 +100,8 @@ TYPES = {
 def test_an_argument_means_one_thing_everywhere(name: str) -> None:
     found = set()
     for public in prunerecover.__all__:
-        if (
-            f"{public}({name}=)" not in FORMER
-            and callable(value := getattr(prunerecover, public))
-            and public != "Report"
-        ):
+        value = getattr(prunerecover, public)
+        if callable(value) and public != "Report" and f"{public}({name}=)" not in FORMER:
             parameter = inspect.signature(value).parameters.get(name)
             found |= {str(parameter.annotation).removesuffix(" | None")} if parameter else set()
     assert found == TYPES[name]

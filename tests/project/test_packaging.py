@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cases.paths import ROOT
@@ -19,6 +20,13 @@ import prunerecover
 LINKS = ("callbacks", "configs", "recipes")
 SOURCES = ("prunerecover", "callbacks", "configs", "recipes")
 FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+
+
+def output_of(*command: str | Path, **how: Any) -> str:
+    """Run a command that ends well, and return what it printed."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **how)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def copy_tree(target: Path, links: str) -> Path:
@@ -50,38 +58,26 @@ def expected_files() -> set[str]:
     return found
 
 
-@pytest.fixture(scope="module", params=["symlink", pytest.param("text", marks=pytest.mark.slow)])
-def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tree = copy_tree(tmp_path_factory.mktemp("tree"), request.param)
-    return built(tree, "wheel", tmp_path_factory.mktemp("wheel"))
-
-
 def built(tree: Path, what: str, output: Path) -> Path:
     """Build a wheel or an sdist."""
     build = f"from setuptools import build_meta; build_meta.build_{what}({str(output)!r})"
-    result = subprocess.run([sys.executable, "-c", build], cwd=tree, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
+    output_of(sys.executable, "-c", build, cwd=tree)
     return next(output.iterdir())
 
 
-def test_wheel_holds_every_module_recipe_and_marker(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
-    packaged = {n for n in names if ".dist-info/" not in n}
-    assert packaged == expected_files()
-    assert any(n.endswith("licenses/LICENSE") for n in names)
-
-
-def wheel_of_the_sdist(folder: Path) -> Path:
-    """Build an sdist, and a wheel from its content."""
-    sdist = built(copy_tree(folder / "tree", "symlink"), "sdist", folder / "sdist")
-    shutil.unpack_archive(sdist, folder / "unpacked", filter="data")
-    (tree,) = (folder / "unpacked").iterdir()
-    return built(tree, "wheel", folder / "wheel")
+@pytest.mark.parametrize("links", ["symlink", pytest.param("text", marks=pytest.mark.slow)])
+def test_wheel_holds_every_module_recipe_and_marker(links: str, tmp_path: Path) -> None:
+    names = zipfile.ZipFile(built(copy_tree(tmp_path / "tree", links), "wheel", tmp_path / "wheel")).namelist()
+    assert {name for name in names if ".dist-info/" not in name} == expected_files()
+    assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
 @pytest.mark.slow
 def test_the_sdist_holds_everything_and_runs_outside_the_checkout(tmp_path: Path) -> None:
-    wheel = zipfile.ZipFile(wheel_of_the_sdist(tmp_path))
+    sdist = built(copy_tree(tmp_path / "tree", "symlink"), "sdist", tmp_path / "sdist")
+    shutil.unpack_archive(sdist, tmp_path / "unpacked", filter="data")
+    (tree,) = (tmp_path / "unpacked").iterdir()
+    wheel = zipfile.ZipFile(built(tree, "wheel", tmp_path / "wheel"))
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected_files()
     wheel.extractall(tmp_path / "site")
     script = (
@@ -89,10 +85,8 @@ def test_the_sdist_holds_everything_and_runs_outside_the_checkout(tmp_path: Path
         "run_quickstart(seeds=1, recipe=Recipe(epochs=1, recovery_epochs=1, remove={'attention': 1}))"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    command = [sys.executable, "-P", "-c", script]
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(str(tmp_path / "site"))
+    printed = output_of(sys.executable, "-P", "-c", script, cwd=tmp_path, env=environment)
+    assert printed.startswith(str(tmp_path / "site"))
     assert "Before and after pruning" in next(tmp_path.rglob("report.md")).read_text()
 
 
@@ -107,17 +101,12 @@ def test_links_of_the_source_tree_are_relative() -> None:
 def test_editable_install_from_a_tree_with_text_links(tmp_path: Path) -> None:
     tree = copy_tree(tmp_path / "tree", "text")
     venv = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", str(venv)], check=True, timeout=120)
-    python = str(venv / "bin" / "python")
-    install = [python, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "-e", str(tree)]
+    output_of(sys.executable, "-m", "venv", "--system-site-packages", venv)
     site = next(p for p in sys.path if p.endswith("site-packages"))
     environment = {**os.environ, "PYTHONPATH": site}
-    result = subprocess.run(install, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    command = [str(venv / "bin" / "prunerecover"), "--help"]
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 0, result.stderr
-    assert "digits_vit_depth" in result.stdout
+    install = ("-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "-e")
+    output_of(venv / "bin" / "python", *install, tree, env=environment)
+    assert "digits_vit_depth" in output_of(venv / "bin" / "prunerecover", "--help", cwd=tmp_path, env=environment)
 
 
 def test_public_names_are_what_their_modules_define_and_no_module_is_named_like_one() -> None:
@@ -144,8 +133,7 @@ print([name for name in {heavy} if name in sys.modules])
 import prunerecover.planning.plan_width, prunerecover.report.curves, prunerecover.plan.figure, prunerecover.width.figure
 print([name for name in ("torch_pruning", "matplotlib.pyplot") if name in sys.modules])
 """
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)
-    assert result.stdout.split() == ["[]", "[]"], result.stderr
+    assert output_of(sys.executable, "-c", script, cwd=ROOT).split() == ["[]", "[]"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 
-from prunerecover import Plan, apply_plan, load_pruned, merge, plan_depth, save_pruned
+from prunerecover import apply_plan, load_pruned, merge, plan_depth, save_pruned
 
 pytestmark = pytest.mark.data
 LAST_THREE = ["blocks.[0-8].*"]  # ignored, to remove the last 3 activations: the specification's example
@@ -45,19 +45,11 @@ def top1(model: torch.nn.Module, labelled: tuple[torch.Tensor, torch.Tensor]) ->
     return 100 * torch.cat(hits).float().mean().item()
 
 
-@pytest.fixture(scope="module")
-def plan(deit, images) -> Plan:
-    """The last three activations, calibrated."""
-    return plan_depth(
-        deit(), remove={"activation": 3}, batches=images[0].split(24), search="one_shot", ignore=LAST_THREE
-    )
-
-
-def test_calibrated_replacement_keeps_what_identity_loses(deit, images, plan):
+def test_calibrated_replacement_keeps_what_identity_loses(deit, images):
     calibrated, identity = deit(), deit()
-    apply_plan(calibrated, plan)
-    bare = plan_depth(identity, remove={"activation": 3}, batches=[images[0]], ignore=LAST_THREE, replace="identity")
-    apply_plan(identity, bare)
+    three = {"remove": {"activation": 3}, "batches": images[0].split(24), "search": "one_shot", "ignore": LAST_THREE}
+    apply_plan(calibrated, plan_depth(calibrated, **three))
+    apply_plan(identity, plan_depth(identity, **three, replace="identity"))
     dense = top1(deit(), images[1])
     assert dense > 70
     assert top1(calibrated, images[1]) > dense - 15

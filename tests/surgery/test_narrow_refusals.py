@@ -19,7 +19,6 @@ from cases.width.narrow import (
     first_conv,
     head_edit,
     layer,
-    norm,
     plain_attributes,
     reads,
     tensors_held,
@@ -38,95 +37,67 @@ from prunerecover.plan.removed_units import removed_units, shortened
 from prunerecover.surgery.apply_edits import apply_edits, undo
 from prunerecover.surgery.provenance import plan_for
 
-GROUPNORM = (Slice(tensor="0.weight", dim=0), bias_of("0"))
+
+def channels(*group: Slice, unit: str = "conv1", of: int = 8, **more: Any) -> Narrow:
+    """Removal of the first channel from tensors."""
+    return without(unit, "channel", of, (0,), group, **more)
+
+
+def part(tensor: str, dim: int = 0, **layout: Any) -> Slice:
+    return Slice(tensor=tensor, dim=dim, **layout)
 
 
 def of_bias(of: int = 8, dim: int = 0, **layout: Any) -> Narrow:
-    """The first convolution's bias without a unit."""
-    return without("conv1", "channel", of, (0,), (Slice(tensor="conv1.bias", dim=dim, **layout),))
+    return channels(part("conv1.bias", dim, **layout), of=of)
 
 
+def counted(attribute: str, **more: Any) -> Narrow:
+    return layer("a", Setting(module="", attribute=attribute, **more))
+
+
+def all_but(tensor: str) -> Narrow:
+    return channels(*(each for each in CONV1 if each.tensor != tensor))
+
+
+def group_norm() -> nn.Module:
+    return nn.Sequential(nn.GroupNorm(2, 6))
+
+
+WIDTH = (Setting(module="", attribute="config.width"),)
+OVERLAPPING = (part("embed.weight", 1), reads("head", offsets=(1,)))
 BAD: dict[str, tuple[Callable[[], nn.Module], Edit, str]] = {
-    "no module": (SmallCnn, without("x", "channel", 8, (0,), (reads("conv9"),)), r"but the model \(SmallCnn\) has no"),
-    "no tensor": (
-        SmallCnn,
-        without("conv1", "channel", 8, (0,), (Slice(tensor="conv1.gain", dim=0),)),
-        r"parameter or buffer at 'conv1\.gain', but conv1 \(Conv2d\) has none called 'gain'",
-    ),
-    "no tensor at the top": (
-        SmallCnn,
-        without("gain", "channel", 8, (0,), (Slice(tensor="gain", dim=0),)),
-        r"parameter or buffer at 'gain', but the model \(SmallCnn\) has none",
-    ),
-    "no bias": (SmallCnn, without("conv2", "channel", 6, (0,), (bias_of("conv2"),)), "none called 'bias'"),
+    "no module": (SmallCnn, channels(reads("conv9")), r"but the model \(SmallCnn\) has no"),
+    "no tensor": (SmallCnn, channels(part("conv1.gain")), r"or buffer at 'conv1\.gain', but conv1 .* has none called"),
+    "no tensor at the top": (SmallCnn, channels(part("gain")), r"or buffer at 'gain', but the model \(.*\) has none"),
+    "no bias": (SmallCnn, channels(bias_of("conv2"), of=6), "none called 'bias'"),
     "dimension": (SmallCnn, of_bias(dim=1), r"a dimension of 'conv1\.bias' \(8,\), but 'conv1' names 1"),
     "negative dimension": (SmallCnn, of_bias(dim=-1), "but 'conv1' names -1"),
     "too many units": (SmallCnn, first_conv((0,), of=9), r"Expected 9 units of 1 in 'bn1\.weight' \(8,\) along dim"),
     "offset": (SmallCnn, of_bias(offsets=(1,)), r"from \[1\] on, but they do not fit"),
     "negative offset": (SmallCnn, of_bias(4, offsets=(-1,)), r"from \[-1\] on, but they do not fit"),
     "no offset": (SmallCnn, of_bias(4, offsets=()), r"from \[\] on, but they do not fit"),
-    "span": (SmallCnn, of_bias(span=0), r"8 units of 0 in"),
-    "overlap": (
-        SmallCnn,
-        of_bias(4, offsets=(0, 2)),
-        r"parts of 'conv1\.bias' .* to lie apart, but one begins at 2, inside the one from 0 to 3",
-    ),
-    "overlap under two names": (
-        Tied,
-        without("embed", "channel", 3, (0,), (Slice(tensor="embed.weight", dim=1), reads("head", offsets=(1,)))),
-        r"but one begins at 1, inside the one from 0 to 2",
-    ),
-    "bias forgotten": (
-        SmallCnn,
-        without("conv1", "channel", 8, (0,), tuple(s for s in CONV1 if s.tensor != "conv1.bias")),
-        r"the tensors of 'conv1' to keep one length, but got weight 7, bias 8\. Name all",
-    ),
-    "statistics forgotten": (
-        SmallCnn,
-        without("conv1", "channel", 8, (0,), norm("bn1")[:3]),
-        r"of 'bn1' to keep one length, but got weight 7, bias 7, running_mean 7, running_var 8",
-    ),
-    "linear": (
-        Experts,
-        without("router", "expert", 5, (0,), (Slice(tensor="router.weight", dim=0),)),
-        "of 'router' to keep one length, but got weight 4, bias 5",
-    ),
+    "span": (SmallCnn, of_bias(span=0), "8 units of 0 in"),
+    "overlap": (SmallCnn, of_bias(4, offsets=(0, 2)), "to lie apart, .* begins at 2, inside the one from 0 to 3"),
+    "overlap under two names": (Tied, channels(*OVERLAPPING, of=3), "one begins at 1, inside the one from 0 to 2"),
+    "bias forgotten": (SmallCnn, all_but("conv1.bias"), r"'conv1' to keep .* got weight 7, bias 8\. Name all"),
+    "statistics forgotten": (SmallCnn, all_but("bn1.running_var"), "'bn1' .* bias 7, running_mean 7, running_var 8"),
+    "linear": (Experts, channels(part("router.weight"), of=5), "'router' to keep one length, but got weight 4, bias 5"),
     "uneven groups": (
         Depthwise,
-        without("depthwise", "channel", 16, (0,), (Slice(tensor="depthwise.weight", dim=0), bias_of("depthwise"))),
-        r"of the convolution 'depthwise' to keep equally many channels or none, but \[1, 2, 2, 2, 2, 2, 2, 2\] would",
+        channels(part("depthwise.weight"), bias_of("depthwise"), of=16),
+        r"the convolution 'depthwise' to keep equally many channels or none, but \[1, 2, 2, 2, 2, 2, 2, 2\] would",
     ),
     "group norm": (
-        lambda: nn.Sequential(nn.GroupNorm(2, 6)),
-        without("0", "channel", 6, (0,), GROUPNORM),
+        group_norm,
+        channels(part("0.weight"), bias_of("0"), of=6),
         "the 2 groups of '0' to be of one size, but 5 channels would be left. Keep a multiple of 2",
     ),
-    "attribute": (
-        Configured,
-        layer("a", Setting(module="", attribute="num_heads")),
-        "a Configured with the attribute 'num_heads', but it has none",
-    ),
-    "config entry": (
-        Configured,
-        layer("a", Setting(module="", attribute="config.num_heads")),
-        "with the attribute 'config.num_heads', but it has none",
-    ),
-    "no config": (
-        SmallCnn,
-        without("conv1", "channel", 8, (0,), CONV1, settings=(Setting(module="", attribute="config.width"),)),
-        "a SmallCnn with the attribute 'config.width'",
-    ),
-    "no number": (
-        Configured,
-        layer("a", Setting(module="", attribute="config.label")),
-        "'config.label' of '' to count 6 units of 1, but got a",
-    ),
-    "a flag": (Configured, layer("a", Setting(module="", attribute="flag")), "but got True"),
-    "attribute too small": (
-        Configured,
-        layer("a", Setting(module="", attribute="both", per_unit=3)),
-        "'both' of '' to count 6 units of 3, but got 12",
-    ),
+    "attribute": (Configured, counted("num_heads"), "a Configured with the attribute 'num_heads', but it has none"),
+    "config entry": (Configured, counted("config.num_heads"), "the attribute 'config.num_heads', but it has none"),
+    "no config": (SmallCnn, channels(*CONV1, settings=WIDTH), "a SmallCnn with the attribute 'config.width'"),
+    "no number": (Configured, counted("config.label"), "'config.label' of '' to count 6 units of 1, but got a"),
+    "a flag": (Configured, counted("flag"), "but got True"),
+    "attribute too small": (Configured, counted("both", per_unit=3), "'both' of '' to count 6 units of 3, but got 12"),
     "rewrite of a module with parameters": (
         SmallCnn,
         Rewrite(unit="conv1", in_channels=3, out_channels=8),
@@ -145,27 +116,14 @@ def test_what_does_not_fit_is_explained_and_changes_nothing(case: str) -> None:
     assert plain_attributes(model) == attributes
 
 
-def test_a_later_edit_that_fails_takes_the_earlier_back() -> None:
-    model = CASES["shortcut"].build()
-    attributes = plain_attributes(model)
-    with unchanged(model), pytest.raises(ValueError, match="they do not fit"):
-        apply_edits(model, [*CASES["shortcut"].edits, CASES["shortcut"].edits[1]])
-    assert plain_attributes(model) == attributes
-
-
 @pytest.mark.parametrize("keep", [(), (1, 0), (0, 0), (-1, 0), (0, 8)])
-def test_units_that_cannot_stay_are_refused(keep: tuple[int, ...]) -> None:
-    with pytest.raises(ValidationError, match="at least one kept channel of 'conv1', as ascending numbers from 0 to 7"):
+def test_units_that_cannot_stay_are_refused_also_after_a_change_by_hand(keep: tuple[int, ...]) -> None:
+    message = "at least one kept channel of 'conv1', as ascending numbers from 0 to 7"
+    with pytest.raises(ValidationError, match=message):
         Narrow(unit="conv1", kind="channel", of=8, keep=keep, group=CONV1)
-
-
-@pytest.mark.parametrize("keep", [(), (1, 0), (0, 0), (-1, 0), (0, 8)])
-def test_edits_that_were_changed_by_hand_are_checked_again(keep: tuple[int, ...]) -> None:
     model, edit = SmallCnn(), first_conv((1, 4)).model_copy(update={"keep": keep})
-    attributes = plain_attributes(model)
-    with unchanged(model), pytest.raises(ValueError, match="at least one kept channel of 'conv1', as ascending"):
+    with unchanged(model), pytest.raises(ValueError, match=message):
         apply_edits(model, [edit])
-    assert plain_attributes(model) == attributes
 
 
 @pytest.mark.parametrize("change", [{"in_channels": 0}, {"stride": 0}, {"first": -1}, {"first": 5}, {"in_channels": 9}])

@@ -50,7 +50,6 @@ def train(
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, weight_decay=0.01, nesterov=True),
     "adamw": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, 0.001, momentum=0.5, centered=True),
     "adagrad": lambda p: torch.optim.Adagrad(p, 0.01, eps=1e-4),  # else it enlarges noise: a bias before BatchNorm
 }
 

@@ -130,17 +130,10 @@ def test_keeping_everything_changes_nothing() -> None:
     assert not applied.cuts
 
 
-def layer_norm_2d() -> list[tuple[nn.Module, dict[str, Any]]]:
-    from timm.layers import LayerNorm2d, RmsNorm
-    from torchvision.models.convnext import LayerNorm2d as LayerNorm2dOfTorchvision
-
-    sizes = {"normalized_shape": (3,)}
-    return [(cls(4), sizes) for cls in (LayerNorm2d, LayerNorm2dOfTorchvision, RmsNorm, nn.LayerNorm, nn.RMSNorm)]
-
-
 def sized_modules() -> list[tuple[nn.Module, dict[str, Any], int]]:
     """Return modules with 4 units along a dimension, and their attributes with a unit removed."""
-    from timm.layers import BatchNormAct2d
+    from timm.layers import BatchNormAct2d, LayerNorm2d, RmsNorm
+    from torchvision.models import convnext
     from transformers.pytorch_utils import Conv1D
 
     rows: list[tuple[nn.Module, dict[str, Any], int]] = []
@@ -153,7 +146,8 @@ def sized_modules() -> list[tuple[nn.Module, dict[str, Any], int]]:
         rows += [(up(2, 4, 1), {"in_channels": 2, "out_channels": 3, "groups": 1}, 1)]
         rows += [(getattr(nn, f"BatchNorm{rank}d")(4), {"num_features": 3}, 0)]
         rows += [(getattr(nn, f"InstanceNorm{rank}d")(4, affine=True), {"num_features": 3}, 0)]
-    rows += [(norm, sizes, 0) for norm, sizes in layer_norm_2d()]
+    norms = (LayerNorm2d, convnext.LayerNorm2d, RmsNorm, nn.LayerNorm, nn.RMSNorm)
+    rows += [(norm(4), {"normalized_shape": (3,)}, 0) for norm in norms]
     return [
         *rows,
         (nn.Linear(2, 4), {"in_features": 2, "out_features": 3}, 0),
@@ -176,12 +170,11 @@ def test_modules_know_their_new_sizes(module: nn.Module, sizes: dict[str, Any], 
     group = [Slice(tensor=f"0.{name}", dim=0) for name in rows]
     if "weight" in module.state_dict() and module.weight.ndim > 1:
         group.append(Slice(tensor="0.weight", dim=dim))
-    model = nn.Sequential(module)
+    model, before = nn.Sequential(module), {name: getattr(module, name) for name in sizes}
     applied = apply_edits(model, [without("0", "channel", 4, (1,), tuple(group))])
     assert {name: getattr(module, name) for name in sizes} == sizes
     undo(model, applied.journal)
-    assert all(getattr(module, name) == getattr(copy.deepcopy(module), name) for name in sizes)
-    assert getattr(module, next(iter(sizes))) in (2, 4, 5, (4,))
+    assert {name: getattr(module, name) for name in sizes} == before
 
 
 def test_grouped_convolution_loses_whole_groups_or_the_same_number_in_each() -> None:

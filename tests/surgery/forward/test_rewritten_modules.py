@@ -23,12 +23,6 @@ from prunerecover.surgery.forward.rewritten_forward import find_rewriting, insta
 from prunerecover.surgery.provenance import plan_for
 
 
-def rewritten() -> tuple[nn.Module, Tensor]:
-    """Return a block without its first activation, and an input."""
-    torch.manual_seed(0)
-    return without_calls(BasicBlock(4, 4).eval(), ["relu:0"]), torch.randn(2, 4, 6, 6)
-
-
 def test_it_stays_what_it_was() -> None:
     block = grown(Plain).train()
     block.bn1.eval()
@@ -49,17 +43,10 @@ def test_it_is_shown_with_what_was_taken_out() -> None:
     assert "def forward(self, x):" in inspect.getsource(new.forward)
 
 
-def test_its_state_is_loaded_strictly() -> None:
-    block, _ = rewritten()
-    other, x = without_calls(BasicBlock(4, 4).eval(), ["relu:0"]), torch.randn(2, 4, 6, 6)
-    other.load_state_dict(block.state_dict(), strict=True)
-    assert torch.equal(other(x), block(x))
-
-
 @pytest.mark.slow
 def test_it_is_exported_to_onnx() -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
-    block, x = rewritten()
+    block, x = without_calls(BasicBlock(4, 4).eval(), ["relu:0"]), torch.randn(2, 4, 6, 6)
     file = io.BytesIO()
     program = torch.onnx.export(block, (x,), dynamo=True, verbose=False)
     program.save(file)
