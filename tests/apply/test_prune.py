@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.engine import unchanged
+from cases.engine import equal, unchanged
 from cases.planning.networks import cnn, images, vit
 from torch import nn
 
@@ -18,8 +18,7 @@ HALF, BATCHES = Budget(macs=0.5), images()
 
 
 def states_equal(one: nn.Module, other: nn.Module) -> bool:
-    both = one.state_dict(), other.state_dict()
-    return both[0].keys() == both[1].keys() and all(torch.equal(both[0][name], both[1][name]) for name in both[0])
+    return equal(one.state_dict(), other.state_dict())
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

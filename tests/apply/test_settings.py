@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from cases.engine import unchanged
-from cases.models.tiny import plain_vit, tiny_inputs, tiny_llama
+from cases.models.tiny import plain_vit, tiny_llama
+from cases.tiny_plans import tiny_plan
 from torch import nn
 
 from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, plan_depth, plan_width, save_pruned
@@ -49,40 +50,31 @@ def test_plan_is_not_applied_to_a_model_with_other_heads(how: str) -> None:
         apply_plan(other, plan)
 
 
-def test_pruned_model_is_not_loaded_into_one_with_other_heads(tmp_path: Path) -> None:
-    model = vit()
-    plan = head_plan(model)
+def saved(model: nn.Module, plan: Plan, folder: Path) -> Path:
     apply_plan(model, plan)
-    save_pruned(model, plan, tmp_path / "pruned")
-    other = vit(2)
+    return save_pruned(model, plan, folder / "pruned")
+
+
+def test_pruned_model_is_not_loaded_into_one_with_other_heads(tmp_path: Path) -> None:
+    model, other = vit(), vit(2)
+    path = saved(model, head_plan(model), tmp_path)
     with unchanged(other), pytest.raises(ValueError, match=TWO_HEADS):
-        load_pruned(tmp_path / "pruned", other)
+        load_pruned(path, other)
 
 
 def test_edited_constructor_is_refused(tmp_path: Path) -> None:
     model = tiny_llama()
-    plan = plan_depth(model, Budget(remove={"block": 1}), batches=[tiny_inputs("llama")])
-    apply_plan(model, plan)
-    save_pruned(model, plan, tmp_path / "pruned")
-
-    def more_rotations(data: Any) -> None:
-        data["source"]["constructor"]["config"]["hidden_act"] = "relu"
-
-    edited(tmp_path / "pruned" / "plan.json", more_rotations)
+    path = saved(model, tiny_plan(model, (1, "block", "nothing")), tmp_path)
+    edited(path / "plan.json", lambda data: data["source"]["constructor"]["config"].update(hidden_act="relu"))
     with pytest.raises(ValueError, match="Expected the original constructor in the plan.*edited"):
-        load_pruned(tmp_path / "pruned")
+        load_pruned(path)
 
 
 def test_deleted_settings_are_refused(tmp_path: Path) -> None:
     model = vit()
-    path = head_plan(model).save(tmp_path / "plan.json")
-
-    def delete(data: Any) -> None:
-        data["edits"][0]["settings"] = []
-
-    plan = Plan.load(edited(path, delete))
+    path = edited(head_plan(model).save(tmp_path / "plan.json"), lambda data: data["edits"][0].update(settings=[]))
     with unchanged(model), pytest.raises(ValueError, match="'num_heads' of 'blocks.0.attn'.*4 heads.*edited"):
-        apply_plan(model, plan)
+        apply_plan(model, path)
 
 
 def test_deleted_settings_of_no_attention_are_refused(tmp_path: Path) -> None:
