@@ -44,7 +44,7 @@ def macs_removed(model: nn.Module, plan: Plan) -> float:
     return 1 - count_macs(pruned, one) / count_macs(model, one)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8])
+@pytest.mark.parametrize("share", [0.3, 0.8])
 def test_every_split_of_a_share_of_macs_meets_it_and_no_unit_is_spare(share: float) -> None:
     model = build("timm")
     planner = quick_planner(model)
