@@ -38,8 +38,8 @@ from prunerecover.model.replacements import Affine, Nothing, SlopeBias
 from prunerecover.plan.edits import Remove
 from prunerecover.surgery.apply_edits import apply_edits, undo
 
-# From the models' code, not from the descriptions: the modules in a block, of attention and MLP, whose outputs are added
-# to the stream unchanged (up to dropout and factors). ViT's MLP has another name in transformers 5.0.
+# From the models' code, not from the descriptions: the modules in a block, of attention and MLP, whose outputs join the
+# stream unchanged (up to dropout and factors). The MLP of ViT has another name in transformers 5.0.
 JUNCTIONS = {
     **dict.fromkeys(VARIANTS, ("attn", "mlp")),
     **dict.fromkeys(GATED, ("self_attn", "mlp")),

@@ -55,10 +55,7 @@ def constructor(model: nn.Module) -> dict[str, Any]:
 def test_the_name_and_arguments_are_found(name: str, kwargs: dict[str, Any]) -> None:
     found = constructor(empty(name, **kwargs))
     assert found["torchvision"] == name
-    assert {key: value for key, value in kwargs.items() if found["kwargs"].get(key) != value} in (
-        {},
-        {"weights_backbone": None},
-    )
+    assert {**kwargs, "weights_backbone": None}.items() <= {**found["kwargs"], "weights_backbone": None}.items()
 
 
 def _replaced(name: str, path: str, head: nn.Module) -> nn.Module:
@@ -68,16 +65,11 @@ def _replaced(name: str, path: str, head: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: _replaced("resnet18", "fc", nn.Linear(512, 10)),
-        lambda: _replaced("vit_b_32", "heads.head", nn.Linear(768, 10)),
-        lambda: _replaced(SMALL, "classifier.1", nn.Conv2d(512, 10, 1)),
-    ],
-    ids=["resnet", "vit", "convolution"],
+    ("name", "path", "head"),
+    [("vit_b_32", "heads.head", nn.Linear(768, 10)), (SMALL, "classifier.1", nn.Conv2d(512, 10, 1))],
 )
-def test_a_head_that_was_put_in_later_is_seen(make: Callable[[], nn.Module]) -> None:
-    assert constructor(make())["kwargs"]["num_classes"] == 10
+def test_a_head_that_was_put_in_later_is_seen(name: str, path: str, head: nn.Module) -> None:
+    assert constructor(_replaced(name, path, head))["kwargs"]["num_classes"] == 10
 
 
 @pytest.mark.slow
@@ -111,20 +103,6 @@ def _longer() -> nn.Module:
 )
 def test_what_its_builder_does_not_make_has_no_constructor(make: Callable[[], nn.Module]) -> None:
     assert constructor_of(make()) is None
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"torchvision": "no_such_model"}, "Expected the name of a model of torchvision .* 'no_such_model'. Is torchv"),
-        ({"torchvision": ["resnet18"]}, "Expected the name of a model of torchvision"),
-        ({"torchvision": "resnet18", "kwargs": {"weights": "DEFAULT"}}, "only arguments that shape .* but got weights"),
-        ({"torchvision": "resnet18", "kwargs": {"num_classes": "x"}}, "Expected the installed torchvision to build"),
-    ],
-)
-def test_only_names_and_arguments_that_shape(data: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(data)
 
 
 def test_a_model_of_a_known_class_but_other_sizes_has_no_name() -> None:
