@@ -111,18 +111,6 @@ def test_designs_that_determine_no_polynomial_are_refused(splits: tuple[tuple[in
         fit_map(noisy(splits), 12, surface="polynomial")
 
 
-def test_a_constant_bias_moves_the_intercept_only() -> None:
-    fitted = fit_map(TABLE, 12)
-    biased = fit_map([replace(point, accuracy=point.accuracy - 7) for point in TABLE], 12)
-    assert fitted.coefficients is not None
-    assert biased.coefficients is not None
-    assert biased.coefficients[0] == pytest.approx(fitted.coefficients[0] - 7)
-    assert biased.coefficients[1:] == pytest.approx(fitted.coefficients[1:])
-    for n in range(25):
-        assert biased.best(n_remove=n).split == fitted.best(n_remove=n).split
-        assert biased.best(n_remove=n).regret.value == pytest.approx(fitted.best(n_remove=n).regret.value)
-
-
 # Surfaces along one line.
 
 
@@ -204,14 +192,6 @@ def test_best_equals_exhaustive_search(theta: tuple[float, ...], n: int) -> None
 def test_exactly_one_feasible_budget_is_taken(budget: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fit_map(TABLE, 12).best(**budget)
-
-
-def test_budgets_in_cost_are_lists_of_splits() -> None:
-    fitted = fit_map(TABLE, 12)
-    splits = affordable_splits(12, attention_share=0.03, activation_share=0.045, budget=0.3)
-    pick = fitted.best(splits=splits)
-    predicted = {split: fitted.predict(1 - split[0] / 12, 1 - split[1] / 12) for split in splits}
-    assert pick.split == max(predicted, key=lambda split: predicted[split])
 
 
 # Budgets of the pick.

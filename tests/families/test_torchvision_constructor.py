@@ -14,7 +14,7 @@ from torch import nn
 from torchvision.models import VisionTransformer, WeightsEnum, get_model, mobilenet_v3_large
 from torchvision.ops import FrozenBatchNorm2d
 
-from prunerecover import Plan, apply_plan, load_pruned, plan_depth, save_pruned
+from prunerecover import Plan, load_pruned, save_pruned
 from prunerecover.families.constructors import build, constructor_of
 from prunerecover.families.libraries.empty_models import on_meta_if_possible
 from prunerecover.families.libraries.torchvision_constructor import torchvision_candidates
@@ -109,17 +109,6 @@ def test_a_model_of_a_known_class_but_other_sizes_has_no_name() -> None:
     """Images of 16 pixels are no multiple of the patches of `vit_b_32`."""
     model = VisionTransformer(16, 4, 2, 4, 16, 32, num_classes=3)
     assert list(torchvision_candidates(model)) == []
-
-
-@pytest.mark.slow
-def test_a_pruned_model_opens_without_the_dense_one(tmp_path: Path) -> None:
-    model = get_model(SMALL, num_classes=3).eval()
-    images = torch.randn(8, 3, 48, 48)
-    plan = plan_depth(model, remove={"layer": 1}, batches=[images], importance="magnitude")
-    apply_plan(model, plan)
-    path = save_pruned(model, plan, tmp_path / "pruned")
-    assert plan.edits
-    assert torch.equal(load_pruned(path)(images), model(images))
 
 
 def test_a_file_that_needs_its_owner_shows_the_line_to_write(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import pytest
 import torch
 from cases.models.decoders import EXPERTS, Decoder
 from cases.models.tiny import BUILD, tiny_gpt2, tiny_images, tiny_inputs, tiny_llama, tiny_timm
+from cases.tiny_plans import tiny_plan
 from peft.tuners.lora import LoraLayer, LoraModel
 from torch import nn
 from transformers import MambaConfig, MambaForCausalLM
 
-from prunerecover import apply_plan, plan_depth, update_optimizer
+from prunerecover import apply_plan, update_optimizer
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import get_module
 from prunerecover.recovery.lora import (
@@ -136,8 +137,7 @@ def test_in_a_plain_loop_after_surgery():
     """Optimizers follow by `update_optimizer`, there and back."""
     network = tiny_timm()
     optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
-    apply = apply_plan(network, plan_depth(network, remove={"attention": 1}, batches=[tiny_images(8)], replace="zero"))
-    update_optimizer(optimizer, apply)
+    update_optimizer(optimizer, apply_plan(network, tiny_plan(network, (2, "attention", "zero"))))
     adapters = plan_adapters(network, SETTINGS)
     assert len(adapters.modules) == 4 * 4 - 2
     update_optimizer(optimizer, inject_adapters(network, adapters))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases.depth.conv_blocks import Blocks, error, images, labelled
+from cases.depth.conv_blocks import error, images, labelled
 from cases.engine import equal, unchanged
 from sklearn.linear_model import Ridge
 from torch import Tensor, nn
@@ -21,12 +21,28 @@ from prunerecover.recovery.reconstruction import fit_layers
 from prunerecover.recovery.reconstruction_order import kept_rows
 
 
+class Residual(nn.Module):
+    """Convolutions with BatchNorm around a residual, and a head on the pooled map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12)
+        self.first, self.first_norm = nn.Conv2d(12, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.second, self.second_norm = nn.Conv2d(16, 12, 3, padding=1), nn.BatchNorm2d(12)
+        self.hidden, self.head = nn.Linear(12, 24), nn.Linear(24, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.stem(x)))
+        x = F.relu(x + self.second_norm(self.second(F.relu(self.first_norm(self.first(x))))))
+        return self.head(F.relu(self.hidden(x.mean((2, 3)))))
+
+
 @pytest.fixture(scope="module")
 def dense() -> nn.Module:
     torch.manual_seed(0)
-    network = Blocks(1).eval()
+    network = Residual()
     recalibrate_batchnorm(network, [images(64, 5)])
-    return network
+    return network.eval()
 
 
 def narrowed(dense: nn.Module) -> tuple[Any, Plan]:

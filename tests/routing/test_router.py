@@ -86,13 +86,6 @@ def test_a_router_learns_which_set_serves_which_prompts_and_nothing_from_shuffle
     assert abs(gain_of(True, loss)) < 0.1
 
 
-def test_a_saved_router_scores_alike(tmp_path) -> None:
-    router = PrefixRouter(16, 3).eval()
-    again = PrefixRouter.load(tmp_path, router.save(tmp_path))
-    features = torch.randn(4, 32)
-    assert torch.equal(router(features), again(features))
-
-
 def test_routers_that_cannot_be(llama: torch.nn.Module) -> None:
     with pytest.raises(ValueError, match="Expected two sets or more to choose from, but got 1"):
         PrefixRouter(16, 1)
