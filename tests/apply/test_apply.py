@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cases.engine import batch_of, batches_of, build, equal, output_of, plan_of, unchanged
-from cases.models.tiny import tiny_llama, tiny_timm
+from cases.models.tiny import plain_vit, tiny_llama, tiny_timm
 from cases.tiny_plans import tiny_plan
 from torch import nn
 
-from prunerecover import Plan
+from prunerecover import Budget, Plan, find_groups, load_pruned, plan_width, save_pruned
 from prunerecover.apply import apply_plan
 from prunerecover.model.copies import meta_copy
 from prunerecover.model.hashing import tensors_hash
-from prunerecover.plan.edits import Config, Merge, Remove, Replace, Rewrite
+from prunerecover.plan.edits import Config, Merge, Narrow, Remove, Replace, Rewrite
 from prunerecover.planning.plan_depth import plan_depth
+from prunerecover.surgery.provenance import plan_for
+from prunerecover.width.groups.narrow_edits import narrow_edits
 
 ZERO, FITTED = (1, "attention", "zero"), (1, "activation", "slope_bias")
+BLOCK = (1, "block", "nothing")
 BRANCHES = ((0, "attention", "affine"), (2, "mlp", "affine"))
 
 
@@ -70,7 +74,7 @@ def test_plan_applies_to_a_bfloat16_copy(name: str) -> None:
 def test_plan_applies_on_the_meta_device(name: str) -> None:
     model = build(name)
     bare = meta_copy(model)
-    plan = tiny_plan(model, *BRANCHES, (1, "block", "nothing"))
+    plan = tiny_plan(model, *BRANCHES, BLOCK)
     apply_plan(bare, plan)
     assert all(p.is_meta for p in bare.parameters())
     assert tensors_hash(bare) == plan.result.tensors
@@ -126,7 +130,7 @@ def test_edits_that_fit_nothing(edit: Any, message: str) -> None:
 @pytest.mark.parametrize("entries", [{"num_hidden_layers": "3"}, {"_name_or_path": "x"}, {"head_dim": [3]}])
 def test_config_entries_of_another_form(entries: dict[str, Any]) -> None:
     model = tiny_llama()
-    plan = tiny_plan(model, (1, "block", "nothing"))
+    plan = tiny_plan(model, BLOCK)
     refused(model, plan.model_copy(update={"edits": (plan.edits[0], Config(set=entries))}), "to stay what it is .* but")
 
 
@@ -147,3 +151,70 @@ def test_keys_that_no_plan_has() -> None:
     first = first.model_copy(update={"result": first.result.model_copy(update={"tensors": second.source.tensors})})
     with pytest.raises(ValueError, match="Expected keys of fitted tensors like 'e0.bias', but got 'x.bias'"):
         first + second
+
+
+# Settings outside names and shapes, such as the number of heads, are compared as well before any change.
+
+IMAGES = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+TWO_HEADS = "Expected the model that the plan was made for.*num_heads is 4 there, but 2 in this"
+
+
+def vit(heads: int = 4) -> nn.Module:
+    torch.manual_seed(0)
+    return plain_vit(num_heads=heads, num_classes=3).eval()
+
+
+def head_plan(model: nn.Module) -> Plan:
+    groups = find_groups(model, IMAGES, ("head",)).groups
+    edits = narrow_edits(groups, {group.name: torch.tensor([1]) for group in groups})
+    return plan_for(model, edits, method="test", example=None)
+
+
+def edited(path: Path, change: Callable[[Any], None]) -> Path:
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    return path
+
+
+def saved(model: nn.Module, plan: Plan, folder: Path) -> Path:
+    apply_plan(model, plan)
+    return save_pruned(model, plan, folder / "pruned")
+
+
+def test_a_model_with_other_heads_takes_neither_plan_nor_folder(tmp_path: Path) -> None:
+    model, other = vit(), vit(2)
+    plan = head_plan(model)
+    refused(other, plan, TWO_HEADS)
+    refused(other, tiny_plan(model, BLOCK), TWO_HEADS)
+    path = saved(model, plan, tmp_path)
+    with unchanged(other), pytest.raises(ValueError, match=TWO_HEADS):
+        load_pruned(path, other)
+
+
+def test_edited_constructor_is_refused(tmp_path: Path) -> None:
+    model = tiny_llama()
+    path = saved(model, tiny_plan(model, BLOCK), tmp_path)
+    edited(path / "plan.json", lambda data: data["source"]["constructor"]["config"].update(hidden_act="relu"))
+    with pytest.raises(ValueError, match="Expected the original constructor in the plan.*edited"):
+        load_pruned(path)
+
+
+def test_deleted_settings_are_refused(tmp_path: Path) -> None:
+    model = vit()
+    path = edited(head_plan(model).save(tmp_path / "plan.json"), lambda data: data["edits"][0].update(settings=[]))
+    refused(model, path, "'num_heads' of 'blocks.0.attn'.*4 heads.*edited")
+    model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 2, 1))
+    plan = plan_width(model, Budget(remove={"channel": 2}), batches=[IMAGES], importance="magnitude", replace="zero")
+    (narrow,) = plan.edits
+    assert isinstance(narrow, Narrow)
+    without = plan.model_copy(update={"edits": (narrow.model_copy(update={"settings": ()}),)})
+    refused(model, without, "num_groups is 2 there, but 4")
+
+
+def test_plans_without_settings_still_apply() -> None:
+    model = vit()
+    data = head_plan(model).to_dict()
+    del data["source"]["settings"], data["result"]["settings"]
+    apply_plan(model, Plan.from_dict(data))
+    assert model(IMAGES).shape == (8, 3)
