@@ -106,28 +106,6 @@ def test_it_leaves_no_other_trace(dense: nn.Module, pruned: tuple[Any, Plan]) ->
     network(images()).sum().backward()
 
 
-class TwiceCalled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.shared, self.b = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(F.relu(self.shared(F.relu(self.shared(F.relu(self.a(x)))))))
-
-
-def test_a_layer_that_is_called_twice_is_fitted_to_both() -> None:
-    torch.manual_seed(0)
-    dense = TwiceCalled().eval()
-    x = torch.randn(256, 4)
-    batches = [(x, torch.arange(256) % 3)]
-    plan = plan_width(dense, Budget(macs=0.2), batches=batches, replace="zero")
-    network = copy.deepcopy(dense)
-    apply_plan(network, plan)
-    before = (network(x) - dense(x)).square().mean()
-    fit_layers(network, dense, plan, [ModelInputs((x,))])
-    assert (network(x) - dense(x)).square().mean() < before
-
-
 @pytest.mark.parametrize(
     ("places", "batches", "message"),
     [
@@ -155,25 +133,24 @@ def test_how_samples_are_put_into_batches_does_not_matter(dense: nn.Module, prun
         torch.testing.assert_close(network(images(64, 7)), whole(images(64, 7)), rtol=0.02, atol=0.02)
 
 
-class OneNorm(nn.Module):
-    """BatchNorm shared by three convolutions."""
+class TwiceCalled(nn.Module):
+    """A convolution with two calls, and a BatchNorm with three."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.head = nn.BatchNorm2d(16), nn.Linear(16, 4)
-        self.stem = nn.Conv2d(3, 16, 3, padding=1)
-        self.first, self.second = (nn.Conv2d(16, 16, 3, padding=1) for _ in range(2))
+        self.stem, self.shared = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.stem(x)))
-        for layer in (self.first, self.second):
-            x = x + F.relu(self.norm(layer(x)))
+        for _ in range(2):
+            x = x + F.relu(self.norm(self.shared(x)))
         return self.head(x.mean((2, 3)))
 
 
-def test_a_norm_that_serves_several_layers_keeps_its_statistics() -> None:
+def test_a_layer_with_two_calls_is_fitted_to_both_and_a_norm_keeps_its_statistics() -> None:
     torch.manual_seed(0)
-    dense = OneNorm()
+    dense = TwiceCalled()
     recalibrate_batchnorm(dense, [images(64, 5)])
     network, plan = narrowed(dense.eval())
     before = copy.deepcopy(network)
