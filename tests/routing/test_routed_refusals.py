@@ -1,4 +1,4 @@
-"""What `RoutedCausalLM` refuses: parts that do not fit, arguments, and prompts that are none or too long."""
+"""Refusals of `RoutedCausalLM`: of parts that do not fit, of arguments, and of prompts that are none or too long."""
 
 from __future__ import annotations
 
