@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunerecover import MapPoint
+from prunerecover import MapPoint, fit_map
 from prunerecover.boundary.designs import (
     Split,
     affordable_splits,
@@ -84,6 +84,14 @@ def test_the_first_three_runs_are_spread() -> None:
         assert next_split(runs, SPLITS, 12) == expected
         runs.append(hill(expected))
     assert next_split(runs, SPLITS, 12) not in spread(SPLITS, 3)
+
+
+def test_further_runs_close_in_on_the_top() -> None:
+    runs: list[MapPoint] = []
+    while len(runs) < 6:
+        runs.append(hill(next_split(runs, SPLITS, 12)))
+    assert all(abs(run.attention - 3) <= 2 for run in runs[3:])
+    assert fit_map(runs, 12).best(n_remove=8).split == (3, 5)
 
 
 @pytest.mark.parametrize(
