@@ -1,9 +1,10 @@
-"""The map of accuracies over both axes against published values, with a figure."""
+"""The map of accuracies over both axes, and its picks, against published values and by enumeration."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from prunerecover import MapPoint, fit_map
-from prunerecover.boundary.designs import affordable_splits, axes_and_staircase, spread
+from prunerecover.boundary.designs import affordable_splits, axes_and_staircase, feasible_splits, spread
 from prunerecover.boundary.figure import plot_map
 from prunerecover.boundary.gaussian_surface import fit_gaussian
 from prunerecover.boundary.map_points import kept_fractions
@@ -56,7 +57,7 @@ def test_the_cubic_of_the_published_table_is_refused_above_dense() -> None:
     assert quadratic.best(n_keep=14).predicted == pytest.approx(71.62, abs=0.01)
 
 
-# T2: polynomials are recovered, left-out errors are those of refits, and undetermined degrees are refused.
+# Polynomials are recovered, left-out errors are those of refits, and undetermined degrees are refused.
 
 
 @settings(max_examples=30, deadline=None)
@@ -110,21 +111,6 @@ def test_designs_that_determine_no_polynomial_are_refused(splits: tuple[tuple[in
         fit_map(noisy(splits), 12, surface="polynomial")
 
 
-# T3: a bias shared by all runs changes nothing; a bias that grows with the removals of a type moves the pick.
-
-
-def test_a_constant_bias_moves_the_intercept_only() -> None:
-    fitted = fit_map(TABLE, 12)
-    biased = fit_map([replace(point, accuracy=point.accuracy - 7) for point in TABLE], 12)
-    assert fitted.coefficients is not None
-    assert biased.coefficients is not None
-    assert biased.coefficients[0] == pytest.approx(fitted.coefficients[0] - 7)
-    assert biased.coefficients[1:] == pytest.approx(fitted.coefficients[1:])
-    for n in range(25):
-        assert biased.best(n_remove=n).split == fitted.best(n_remove=n).split
-        assert biased.best(n_remove=n).regret.value == pytest.approx(fitted.best(n_remove=n).regret.value)
-
-
 # Surfaces along one line.
 
 
@@ -174,8 +160,123 @@ def test_the_picture_of_a_line_shows_runs_prediction_pick_and_dense() -> None:
     assert np.array(shown["predicted"])[:, 1] == pytest.approx(fitted.surface.predict(kept_fractions(LINE, (12, 12))))
     assert shown["dense"][0][1] == runs[0].accuracy
     assert figure.get_suptitle().startswith(f"{pick.attention} attentions and {pick.activation} activ")
-
-
-def test_a_picture_needs_splits() -> None:
     with pytest.raises(ValueError, match="Expected at least one feasible split to draw, but got none"):
-        plot_map(fit_map(TABLE, 12), [])
+        plot_map(fitted, [])
+
+
+# Picks: the best by enumeration, with regret, never above dense.
+
+
+@settings(max_examples=30, deadline=None)
+@given(theta=st.tuples(*[st.floats(-8, 8)] * 6), n=st.integers(0, 8))
+def test_best_equals_exhaustive_search(theta: tuple[float, ...], n: int) -> None:
+    truth = polynomial(theta, 2)
+    fitted = replace(fit_map(measured(truth, GRID, 4), 4), dense=None)
+    pick = fitted.best(n_remove=n)
+    values = {(m, k): truth(1 - m / 4, 1 - k / 4) for m, k in feasible_splits(4, n_remove=n)}
+    assert values[pick.split] == pytest.approx(max(values.values()), abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        ({"n_remove": 25}, "Expected a budget between 0 and the 24 units of the model"),
+        ({"n_remove": -1}, "Expected a budget between 0 and the 24 units of the model"),
+        ({"n_keep": 25}, "Expected a budget between 0 and the 24 units of the model"),
+        ({}, "Expected exactly one of n_remove and n_keep, but got n_remove=None"),
+        ({"n_remove": 8, "splits": LINE}, "a non-empty list of splits, but got n_remove=8, n_keep=None, 9"),
+        ({"splits": []}, "a non-empty list of splits, but got n_remove=None, n_keep=None, 0 splits"),
+        ({"splits": [(13, 0)]}, r"within the 12 and 12 units of the model, but got \(13, 0\)"),
+    ],
+)
+def test_exactly_one_feasible_budget_is_taken(budget: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit_map(TABLE, 12).best(**budget)
+
+
+# Budgets of the pick.
+
+
+def test_draws_of_a_polynomial_are_refits() -> None:
+    kept, accuracy = arrays(TABLE)
+    surface = fit_polynomial(kept, accuracy, (2,), noise=0.5)
+    noise = surface.sigma * np.random.default_rng(3).standard_normal((4, 22))
+    refits = [fit_polynomial(kept, surface.predict(kept) + row, (2,), noise=0.5).predict(kept) for row in noise]
+    assert surface.draw(kept, 4, np.random.default_rng(3)) == pytest.approx(np.array(refits))
+
+
+def test_draws_of_a_gaussian_process_have_its_mean_and_covariance() -> None:
+    kept, accuracy = arrays(noisy(spread(LINE, 4)))
+    surface = fit_gaussian(kept, accuracy, 0.5)
+    mean, covariance = surface.posterior(kept)
+    drawn = surface.draw(kept, 40_000, np.random.default_rng(0))
+    assert drawn.mean(axis=0) == pytest.approx(mean, abs=0.02)
+    assert np.cov(drawn.T) == pytest.approx(covariance, abs=0.02)
+
+
+def test_known_noise_is_a_floor_where_residuals_say_nothing() -> None:
+    runs = [MapPoint(*split, 75 - 0.25 * (split[0] - 3) ** 2) for split in spread(LINE, 3)]
+    quiet, loud = (fit_map(runs, 12, surface="parabola", noise=n).best(n_remove=8).regret for n in (0.05, 1.0))
+    assert 0 == quiet.low <= quiet.high < loud.value < loud.high
+
+
+def test_the_regret_interval_reaches_the_true_regret() -> None:
+    true = np.array([80 - m - n - 0.2 * m * m for m, n in LINE])
+    reached = []
+    for seed in range(60):
+        pick = fit_map(noisy(spread(LINE, 5), seed), 12).best(n_remove=8)
+        reached.append(true.max() - true[pick.attention] <= pick.regret.high)
+    assert np.mean(reached) >= 0.9
+
+
+# The dense model.
+
+
+def test_dense_is_taken_from_the_runs_or_the_argument() -> None:
+    assert fit_map(TABLE, 12).dense == 81.80
+    assert fit_map(TABLE[1:], 12).dense is None
+    assert fit_map(TABLE[1:], 12, dense=81.8).dense == 81.8
+
+
+# Budgets whose splits are not exactly on a line.
+
+
+@pytest.mark.parametrize("surface", ["gaussian_process", "parabola"])
+def test_every_split_of_a_budget_in_cost_is_predicted(surface: str) -> None:
+    """Where an attention saves as much as several activations, not all splits are close to a line through three."""
+    splits = affordable_splits(12, 0.0544, 0.0213, 0.2211)
+    runs = [MapPoint(m, n, 90 - 0.5 * m - n) for m, n in ((0, 11), (2, 6), (5, 0))]
+    assert fit_map(runs, 12, surface=surface, splits=splits).best(splits=splits).split in splits
+    with pytest.raises(ValueError, match="Expected splits close to the line"):
+        fit_map(runs, 12, surface=surface, splits=splits).best(splits=[(0, 0)])
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"points": []}, "Expected at least one run, but got none"),
+        ({"points": [MapPoint(5, 0, 70.0)], "layers": 4}, r"within the 4 and 4 units of the model, but got \(5, 0\)"),
+        ({"points": [MapPoint(1, 0, 0.7)]}, "Expected accuracies in percent, but got none above 1"),
+        ({"surface": "spline"}, "a surface among polynomial, gaussian_process, parabola or None, but got 'spline'"),
+        ({"noise": 0.0}, "Expected a noise above 0 points, but got 0.0"),
+        ({"layers": 0}, "Expected at least one attention and one activation unit, but got layers=0"),
+    ],
+)
+def test_arguments_are_checked(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit_map(**{"points": TABLE, "layers": 12, **arguments})
+
+
+@pytest.mark.parametrize("numbers", [(-1, 0, 70.0), (0, 0, 101.0), (0, 0, float("nan"))])
+def test_points_are_checked(numbers: tuple[int, int, float]) -> None:
+    with pytest.raises(ValueError, match="Expected numbers removed >= 0 and an accuracy between 0 and 100 percent"):
+        MapPoint(*numbers)
+
+
+@pytest.mark.parametrize("kept", [(1.1, 0.5), (0.5, -0.1)])
+def test_predictions_are_for_fractions(kept: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="Expected kept fractions between 0 and 1"):
+        fit_map(TABLE, 12).predict(*kept)

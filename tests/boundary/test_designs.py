@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise, product
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from prunerecover import MapPoint, fit_map
 from prunerecover.boundary.designs import (
+    Split,
     affordable_splits,
     axes_and_staircase,
     feasible_splits,
@@ -32,11 +35,6 @@ def test_feasible_splits_equal_enumeration(layers: tuple[int, int], share: float
     assert list(feasible_splits(layers, n_keep=sum(layers) - n)) == expected
 
 
-def test_models_without_units_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"at least one attention and one activation unit, but got layers=\(12, 0\)"):
-        feasible_splits((12, 0), n_remove=1)
-
-
 @given(layers=sizes, attention=st.floats(0.01, 0.08), activation=st.floats(0.01, 0.08), part=st.floats(0, 1))
 def test_affordable_splits_are_the_undominated_ones(
     layers: tuple[int, int], attention: float, activation: float, part: float
@@ -48,19 +46,6 @@ def test_affordable_splits_are_the_undominated_ones(
     assert list(affordable_splits(layers, attention, activation, budget)) == undominated
 
 
-def test_budgets_beyond_the_model_are_refused() -> None:
-    with pytest.raises(ValueError, match="Expected a budget between 0 and 0.600, .* but got 0.7"):
-        affordable_splits(4, 0.05, 0.10, 0.7)
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.1])
-def test_shares_are_between_zero_and_one(share: float) -> None:
-    with pytest.raises(ValueError, match="Expected activation_share between 0 and 1"):
-        affordable_splits(4, 0.05, share, 0.1)
-    with pytest.raises(ValueError, match="Expected attention_share between 0 and 1"):
-        affordable_splits(4, share, 0.05, 0.1)
-
-
 @given(n=st.integers(1, 24), runs=st.integers(2, 30))
 def test_spread_takes_the_ends_and_even_steps(n: int, runs: int) -> None:
     splits = feasible_splits(12, n_remove=n)
@@ -69,12 +54,6 @@ def test_spread_takes_the_ends_and_even_steps(n: int, runs: int) -> None:
     assert {chosen[0], chosen[-1]} == {0, len(splits) - 1}
     steps = [later - earlier for earlier, later in pairwise(chosen)]
     assert not steps or max(steps) - min(steps) <= 1
-
-
-@pytest.mark.parametrize(("splits", "runs"), [((), 3), (((0, 1), (1, 0)), 1)])
-def test_spread_needs_splits_and_runs(splits: tuple[tuple[int, int], ...], runs: int) -> None:
-    with pytest.raises(ValueError, match="Expected at least one split and two runs"):
-        spread(splits, runs)
 
 
 def test_the_papers_design_is_its_22_runs() -> None:
@@ -88,10 +67,7 @@ def test_algorithm_1_takes_one_type_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("design", [one_type_at_a_time, axes_and_staircase])
-def test_designs_stay_within_the_model(design: object) -> None:
-    assert callable(design)
-    with pytest.raises(ValueError, match="Expected n_remove between 0 and the 8 units of the model, but got 9"):
-        design(4, 9)
+def test_designs_stay_within_the_model(design: Callable[[int, int], tuple[Split, ...]]) -> None:
     assert all(m <= 4 and n <= 4 for m, n in design(4, 8))
 
 
@@ -118,11 +94,25 @@ def test_further_runs_close_in_on_the_top() -> None:
     assert fit_map(runs, 12).best(n_remove=8).split == (3, 5)
 
 
-def test_next_split_refuses_what_the_model_does_not_have() -> None:
-    with pytest.raises(ValueError, match=r"within the 4 and 4 units of the model, but got \(0, 8\)"):
-        next_split([], SPLITS, 4)
-    with pytest.raises(ValueError, match="Expected at least one split and two runs, but got 0 splits"):
-        next_split([], [], 4)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (partial(feasible_splits, (12, 0), n_remove=1), r"one attention and one activation unit, .*layers=\(12, 0\)"),
+        (partial(affordable_splits, 4, 0.05, 0.1, 0.7), "Expected a budget between 0 and 0.600, .* but got 0.7"),
+        (partial(affordable_splits, 4, 0.05, 0.0, 0.1), "Expected activation_share between 0 and 1"),
+        (partial(affordable_splits, 4, 0.05, 1.0, 0.1), "Expected activation_share between 0 and 1"),
+        (partial(affordable_splits, 4, -0.1, 0.05, 0.1), "Expected attention_share between 0 and 1"),
+        (partial(spread, (), 3), "Expected at least one split and two runs, but got 0 splits"),
+        (partial(spread, ((0, 1), (1, 0)), 1), "Expected at least one split and two runs"),
+        (partial(one_type_at_a_time, 4, 9), "Expected n_remove between 0 and the 8 units of the model, but got 9"),
+        (partial(axes_and_staircase, 4, 9), "Expected n_remove between 0 and the 8 units of the model, but got 9"),
+        (partial(next_split, [], SPLITS, 4), r"within the 4 and 4 units of the model, but got \(0, 8\)"),
+        (partial(next_split, [], [], 4), "Expected at least one split and two runs, but got 0 splits"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_knowledge_gradient_equals_simulation() -> None:

@@ -78,42 +78,44 @@ def test_what_cannot_be_built_again_has_no_constructor(make: Callable[[], nn.Mod
     assert re.search(why, construction.why_not), construction.why_not
 
 
-@pytest.mark.parametrize(
-    "constructor",
-    [
-        {"timm": "local-dir:/tmp/model", "kwargs": {}},
-        {"timm": "hf-hub:timm/deit_tiny_patch16_224.fb_in1k", "kwargs": {}},
-        {"timm": "no_such_model", "kwargs": {}},
-        {"timm": ["deit_tiny_patch16_224"], "kwargs": {}},
-    ],
+DEIT = "deit_tiny_patch16_224"
+NAMES_OF_TIMM = ("local-dir:/tmp/model", "hf-hub:timm/deit_tiny_patch16_224.fb_in1k", "no_such_model", [DEIT])
+WITH_REACH: tuple[dict[str, Any], ...] = (
+    {"checkpoint_path": "/tmp/weights.pth"},
+    {"pretrained_cfg": {"url": "https://example.org/weights.pth"}},
+    {"pretrained": True},
+    {"cache_dir": "/tmp"},
+    {"embed_layer": "os.system"},
+    {"norm_layer": {"class": "x"}},
+    {"img_size": ["a", "b"]},
 )
-def test_only_names_of_timm(constructor: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="Expected the name of a model of timm .*Is timm too old"):
-        build(constructor)
+CLASSES = ("AutoModel", "PreTrainedModel", "pipeline", "no_such_class", "LlamaConfig", None)
+OF_TORCHVISION = "Expected the name of a model of torchvision"
 
 
 @pytest.mark.parametrize(
-    "kwargs",
+    ("constructor", "message"),
     [
-        {"checkpoint_path": "/tmp/weights.pth"},
-        {"pretrained_cfg": {"url": "https://example.org/weights.pth"}},
-        {"pretrained": True},
-        {"cache_dir": "/tmp"},
-        {"embed_layer": "os.system"},
-        {"norm_layer": {"class": "x"}},
-        {"img_size": ["a", "b"]},
+        *(({"timm": name, "kwargs": {}}, "Expected the name of a model of timm .*too old") for name in NAMES_OF_TIMM),
+        *(({"timm": DEIT, "kwargs": one}, f"only arguments that shape .* but got {[*one][0]}") for one in WITH_REACH),
+        *(({"transformers": name, "config": {}}, "name of a model class of transformers") for name in CLASSES),
+        ({"torchvision": "no_such_model"}, f"{OF_TORCHVISION} .* 'no_such_model'. Is torchv"),
+        ({"torchvision": ["resnet18"]}, OF_TORCHVISION),
+        ({"torchvision": "resnet18", "kwargs": {"weights": "DEFAULT"}}, "only arguments that shape .* but got weights"),
+        ({"torchvision": "resnet18", "kwargs": {"num_classes": "x"}}, "Expected the installed torchvision to build"),
+        ({"timm": DEIT, "kwargs": {"num_heads": 5}}, "Expected the installed timm to build .* but it failed: "),
+        (
+            {"transformers": "LlamaForCausalLM", "config": {"hidden_size": "many"}},
+            "Expected the installed transformers to build .* but it failed: ",
+        ),
+        ({"transformers": "LlamaForCausalLM"}, "Expected the installed transformers to build .* but it failed: "),
+        ({"module": "os.system"}, r"Expected a constructor of timm, .*ultralytics, but got \['module'\]"),
     ],
     ids=str,
 )
-def test_only_arguments_that_shape_a_network(kwargs: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"Expected only arguments that shape .* but got {next(iter(kwargs))}"):
-        build({"timm": "deit_tiny_patch16_224", "kwargs": kwargs})
-
-
-@pytest.mark.parametrize("name", ["AutoModel", "PreTrainedModel", "pipeline", "no_such_class", "LlamaConfig", None])
-def test_only_model_classes_of_transformers(name: str | None) -> None:
-    with pytest.raises(ValueError, match="Expected the name of a model class of transformers"):
-        build({"transformers": name, "config": {}})
+def test_only_known_names_and_arguments_that_shape_a_network(constructor: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(constructor)
 
 
 def test_a_config_cannot_name_code() -> None:
@@ -152,23 +154,4 @@ def test_a_backbone_of_timm_is_built_by_its_name_and_nothing_is_fetched() -> Non
     assert built.config.backbone_config.use_pretrained_backbone is False
     constructor["config"]["backbone_config"]["backbone"] = "hf-hub:timm/resnet10t.c3_in1k"
     with pytest.raises(ValueError, match="Expected the installed transformers to build .* but it failed"):
-        build(constructor)
-
-
-def test_other_libraries_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"Expected a constructor of timm, .*ultralytics, but got \['module'\]"):
-        build({"module": "os.system"})
-
-
-@pytest.mark.parametrize(
-    "constructor",
-    [
-        {"timm": "deit_tiny_patch16_224", "kwargs": {"num_heads": 5}},
-        {"transformers": "LlamaForCausalLM", "config": {"hidden_size": "many"}},
-        {"transformers": "LlamaForCausalLM"},
-    ],
-    ids=str,
-)
-def test_a_constructor_that_no_longer_works(constructor: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="Expected the installed (timm|transformers) to build .* but it failed: "):
         build(constructor)

@@ -32,6 +32,10 @@ def planned(name: str, ignore: list[str], **remove: int) -> Plan:
     return plan_depth(two_stacks(name), remove=remove, batches=[batch_of(name)], **how)
 
 
+def assert_generation_is_exact(model: nn.Module, name: str) -> None:
+    torch.testing.assert_close(generated(model, name), generated(model, name, use_cache=False), atol=1e-4, rtol=1e-4)
+
+
 # T5's own blocks hand several tensors on, and are no units.
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "whisper")) for n in TWO_STACKS if n != "t5"]
@@ -50,7 +54,7 @@ def test_blocks_of_both_sides_leave_a_standard_model(name: str, tmp_path: Path) 
     for again in (load_pruned(folder), type(model).from_pretrained(folder).eval()):
         assert torch.equal(output(again, name), output(model, name))
         assert torch.equal(generated(again, name), generated(model, name))
-    torch.testing.assert_close(generated(model, name), generated(model, name, use_cache=False), atol=1e-4, rtol=1e-4)
+    assert_generation_is_exact(model, name)
     undo(model, applied.journal)
     assert torch.equal(output(model, name), dense)
     assert model.config.to_dict() == before
@@ -63,9 +67,7 @@ def test_cached_generation_without_an_attention_of_the_decoder() -> None:
     others = ["*encoder.*", "*layers.[12].*", "*encoder_attn*"]
     apply_plan(model, planned("bart", others, attention=1))
     assert [layer.self_attn.layer_idx for layer in model.model.decoder.layers[1:]] == [0, 1]
-    torch.testing.assert_close(
-        generated(model, "bart"), generated(model, "bart", use_cache=False), atol=1e-4, rtol=1e-4
-    )
+    assert_generation_is_exact(model, "bart")
 
 
 @pytest.mark.slow
@@ -183,26 +185,29 @@ def test_saved_plan_of_all_kinds_replays_and_is_undone(name: str, tmp_path: Path
     assert model.config.to_dict() == before
 
 
-def test_indices_of_dense_layers_follow_the_blocks() -> None:
-    model = DECODERS["qwen3_moe"].build(mlp_only_layers=[0, 1, 2, 3])
-    assert config_edits(model, (1, 2)) == {"num_hidden_layers": 2, "mlp_only_layers": [0, 1]}
-    model = DECODERS["qwen3_moe"].build(mlp_only_layers=[1])
-    assert config_edits(model, (0, 2, 3))["mlp_only_layers"] == []
-
-
-def test_step_between_mixtures_becomes_indices() -> None:
-    model = DECODERS["qwen2_moe"].build(mlp_only_layers=[3], decoder_sparse_step=2)
-    assert config_edits(model, (1, 2, 3)) == {
-        "num_hidden_layers": 3,
-        "layer_types": WINDOWS[1:],
-        "mlp_only_layers": [1, 2],
-        "decoder_sparse_step": 1,
-    }
-
-
-def test_entries_after_the_last_layer_are_dropped() -> None:
-    model = DECODERS["smollm3"].build(no_rope_layers=[1, 0, 1, 1, 0, 1], layer_types=["full_attention"] * 4)
-    assert config_edits(model, (1, 3))["no_rope_layers"] == [0, 1]
+@pytest.mark.parametrize(
+    ("name", "changes", "kept", "entries"),
+    [
+        ("qwen3_moe", {"mlp_only_layers": [0, 1, 2, 3]}, (1, 2), {"num_hidden_layers": 2, "mlp_only_layers": [0, 1]}),
+        ("qwen3_moe", {"mlp_only_layers": [1]}, (0, 2, 3), {"num_hidden_layers": 3, "mlp_only_layers": []}),
+        (  # a step between mixtures becomes indices
+            "qwen2_moe",
+            {"mlp_only_layers": [3], "decoder_sparse_step": 2},
+            (1, 2, 3),
+            {"num_hidden_layers": 3, "layer_types": WINDOWS[1:], "mlp_only_layers": [1, 2], "decoder_sparse_step": 1},
+        ),
+        (  # entries after the last layer are dropped
+            "smollm3",
+            {"no_rope_layers": [1, 0, 1, 1, 0, 1], "layer_types": ["full_attention"] * 4},
+            (1, 3),
+            {"num_hidden_layers": 2, "no_rope_layers": [0, 1], "layer_types": ["full_attention"] * 2},
+        ),
+    ],
+)
+def test_entries_of_the_config_follow_the_blocks(
+    name: str, changes: dict[str, Any], kept: tuple[int, ...], entries: dict[str, Any]
+) -> None:
+    assert config_edits(DECODERS[name].build(**changes), kept) == entries
 
 
 def test_checkpoint_of_another_depth_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -57,60 +58,50 @@ def test_ends_are_found_with_the_norm_behind_them(add: str) -> None:
     assert not any(module._forward_hooks for module in network.modules())
 
 
-class Start(Branches):
-    """Stream that is a layer's own output, read and updated by a branch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.short(x)
-        return x + self.norm(self.second(F.relu(x)))
+def starting(net: Any, x: Tensor) -> Tensor:
+    """Have a branch read and update a stream that is a layer's own output."""
+    x = net.short(x)
+    return x + net.norm(net.second(F.relu(x)))
 
 
-class Tokens(nn.Module):
-    """BatchNorm over tokens behind a mixer of tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.second, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.norm(self.second(x))
+def activated(net: Any, x: Tensor) -> Tensor:
+    """Change an output in place before the addition."""
+    return F.relu(net.norm(net.second(F.relu(net.first(x)))), inplace=True) + net.short(x)
 
 
-class Activated(Branches):
-    """Output changed in place before the addition."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.norm(self.second(F.relu(self.first(x)))), inplace=True) + self.short(x)
-
-
-class NormedTwice(Branches):
-    """A second BatchNorm behind a layer's own, with a reader in between."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(self.second(F.relu(self.first(x))))
-        return self.last_norm(y) + F.relu(self.last(y))
+def normed_twice(net: Any, x: Tensor) -> Tensor:
+    """Put a second BatchNorm behind a layer's own, with a reader in between."""
+    y = net.norm(net.second(F.relu(net.first(x))))
+    return net.last_norm(y) + F.relu(net.last(y))
 
 
+@pytest.mark.parametrize(
+    ("forward", "ends"), [(starting, {"second": "norm"}), (activated, {"short": NO_NORM}), (normed_twice, {})]
+)
 @torch.no_grad()
-def test_what_serves_others_too_is_no_end() -> None:
-    torch.manual_seed(0)
-    assert branch_ends(NormedTwice("operator").eval(), LAYERS, ModelInputs((IMAGES,))) == {}
-    assert branch_ends(Activated("operator").eval(), LAYERS, ModelInputs((IMAGES,))) == {"short": NO_NORM}
-    assert branch_ends(Start("operator").eval(), LAYERS, ModelInputs((IMAGES,))) == {"second": "norm"}
-    assert branch_ends(Tokens().eval(), ["second"], ModelInputs((torch.randn(4, 6, 6),))) == {}
-    assert branch_ends(Tokens().eval(), ["second"], ModelInputs((torch.randn(4, 6),))) == {"second": "norm"}
+def test_what_serves_others_too_is_no_end(forward: Any, ends: dict[str, str]) -> None:
+    class Own(Branches):
+        def forward(self, x: Tensor) -> Tensor:
+            return forward(self, x)
+
+    assert branch_ends(Own("operator").eval(), LAYERS, ModelInputs((IMAGES,))) == ends
 
 
 class Step(nn.Module):
     """A linear step of two layers beside a shortcut."""
 
-    def __init__(self, width: int, norm: bool) -> None:
+    def __init__(self, norm: bool = False) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
-        self.norm = nn.BatchNorm1d(width) if norm else nn.Identity()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6) if norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.norm(self.second(self.first(x)))
+
+
+@pytest.mark.parametrize(("shape", "ends"), [((4, 6), {"second": "norm"}), ((4, 6, 6), {})])
+def test_a_norm_over_tokens_is_not_over_the_outputs_of_a_layer(shape: tuple[int, ...], ends: dict[str, str]) -> None:
+    assert branch_ends(Step(norm=True).eval(), ["second"], ModelInputs((torch.randn(shape),))) == ends
 
 
 class OfATable(nn.Module):
@@ -118,7 +109,7 @@ class OfATable(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps = nn.Sequential(*(Step(6, norm=False) for _ in range(3)))
+        self.steps = nn.Sequential(*(Step() for _ in range(3)))
         self.table, self.last = nn.Linear(6, 4), nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from cases.models.habits import Plain
 from cases.refusals import refused
 from cases.trainers import sharded
 from lightning.pytorch.strategies import FSDPStrategy
+from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 
 from prunerecover.callbacks import LoRARecover
@@ -32,44 +33,59 @@ def test_arguments(arguments, match):
         LoRARecover(**arguments)
 
 
+class Convolutions(Plain):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 4))
+
+
+class Adapted(Plain):
+    def __init__(self):
+        super().__init__()
+        inject_adapter_in_model(LoraConfig(r=2, target_modules=["qkv"]), self.net)
+
+
+class Elsewhere(Plain):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def loss(self, batch):
+        return super().loss(batch) * self.scale
+
+    def configure_optimizers(self):
+        return torch.optim.SGD([self.scale], 0.1)
+
+
 @pytest.mark.parametrize(
-    ("callbacks", "message"),
+    ("make", "callbacks", "error", "message"),
     [
-        ([lora(start=3)], "Expected LoRARecover to start before max_epochs=3, but got start=3"),
+        (Plain, [lora(start=3)], ValueError, "Expected LoRARecover to start before max_epochs=3, but got start=3"),
         (
+            Plain,
             [lora(target_modules=["q_proj"])],
+            ValueError,
             r"of VisionTransformer to adapt at target_modules=\['q_proj'\], but there are none. Name some of: .*qkv",
         ),
-        ([lora(), lora(rank=3)], "Expected one LoRARecover for the network at 'net', but got 2. Remove one"),
+        (Plain, [lora(), lora(rank=3)], ValueError, "one LoRARecover for the network at 'net', but got 2. Remove one"),
+        (Convolutions, [lora()], ValueError, "Sequential to adapt in its blocks, but there are none. .* of: 0, 2"),
+        (Adapted, [lora()], ValueError, "VisionTransformer without adapters, but it has .* of peft. Merge them first"),
+        (
+            Elsewhere,
+            [lora(target="net")],
+            RuntimeError,
+            "an optimizer that holds parameters of the network, for its adapters to join, but none does",
+        ),
     ],
 )
-def test_what_no_fit_can_do(tmp_path, callbacks, message):
-    refused(tmp_path, Plain(), *callbacks, match=message, epochs=3)
+def test_what_no_fit_can_do(tmp_path, make, callbacks, error, message):
+    refused(tmp_path, make(), *callbacks, match=message, error=error, epochs=3)
 
 
-def test_nothing_in_the_blocks(tmp_path):
-    class Convolutions(Plain):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 4))
-
-    match = r"of Sequential to adapt in its blocks, but there are none. Name some of: 0, 2"
-    refused(tmp_path, Convolutions(), lora(), match=match)
+def test_without_blocks_the_named_layers_are_adapted(tmp_path):
     module, _ = fit(tmp_path, lora(target_modules="0"), make=Convolutions, epochs=1)
     assert Ledger.of(module).adapters["net"].modules == ("0",)
     assert module.net[2].weight.requires_grad
-
-
-def test_adapters_of_others(tmp_path):
-    class Adapted(Plain):
-        def __init__(self):
-            super().__init__()
-            from peft import LoraConfig, inject_adapter_in_model
-
-            inject_adapter_in_model(LoraConfig(r=2, target_modules=["qkv"]), self.net)
-
-    match = r"Expected a VisionTransformer without adapters, but it has adapters of peft. Merge them first"
-    refused(tmp_path, Adapted(), lora(), match=match)
 
 
 def test_without_peft(tmp_path, monkeypatch):
@@ -91,22 +107,6 @@ def test_surgery_without_it_is_said(tmp_path):
         module, _ = fit(tmp_path / "a", depth(schedule={"start": 2}), resume=tmp_path / "epoch=0.ckpt")
     assert not has_adapters(module.net)
     assert all(p.requires_grad for p in module.net.parameters())
-
-
-def test_optimizer_of_something_else(tmp_path):
-    class Elsewhere(Plain):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(()))
-
-        def loss(self, batch):
-            return super().loss(batch) * self.scale
-
-        def configure_optimizers(self):
-            return torch.optim.SGD([self.scale], 0.1)
-
-    match = r"Expected an optimizer that holds parameters of the network, for its adapters to join, but none does"
-    refused(tmp_path, Elsewhere(), lora(target="net"), match=match, error=RuntimeError)
 
 
 def test_sharding():

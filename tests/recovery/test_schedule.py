@@ -9,10 +9,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from cases.engine import equal
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LinearLR
-from torch.utils._pytree import tree_leaves
 
 from prunerecover import recovery_schedule
 from prunerecover.recovery.scaled_steps import ScaledSteps, best_share
@@ -99,8 +99,7 @@ class Twice(AdamW):
         return super().step(closure)
 
 
-@pytest.mark.parametrize("kind", [SGD, AdamW, Twice])
-@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
+@pytest.mark.parametrize(("kind", "rate"), [(SGD, 0.1), (SGD, torch.tensor(0.1)), (Twice, 0.1)])
 def test_a_scaled_step_equals_one_at_the_scaled_rate(kind: type[Optimizer], rate: float | torch.Tensor) -> None:
     AdamW([nn.Parameter(torch.ones(1))])  # only then torch has hooks in the parent's step
     one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
@@ -113,10 +112,9 @@ def test_a_scaled_step_equals_one_at_the_scaled_rate(kind: type[Optimizer], rate
     assert torch.equal(one, other)
     assert scaled.param_groups[0]["lr"] is rate
     steps.detach()
-    one.grad, other.grad = torch.ones(2), torch.ones(2)
+    plain.param_groups[0]["lr"] = rate
     before = one.detach().clone()
     scaled.step()
-    plain.param_groups[0]["lr"] = rate
     plain.step()
     assert torch.equal(one, other)
     assert not torch.equal(one, before)
@@ -151,9 +149,10 @@ def test_after_a_step_that_fails_rates_are_as_they_were() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
-def problem(
-    kind: Callable[..., Optimizer], rate: float
-) -> tuple[nn.Module, Optimizer, list[Callable[[], torch.Tensor]]]:
+Problem = tuple[nn.Module, Optimizer, list[Callable[[], torch.Tensor]]]
+
+
+def problem(kind: Callable[..., Optimizer], rate: float) -> Problem:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     inputs = torch.randn(16, 32, 4)
@@ -169,12 +168,11 @@ def by_hand(share: float, kind: Callable[..., Optimizer], rate: float) -> float:
     module, optimizer, losses = problem(kind, share * rate)
     found = []
     for loss_of in losses:
-        loss = loss_of()
-        found.append(loss.item())
+        found.append(loss_of())
         optimizer.zero_grad()
-        loss.backward()
+        found[-1].backward()
         optimizer.step()
-    return float(np.mean(found[-4:]))
+    return sum(loss.item() for loss in found[-4:]) / 4
 
 
 @pytest.mark.parametrize(("kind", "rate"), [(MOMENTUM, 0.01), (MOMENTUM, 5.0), (AdamW, 1.0)])
@@ -197,17 +195,14 @@ def test_steps_that_are_left_out_say_nothing_but_the_last_ones(rate: float) -> N
     assert best_share(module, optimizer, [partial(guarded, i) for i in range(16)]) == (1 if rate < 1 else 1 / 16)
 
 
-@pytest.mark.parametrize("kind", [MOMENTUM, AdamW])
-def test_a_test_of_shares_puts_all_back(kind: Callable[..., Optimizer]) -> None:
-    module, optimizer, losses = problem(kind, 0.1)
+def test_a_test_of_shares_puts_all_back() -> None:
+    module, optimizer, losses = problem(AdamW, 0.1)
     losses[0]().backward()
     optimizer.step()
     optimizer.zero_grad()
     before = copy.deepcopy((module.state_dict(), optimizer.state_dict()))
     best_share(module, optimizer, losses)
-    after = module.state_dict(), optimizer.state_dict()
-    for one, other in zip(*(tree_leaves(states) for states in (before, after)), strict=True):
-        assert one is other or torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+    assert equal((module.state_dict(), optimizer.state_dict()), before)
     assert all(parameter.grad is None for parameter in module.parameters())
 
 

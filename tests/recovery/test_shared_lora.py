@@ -1,4 +1,4 @@
-"""The teacher's term of the loss, and steps without a set's blocks, equal to the routed model."""
+"""The teacher's term of the loss, for each form of output, and steps without a set's blocks, as of the routed model."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from prunerecover.callbacks import DistillRecover
+from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import ModelInputs
 from prunerecover.recovery.distillation import distillation_loss, feature_loss
 from prunerecover.recovery.lora import LoraSettings, inject_adapters, plan_adapters
@@ -145,6 +146,29 @@ def test_hidden_states_of_transformers_models_are_matched() -> None:
     student, teacher = torch.randn(2, 2, 5, 16)
     outputs = (BaseModelOutput(last_hidden_state=tokens) for tokens in (student, teacher))
     torch.testing.assert_close(term(*outputs, num_classes=16), feature_loss(student, teacher))
+
+
+def detection_map() -> Tensor:
+    """Return objects, boxes and 5 classes of 2 images at 4 x 4 places."""
+    made = torch.randn(2, 10, 4, 4, generator=torch.Generator().manual_seed(0))
+    return torch.cat([made[:, :1].sigmoid(), 3 * made[:, 1:5], made[:, 5:].softmax(1)], 1)
+
+
+def test_detection_maps_are_compared_by_objects_boxes_and_classes() -> None:
+    teacher, moved = detection_map(), detection_map()
+    moved[:, 2] += 0.1
+    moved.requires_grad_()
+    loss = distillation_loss(moved, teacher)
+    assert loss.item() == output_divergence(teacher, moved).item() > 0
+    (gradient,) = torch.autograd.grad(loss, moved)
+    assert gradient[:, 2].abs().max() > 0
+    assert distillation_loss(teacher, teacher).item() < 1e-6 < loss.item()
+
+
+def test_embeddings_are_compared_by_their_angle() -> None:
+    teacher = torch.nn.functional.normalize(torch.randn(4, 8, generator=torch.Generator().manual_seed(0)), dim=1)
+    torch.testing.assert_close(distillation_loss(-teacher, teacher), torch.tensor(2.0))
+    torch.testing.assert_close(distillation_loss(3 * teacher, teacher), torch.tensor(0.0))
 
 
 def test_teacher_of_another_shape_is_refused() -> None:

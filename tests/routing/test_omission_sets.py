@@ -17,22 +17,14 @@ from prunerecover.routing.plan_set import PlanSet
 TASKS = {"first": questions(6, first=5, seed=1), "second": questions(6, first=30, seed=2)}
 
 
-@pytest.fixture(scope="module")
-def sets() -> PlanSet:
-    return plan_omission_sets(tiny_llama(num_hidden_layers=5), TASKS, encoding(), 2)
-
-
 @pytest.mark.slow
-def test_there_is_a_set_per_task_and_loss_and_a_static_one(sets: PlanSet) -> None:
+def test_there_is_a_set_per_task_and_loss_and_a_static_one_for_every_depth() -> None:
+    sets = plan_omission_sets(tiny_llama(num_hidden_layers=5), TASKS, encoding(), 2)
     assert sets.names[0] == "static"
     assert set(sets.names[1:]) <= {f"{task}/{loss}" for task in TASKS for loss in ("likelihood", "contrastive")}
     assert all(len(blocks) == 2 for blocks in sets.blocks)
     assert len(set(sets.blocks)) == len(sets.blocks)
     assert sets.shared_prefix >= 2
-
-
-@pytest.mark.slow
-def test_one_search_gives_every_depth(sets: PlanSet) -> None:
     shorter = [plan.first(1).removed["block"] for plan in sets.plans]
     assert all(names[0] in plan.removed["block"] for names, plan in zip(shorter, sets.plans, strict=True))
 
@@ -74,33 +66,21 @@ def interrupts(monkeypatch: pytest.MonkeyPatch) -> Interrupts:
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_goes_on_and_finds_the_same(tmp_path: Path, interrupts: Interrupts) -> None:
-    model, store = tiny_llama(num_hidden_layers=5), tmp_path / "found" / "sets"
-    interrupts.begin()
-    whole = plan_omission_sets(model, TASKS, encoding(), 1, objectives=("likelihood",), store=tmp_path / "whole")
+def test_an_interrupted_search_goes_on_and_another_begins_anew(tmp_path: Path, interrupts: Interrupts) -> None:
+    def planned(tasks: Any = TASKS, store: str = "found/sets", stop: int | None = None, **how: Any) -> PlanSet:
+        interrupts.begin(stop)
+        how = {"objectives": ("likelihood",), "store": tmp_path / store, **how}
+        return plan_omission_sets(tiny_llama(num_hidden_layers=5), tasks, encoding(), 1, **how)
+
+    whole = planned(store="whole")
     results = interrupts.computed
-    interrupts.begin(results // 2)
     with pytest.raises(KeyboardInterrupt):
-        plan_omission_sets(model, TASKS, encoding(), 1, objectives=("likelihood",), store=store)
-    interrupts.begin()
-    assert plan_omission_sets(model, TASKS, encoding(), 1, objectives=("likelihood",), store=store) == whole
+        planned(stop=results // 2)
+    assert planned() == whole
     assert 0 < interrupts.computed < results
-    interrupts.begin()
-    assert plan_omission_sets(model, TASKS, encoding(), 1, objectives=("likelihood",), store=store) == whole
+    assert planned() == whole
     assert interrupts.computed == 0
-
-
-@pytest.mark.slow
-def test_other_settings_and_questions_are_searched_anew(tmp_path: Path, interrupts: Interrupts) -> None:
-    model, only, store = tiny_llama(num_hidden_layers=5), {"first": TASKS["first"]}, tmp_path / "sets"
-
-    def computed(tasks: dict[str, Any], **changes: Any) -> int:
-        interrupts.begin()
-        plan_omission_sets(model, tasks, encoding(), 1, objectives=("likelihood",), store=store, **changes)
-        return interrupts.computed
-
-    assert computed(only) > 0
-    assert computed(only) == 0
-    assert computed(only, search="exact") > 0
-    assert computed(only, shared_prefix=1) > 0
-    assert computed({"first": TASKS["second"]}) > 0
+    only = {"first": TASKS["first"]}
+    for tasks, how in (({"first": questions(6)}, {}), (only, {"search": "exact"}), (only, {"shared_prefix": 1})):
+        planned(tasks, **how)
+        assert interrupts.computed > 0

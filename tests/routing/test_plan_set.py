@@ -25,28 +25,15 @@ def test_blocks_are_those_of_the_dense_model(sets: PlanSet) -> None:
     assert sets.blocks == tuple(map(frozenset, SETS))
     assert sets.shared_prefix == 2
     assert sets.number("set 2") == 2
-
-
-def test_a_file_gives_the_same_sets(sets: PlanSet, tmp_path) -> None:
-    assert PlanSet.load(sets.save(tmp_path / "sets.json")) == sets
-
-
-def test_a_set_that_is_not_there(sets: PlanSet) -> None:
     with pytest.raises(ValueError, match="Expected one of the sets set 0, .*, but got 'set 9'"):
         sets.number("set 9")
 
 
-def test_no_file(tmp_path) -> None:
+def test_a_file_gives_the_same_sets(sets: PlanSet, tmp_path) -> None:
+    path = tmp_path / "sets.json"
     with pytest.raises(FileNotFoundError, match="Expected a file with a set of plans"):
-        PlanSet.load(tmp_path / "sets.json")
-
-
-def edited(sets: PlanSet, tmp_path, change) -> None:
-    path = sets.save(tmp_path / "sets.json")
-    data = json.loads(path.read_text())
-    change(data)
-    path.write_text(json.dumps(data))
-    PlanSet.load(path)
+        PlanSet.load(path)
+    assert PlanSet.load(sets.save(path)) == sets
 
 
 @pytest.mark.parametrize(
@@ -65,8 +52,12 @@ def edited(sets: PlanSet, tmp_path, change) -> None:
     ],
 )
 def test_files_edited_by_hand(sets: PlanSet, tmp_path, change, message: str) -> None:
+    path = sets.save(tmp_path / "sets.json")
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
     with pytest.raises(ValueError, match=message):
-        edited(sets, tmp_path, change)
+        PlanSet.load(path)
 
 
 def test_only_whole_blocks_are_routed() -> None:
@@ -138,13 +129,9 @@ def test_a_saved_model_routes_if_it_is_ahead_in_likelihood_and_not_behind_in_acc
         ([0, 1, 2], {"static": 3}, "Expected the static set's number from 0 to 2, but got 3"),
         ([0, 1, 2], {"dense": [0.5]}, r"Expected a score of the dense model for each of 3 questions, but got .*\(1,\)"),
         ([], {}, "Expected one question or more"),
+        ([0, 1, 2], {"names": ("a", "b")}, r"Expected scores of 3 questions under 2 sets, but got shape \(3, 3\)"),
     ],
 )
 def test_numbers_that_do_not_fit(routes: list[int], changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        compare_routes(SCORES[: len(routes)], routes, ("a", "b", "c"), **changes)
-
-
-def test_scores_of_other_questions() -> None:
-    with pytest.raises(ValueError, match=r"Expected scores of 2 questions under 3 sets, but got shape \(200, 3\)"):
-        compare_routes(SCORES, [0, 1], ("a", "b", "c"))
+        compare_routes(SCORES[: len(routes)], routes, **{"names": ("a", "b", "c"), **changes})

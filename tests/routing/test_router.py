@@ -13,7 +13,7 @@ from cases.sampling import one_in
 from prunerecover.language.likelihood import Encoding
 from prunerecover.language.questions import Question
 from prunerecover.model.hooks import recording
-from prunerecover.recipes.tasks.route_picker import RoutePicker, held_out, prompt_features, train_router
+from prunerecover.recipes.tasks.route_picker import held_out, prompt_features, train_router
 from prunerecover.routing.routed_causal_lm import RoutedCausalLM
 from prunerecover.routing.router import EncoderRouter, PrefixRouter
 
@@ -86,50 +86,22 @@ def test_a_router_learns_which_set_serves_which_prompts_and_nothing_from_shuffle
     assert abs(gain_of(True, loss)) < 0.1
 
 
-def test_a_saved_router_scores_alike(tmp_path) -> None:
-    router = PrefixRouter(16, 3).eval()
-    again = PrefixRouter.load(tmp_path, router.save(tmp_path))
-    features = torch.randn(4, 32)
-    assert torch.equal(router(features), again(features))
-
-
-def test_one_set_is_no_choice() -> None:
+def test_routers_that_cannot_be(llama: torch.nn.Module) -> None:
     with pytest.raises(ValueError, match="Expected two sets or more to choose from, but got 1"):
         PrefixRouter(16, 1)
-
-
-@pytest.mark.parametrize("blocks", [0, -1])
-def test_a_router_that_reads_no_block(blocks: int) -> None:
-    with pytest.raises(ValueError, match=f"Expected one block or more for the prompt to run through, but got {blocks}"):
-        PrefixRouter(16, 2, blocks=blocks)
-
-
-def test_a_router_that_reads_more_blocks_than_there_are(llama: torch.nn.Module) -> None:
+    with pytest.raises(ValueError, match="Expected one block or more for the prompt to run through, but got 0"):
+        PrefixRouter(16, 2, blocks=0)
     with pytest.raises(ValueError, match="Expected a model of 7 blocks or more, .* but this LlamaForCausalLM has 6"):
         prompt_features(PrefixRouter(32, 2, blocks=7), llama, questions(2), encoding())
-
-
-def test_an_unknown_objective() -> None:
-    with pytest.raises(ValueError, match="one of soft_cross_entropy, cross_entropy, mse, but got 'luck'"):
-        RoutePicker(PrefixRouter(16, 3), "luck")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("rows", "apart", "message"),
-    [
-        (3, [True, False], "held-out marks of the same questions"),
-        (2, [True, True], "Expected questions to train on and others to choose by, but 2 of 2"),
-        (2, [False, False], "but 0 of 2 are held out"),
-    ],
-)
-def test_data_that_does_not_fit(rows: int, apart: list[bool], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        train_router(PrefixRouter(4, 2), torch.zeros(rows, 8), torch.zeros(rows, 2), torch.tensor(apart))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"objective": "luck"}, "one of soft_cross_entropy, cross_entropy, mse, but got 'luck'"),
+        ({"apart": torch.arange(7) < 2}, "held-out marks of the same questions"),
+        ({"apart": torch.arange(8) < 8}, "Expected questions to train on and others to choose by, but 8 of 8"),
+        ({"apart": torch.arange(8) < 0}, "but 0 of 8 are held out"),
         ({"likelihoods": torch.zeros(8, 3)}, "Expected likelihoods under the router's 2 sets, but got 3"),
         ({"likelihoods": torch.full((8, 2), -torch.inf)}, "finite likelihoods, but 8 of 8 questions have others"),
         ({"static": 2}, "Expected the static set's number from 0 to 1, but got 2"),
@@ -144,8 +116,8 @@ def test_training_that_cannot_be(changes: dict[str, Any], message: str) -> None:
 
 def test_training_leaves_the_random_state() -> None:
     router, before = PrefixRouter(4, 2), torch.get_rng_state()
-    how: dict[str, Any] = {"epochs": 1, "enable_progress_bar": False}
-    train_router(router, torch.zeros(8, 8), torch.zeros(8, 2), torch.arange(8) < 2, **how)
+    how = {"epochs": 1, "enable_progress_bar": False}
+    train_router(router, torch.zeros(8, 8), torch.zeros(8, 2), torch.arange(8) < 2, **how)  # type: ignore[arg-type]
     assert torch.equal(torch.get_rng_state(), before)
 
 
