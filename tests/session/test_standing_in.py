@@ -55,19 +55,8 @@ def test_a_network_stands_in_for_itself() -> None:
         assert network(torch.ones(1, 2)).shape == (1, 2)
 
 
-class Step(pl.LightningModule):
-    """Training step that calls the module itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-
 def test_a_lightning_module_keeps_its_trainer() -> None:
-    module = Step()
+    module = pl.LightningModule()
     module._trainer = trainer = object()  # type: ignore[assignment]
     with standing_in(share_copy(module), module):
         assert module._trainer is trainer
