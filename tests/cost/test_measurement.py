@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from prunerecover.cost.environment import cpu_name, device_name, versions
 from prunerecover.cost.latency import latency_ratio, median_latency, stopwatch_for
 from prunerecover.cost.measurement import Measurement, measure
-from prunerecover.cost.memory import LiveStorages, peak_activations
+from prunerecover.cost.memory import peak_activations
 from prunerecover.model.batches import as_inputs
 
 CPU = torch.device("cpu")
@@ -72,22 +72,6 @@ def test_peak_is_the_same_without_weights() -> None:
     with torch.device("meta"):
         model = mlp()
     assert peak_activations(model, as_inputs(X.to("meta")), torch.device("meta"))[0] == expected
-
-
-def test_views_and_existing_tensors_take_no_memory() -> None:
-    kept = torch.ones(100)
-    with LiveStorages([kept]) as live:
-        kept.view(10, 10).t()
-        kept.add_(1)
-    assert live.peak == 0
-
-
-def test_released_tensors_make_room() -> None:
-    with LiveStorages() as live:
-        for _ in range(5):
-            x = torch.ones(100)
-            del x
-    assert live.peak == 400
 
 
 @pytest.mark.parametrize("warmup", [0, 3])

@@ -24,6 +24,7 @@ from prunerecover.surgery.apply_edits import apply_edits
 FOUND = {
     "mixtral": (2, 2, 2),
     "whisper": (4, 6, 4),
+    "t5": (0, 0, 4),  # its blocks and attentions hand positions on
     "xcit": (4, 2, 4),  # of each class-attention block, the branches scale a concatenation
     "swin": (4, 4, 4),
     "poolformer": (12, 0, 12),
