@@ -29,7 +29,7 @@ def parts(seed: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
 
 
 @given(seed=st.integers(0, 99), offset=st.sampled_from([0.0, 100.0]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_channel_fit_equals_weighted_least_squares(seed: int, offset: float) -> None:
     x, _, w = rows(seed, offset)
     y = torch.nn.functional.gelu(x - offset) + offset
@@ -44,7 +44,7 @@ def test_channel_fit_equals_weighted_least_squares(seed: int, offset: float) -> 
 
 
 @given(seed=st.integers(0, 99), ridge=st.sampled_from([1e-3, 0.3, 3.0, 100.0]), offset=st.sampled_from([0.0, 100.0]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_affine_fit_equals_ridge_on_all_rows(seed: int, ridge: float, offset: float) -> None:
     x, y, w = rows(seed, offset)
     prior = torch.randn(D, C, generator=torch.Generator().manual_seed(seed))

@@ -88,7 +88,7 @@ def test_a_planned_network_is_drawn_whole() -> None:
     model, batch = ARCHITECTURES["detector"]()
     plan = plan_depth(model, remove={"layer": 2}, batches=[batch], importance="magnitude")
     kinds = {unit.name: str(unit.kind) for unit in find_units(model, batch, ("layer",))}
-    drawn = cells(plan.plot().subfigs[0], kinds)  # beside the widths that follow
+    drawn = cells(plan.plot(), kinds)
     assert {unit for unit, colour in drawn.items() if colour != LIGHT} == set(plan.removed["layer"])
 
 

@@ -62,7 +62,9 @@ def test_json_round_trip_is_exact() -> None:
 
 @pytest.fixture(scope="module")
 def fitted() -> Plan:
-    return plan_depth(build("timm"), remove={"attention": 1, "activation": 2}, batches=batches_of("timm"))
+    return plan_depth(
+        build("timm"), remove={"attention": 1, "activation": 2}, batches=batches_of("timm"), search="one_shot"
+    )
 
 
 def test_saved_equals_reloaded(fitted: Plan, tmp_path: Path) -> None:

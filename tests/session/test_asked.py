@@ -36,14 +36,13 @@ def left(plan: Plan) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("make", "kinds"),
+    ("make", "kinds", "cost", "asked", "most"),
     [
-        (plan_depth, ("attention", "mlp")),
-        (plan_width, ("head", "neuron")),
-        pytest.param(plan_pruning, ("attention", "neuron"), marks=pytest.mark.slow),
+        (plan_depth, ("attention", "mlp"), "macs", "0.05M", 50_000),
+        (plan_width, ("head", "neuron"), "params", "10K", 10_000),
+        pytest.param(plan_pruning, ("attention", "neuron"), "macs", "0.05M", 50_000, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize(("cost", "asked", "most"), [("macs", "0.05M", 50_000), ("params", "10K", 10_000)])
 def test_no_more_is_left(make: Planner, kinds: tuple[str, ...], cost: str, asked: str, most: int) -> None:
     """Up to the tolerance of the resulting share; and nearly the full amount remains."""
     plan = make(vit(), Budget(**{cost: asked}), batches=BATCHES, kinds=kinds)
