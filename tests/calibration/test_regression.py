@@ -29,7 +29,7 @@ def parts(seed: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
 
 
 @given(seed=st.integers(0, 99), offset=st.sampled_from([0.0, 100.0]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_channel_fit_equals_weighted_least_squares(seed: int, offset: float) -> None:
     x, _, w = rows(seed, offset)
     y = torch.nn.functional.gelu(x - offset) + offset
@@ -44,7 +44,7 @@ def test_channel_fit_equals_weighted_least_squares(seed: int, offset: float) -> 
 
 
 @given(seed=st.integers(0, 99), ridge=st.sampled_from([1e-3, 0.3, 3.0, 100.0]), offset=st.sampled_from([0.0, 100.0]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_affine_fit_equals_ridge_on_all_rows(seed: int, ridge: float, offset: float) -> None:
     x, y, w = rows(seed, offset)
     prior = torch.randn(D, C, generator=torch.Generator().manual_seed(seed))
@@ -65,34 +65,31 @@ def test_constant_channel_gets_slope_zero_and_its_value() -> None:
     x = torch.full((50, 2), 3.0)
     fit = ChannelRegression()
     fit.add(x, x * 2, torch.ones(50))
-    slope, bias = fit.solve()
-    assert slope.tolist() == [0, 0]
-    assert bias.tolist() == [6, 6]
+    assert [found.tolist() for found in fit.solve()] == [[0, 0], [6, 6]]
 
 
-@pytest.mark.parametrize("fit", [ChannelRegression(), AffineRegression()])
-def test_nothing_added_is_an_error(fit: ChannelRegression | AffineRegression) -> None:
+def test_nothing_added_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="Expected rows to fit to, but none were added"):
-        fit.solve(*(() if isinstance(fit, ChannelRegression) else (1.0, torch.zeros(D, C))))
+        ChannelRegression().solve()
+    with pytest.raises(RuntimeError, match="Expected rows to fit to, but none were added"):
+        AffineRegression().solve(1.0, torch.zeros(D, C))
 
 
 KEPT, GONE = torch.tensor([0, 2, 3]), torch.tensor([1, 4])
-ROWS = torch.randn(300, 5, generator=torch.Generator().manual_seed(0)) @ torch.randn(
-    5, 5, generator=torch.Generator().manual_seed(1)
-) + torch.tensor([5.0, 0, -3, 1, 0])
 
 
-def moments_of(rows: torch.Tensor) -> Moments:
+def moments_of(rows: Tensor) -> Moments:
     moments = Moments()
-    for part in torch.tensor_split(rows, [20, 100]):
+    for part in torch.tensor_split(rows, [20, 40]):
         moments.add(part)
     return moments
 
 
 def test_a_prediction_equals_ridge_regression_on_the_rows() -> None:
-    found = moments_of(ROWS).predict(GONE, KEPT)
-    x, y = ROWS[:, KEPT].double(), ROWS[:, GONE].double()
-    strength = (RIDGE[0] + RIDGE[1] * len(KEPT) / len(ROWS)) * float(x.var(0, correction=0).mean()) * len(x)
+    rows = torch.randn(300, 5) @ torch.randn(5, 5) + torch.tensor([5.0, 0, -3, 1, 0])
+    found = moments_of(rows).predict(GONE, KEPT)
+    x, y = rows[:, KEPT].double(), rows[:, GONE].double()
+    strength = (RIDGE[0] + RIDGE[1] * len(KEPT) / len(rows)) * float(x.var(0, correction=0).mean()) * len(x)
     oracle = Ridge(alpha=strength).fit(x, y)
     assert torch.allclose(found[:, :-1], torch.from_numpy(oracle.coef_), atol=1e-5)
     assert torch.allclose(found[:, -1], torch.from_numpy(oracle.intercept_), atol=1e-4)
@@ -101,31 +98,23 @@ def test_a_prediction_equals_ridge_regression_on_the_rows() -> None:
 @pytest.mark.parametrize("scale", [1e-19, 1e-23, 0.0])
 def test_activations_that_vanish_predict_nothing_wild(scale: float) -> None:
     """Products of 1e-23 are below the resolution of single precision."""
-    rows = scale * torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
+    rows = scale * torch.randn(50, 12)
     rows[:, 3] = 0
-    moments = Moments()
-    moments.add(rows)
-    found = moments.predict(torch.arange(4), torch.arange(4, 12))
+    found = moments_of(rows).predict(torch.arange(4), torch.arange(4, 12))
     assert found.isfinite().all()
     assert found.abs().max() < 2
 
 
 def test_activations_whose_squares_overflow_leave_their_mean() -> None:
-    rows = 1e20 * (2 + torch.randn(50, 5, generator=torch.Generator().manual_seed(0)))
-    moments = Moments()
-    moments.add(rows)
-    found = moments.predict(GONE, KEPT)
+    rows = 1e20 * (2 + torch.randn(50, 5))
+    found = moments_of(rows).predict(GONE, KEPT)
     assert (found[:, :-1] == 0).all()
     torch.testing.assert_close(found[:, -1], rows[:, GONE].double().mean(0))
 
 
 def test_spread_of_linear_maps_is_that_of_their_outputs() -> None:
-    torch.manual_seed(0)
     rows, maps = torch.randn(400, 7).double() + torch.arange(7), torch.randn(3, 5).double()
-    moments = Moments()
-    for some in rows.split(90):
-        moments.add(some)
-    mean, variance = moments.of(maps)
+    mean, variance = moments_of(rows).of(maps)
     outputs = rows[:, :5] @ maps.T
     torch.testing.assert_close(mean, outputs.mean(0), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(variance, outputs.var(0, unbiased=False), rtol=1e-5, atol=1e-5)

@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases.engine import unchanged
 from torch import Tensor, nn
 
 from prunerecover.cost.environment import cpu_name, device_name, versions
 from prunerecover.cost.latency import latency_ratio, median_latency, stopwatch_for
 from prunerecover.cost.measurement import Measurement, measure
-from prunerecover.cost.memory import LiveStorages, peak_activations
-from prunerecover.model.batches import ModelInputs
+from prunerecover.cost.memory import peak_activations
+from prunerecover.model.batches import as_inputs
 
 CPU = torch.device("cpu")
 X = torch.ones(4, 8)
+ON_META = nn.Linear(8, 2, device="meta")
 
 
 def mlp() -> nn.Module:
@@ -58,41 +60,18 @@ def test_shared_parameters_count_once_and_bytes_follow_the_type() -> None:
     assert found.latency_ms is None
 
 
-def test_meta_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="Expected a model with weights, but it is on the meta device"):
-        measure(nn.Linear(2, 2, device="meta"), torch.ones(1, 2))
-    with pytest.raises(ValueError, match="Expected a model with weights, but it is on the meta device"):
-        median_latency(nn.Linear(2, 2, device="meta"), ModelInputs((torch.ones(1, 2),)))
-
-
 def test_peak_is_the_largest_pair_of_neighbours_in_a_chain() -> None:
     widths = [8, 32, 128, 64, 2]
     layers = [nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
-    peak, source = peak_activations(nn.Sequential(*layers), ModelInputs((X,)), CPU)
+    peak, source = peak_activations(nn.Sequential(*layers), as_inputs(X), CPU)
     assert (peak, source) == (4 * 4 * (128 + 64), "tensor sizes")
 
 
 def test_peak_is_the_same_without_weights() -> None:
-    expected, _ = peak_activations(mlp(), ModelInputs((X,)), CPU)
+    expected, _ = peak_activations(mlp(), as_inputs(X), CPU)
     with torch.device("meta"):
         model = mlp()
-    assert peak_activations(model, ModelInputs((X.to("meta"),)), torch.device("meta"))[0] == expected
-
-
-def test_views_and_existing_tensors_take_no_memory() -> None:
-    kept = torch.ones(100)
-    with LiveStorages([kept]) as live:
-        kept.view(10, 10).t()
-        kept.add_(1)
-    assert live.peak == 0
-
-
-def test_released_tensors_make_room() -> None:
-    with LiveStorages() as live:
-        for _ in range(5):
-            x = torch.ones(100)
-            del x
-    assert live.peak == 400
+    assert peak_activations(model, as_inputs(X.to("meta")), torch.device("meta"))[0] == expected
 
 
 @pytest.mark.parametrize("warmup", [0, 3])
@@ -155,19 +134,23 @@ def test_settings_of_the_process_come_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_measuring_leaves_the_model_alone() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout()).train()
-    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    measure(model, X, repeats=1)
-    latency_ratio(model, copy.deepcopy(model), X, pairs=1, warmup=0)
-    assert all(module.training for module in model.modules())
-    assert torch.equal(random, torch.get_rng_state())
-    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+    with unchanged(model):
+        measure(model, X, repeats=1)
+        latency_ratio(model, copy.deepcopy(model), X, pairs=1, warmup=0)
 
 
-def test_bad_comparisons_are_refused() -> None:
-    with pytest.raises(ValueError, match="Expected at least one pair, but got pairs=0"):
-        latency_ratio(mlp(), mlp(), X, pairs=0)
-    with pytest.raises(ValueError, match="Expected both models on one device, but got cpu and meta"):
-        latency_ratio(mlp(), nn.Linear(8, 2, device="meta"), X)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: measure(ON_META, X), "Expected a model with weights, but it is on the meta device"),
+        (lambda: median_latency(ON_META, as_inputs(X)), "Expected a model with weights, but it is on the meta device"),
+        (lambda: latency_ratio(mlp(), mlp(), X, pairs=0), "Expected at least one pair, but got pairs=0"),
+        (lambda: latency_ratio(mlp(), ON_META, X), "Expected both models on one device, but got cpu and meta"),
+    ],
+)
+def test_bad_measurements_are_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_environment_names_processor_and_packages(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.engine import batches_of, build
+from torch import nn
 
 from prunerecover.cost.met_share import TRIES, BudgetMissed, Shares, Wanted, met_share
 from prunerecover.cost.statistics import Interval
@@ -21,14 +21,9 @@ LATENCY = {"latency": Wanted(0.3, below=0.01, above=0.01)}
 
 
 def test_what_is_met_at_once_is_measured_once() -> None:
-    measured: list[float] = []
-
-    def measure(planned: float) -> dict[str, float]:
-        measured.append(planned)
-        return {"latency": planned}
-
-    assert met_share(LATENCY, lambda asked: asked["latency"], measure) == (0.3, {"latency": 0.3})
-    assert measured == [0.3]
+    shown = iter([0.3])
+    found = met_share(LATENCY, lambda asked: asked["latency"], lambda _: {"latency": next(shown)})
+    assert found == (0.3, {"latency": 0.3})
 
 
 @pytest.mark.parametrize("efficiency", [0.5, 0.8, 1.3])
@@ -120,18 +115,20 @@ def test_less_is_planned_for_where_every_cost_is_exceeded() -> None:
     assert planned == pytest.approx({"macs": 0.2 * 2 / 3, "params": 0.1 * 2 / 3})
 
 
-@pytest.fixture
-def pairs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the requests to a clock that saves 30% in the median, and a little less with few pairs."""
+def clocked(monkeypatch: pytest.MonkeyPatch, few: Interval, many: Interval) -> list[int]:
+    """Return the numbers of pairs asked of a clock from now on, which shows one ratio with few, another with many."""
     asked: list[int] = []
 
     def clock(*_: Any, pairs: int, **__: Any) -> Any:
         asked.append(pairs)
-        few = pairs < PAIRS
-        return SimpleNamespace(ratio=Interval(0.72, 0.66, 0.75) if few else Interval(0.70, 0.69, 0.71))
+        return SimpleNamespace(ratio=few if pairs < PAIRS else many)
 
     monkeypatch.setattr(saved_cost, "latency_ratio", clock)
     return asked
+
+
+def cost_of(inputs: Any, cost: str = "latency", device: str = "cpu") -> DenseCost:
+    return DenseCost(nn.Linear(2, 2, device=device), cost, as_inputs(inputs))
 
 
 @pytest.mark.parametrize(
@@ -139,42 +136,32 @@ def pairs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     [(None, [PAIRS], 0.30), (0.30, [FEW, PAIRS], 0.30), (0.27, [FEW, PAIRS], 0.30), (0.20, [FEW], 0.28)],
 )
 def test_few_pairs_are_enough_for_what_is_clearly_more_or_less(
-    wanted: float | None, asked: list[int], saved: float, pairs: list[int]
+    wanted: float | None, asked: list[int], saved: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cost = DenseCost(build("timm"), "latency", as_inputs(batches_of("timm")[0]))
-    assert cost.removed_share([], wanted=wanted) == pytest.approx(saved)
+    """The clock saves 30% in the median, and a little less with few pairs."""
+    pairs = clocked(monkeypatch, Interval(0.72, 0.66, 0.75), Interval(0.70, 0.69, 0.71))
+    assert cost_of(torch.ones(1, 2)).removed_share([], wanted=wanted) == pytest.approx(saved)
     assert pairs == asked
 
 
 @pytest.mark.parametrize(("spread", "asked"), [(0.009, [FEW]), (0.011, [FEW, PAIRS])])
 def test_few_pairs_are_enough_if_they_agree(spread: float, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-
-    def clock(*_: Any, pairs: int, **__: Any) -> Any:
-        seen.append(pairs)
-        return SimpleNamespace(ratio=Interval(0.7, 0.7, 0.7 + spread))
-
-    monkeypatch.setattr(saved_cost, "latency_ratio", clock)
-    cost = DenseCost(build("timm"), "latency", as_inputs(batches_of("timm")[0]))
-    assert cost.removed_share([], wanted=0.3) == pytest.approx(0.3)
-    assert seen == asked
+    pairs = clocked(monkeypatch, *[Interval(0.7, 0.7, 0.7 + spread)] * 2)
+    assert cost_of(torch.ones(1, 2)).removed_share([], wanted=0.3) == pytest.approx(0.3)
+    assert pairs == asked
 
 
-def test_few_samples_are_the_first_ones() -> None:
-    cost = DenseCost(build("timm"), "latency", as_inputs(torch.arange(3.0 * TIMED)))
+def test_what_is_counted_needs_no_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = clocked(monkeypatch, *[Interval(0.7, 0.7, 0.7)] * 2)
+    assert cost_of(torch.ones(1, 2), "params").removed_share([], wanted=0.3) == 0.0
+    assert not pairs
+
+
+def test_few_samples_are_the_first_ones_and_other_devices_are_timed_on_all() -> None:
+    cost = cost_of(torch.arange(3.0 * TIMED))
     few = cost.on_few
     assert few.example.args[0].tolist() == list(range(TIMED))
     assert (few.model, few.cost) == (cost.model, cost.cost)
     assert few.on_few is few
-
-
-def test_other_devices_are_timed_on_all_samples() -> None:
-    cost = DenseCost(build("timm").to("meta"), "latency", as_inputs(torch.arange(3.0 * TIMED)))
-    assert cost.on_few is cost
-
-
-def test_what_is_counted_needs_no_pairs(pairs: list[int]) -> None:
-    model = build("timm")
-    cost = DenseCost(model, "params", as_inputs(batches_of("timm")[0]))
-    assert cost.removed_share([], wanted=0.3) == 0.0
-    assert not pairs
+    elsewhere = cost_of(torch.arange(3.0 * TIMED), device="meta")
+    assert elsewhere.on_few is elsewhere

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
+from collections import Counter
 
 import pytest
 import torch
 from cases.depth.hand_made import PostNorm
 from cases.depth.removal import removals_of
-from cases.sampling import first
 from torch import Tensor, nn
 
 from prunerecover import find_units
@@ -49,36 +47,24 @@ IMAGE = torch.rand(2, 3, 4, 4)
 
 
 @pytest.mark.parametrize(
-    ("path", "expected"),
+    ("path", "gone", "expected"),
     [
-        pytest.param("alone", ["behind", "act"], id="norm of its output and activation"),
-        pytest.param("stem", ["norm"], id="norm behind that another layer reads"),
-        pytest.param("one", [], id="norm that two read stays, and the activation behind a sum"),
-        pytest.param("then", ["first_bn"], id="norm in front that it reads alone"),
+        pytest.param("alone", (), ["behind", "act"], id="norm of its output and activation, and not the norm before"),
+        pytest.param("stem", (), ["norm"], id="norm behind that another layer reads"),
+        pytest.param("one", (), [], id="norm that two read stays, and the activation behind a sum"),
+        pytest.param("then", (), ["first_bn"], id="norm in front that it reads alone"),
+        pytest.param("two", ("one",), [], id="norm that a sum reads through an identity stays with the stream"),
     ],
 )
-def test_norms_and_activations_that_serve_a_layer_alone_go_with_it(path: str, expected: list[str]) -> None:
-    assert coupled(Norms(), IMAGE, path) == expected
-
-
-def test_a_norm_that_a_sum_reads_through_an_identity_stays_with_the_stream() -> None:
-    assert coupled(Norms(), IMAGE, "two", "one") == []
-
-
-def test_a_norm_that_the_layer_before_makes_does_not_go_with_the_layer_behind() -> None:
-    assert "norm" not in coupled(Norms(), IMAGE, "alone")
+def test_norms_and_activations_that_serve_a_layer_alone_go_with_it(
+    path: str, gone: tuple[str, ...], expected: list[str]
+) -> None:
+    assert coupled(Norms(), IMAGE, path, *gone) == expected
 
 
 @pytest.mark.parametrize("path", ["fc1", "fc2", "fc3", "fc4"])
 def test_a_stream_that_is_normed_keeps_its_norm(path: str) -> None:
     assert not {"norm1", "norm2"} & set(coupled(PostNorm(), torch.rand(2, 3, 5), path))
-
-
-YOLO = {"m": (79, 72), "l": (101, 94), "x": (123, 116)}
-
-
-def count(units: Any, kind: str) -> int:
-    return sum(unit.kind == kind for unit in units)
 
 
 def test_llama_2_needs_no_example_and_is_listed_from_one_pass_without_weights() -> None:
@@ -90,16 +76,15 @@ def test_llama_2_needs_no_example_and_is_listed_from_one_pass_without_weights() 
     passes: list[nn.Module] = []
     model.register_forward_hook(lambda called, *_: passes.append(called))
     units = find_units(model, kinds=("attention", "layer"))
-    assert (count(units, "layer"), count(units, "attention")) == (9, 3)
+    assert Counter(unit.kind for unit in units) == {"layer": 9, "attention": 3}
     assert len(passes) == 1
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "strided"), first(2, itertools.product(YOLO, (True, False))))
-def test_yolov5_has_the_published_numbers_of_layers(size: str, strided: bool) -> None:
+@pytest.mark.parametrize(("size", "with_strided", "without"), [("m", 79, 72), ("l", 101, 94), ("x", 123, 116)])
+def test_yolov5_has_the_published_numbers_of_layers(size: str, with_strided: int, without: int) -> None:
     ultralytics = pytest.importorskip("ultralytics")
-    model = ultralytics.YOLO(f"yolov5{size}.yaml").model
-    units = removals_of(model, torch.rand(1, 3, 64, 64), ("layer",), include_strided=strided).units
-    with_strided, without = YOLO[size]
-    assert len(units) == (with_strided if strided else without)
+    model, batch = ultralytics.YOLO(f"yolov5{size}.yaml").model, torch.rand(1, 3, 64, 64)
+    found = [removals_of(model, batch, ("layer",), include_strided=strided).units for strided in (True, False)]
+    assert list(map(len, found)) == [with_strided, without]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from cases.depth.architectures import ARCHITECTURES
@@ -16,17 +19,11 @@ from prunerecover.model.batches import as_inputs
 from prunerecover.recipes.networks.detectors.build import detector_of
 
 
-def attentions(name: str) -> list[str]:
+@pytest.mark.parametrize(("name", "layers"), [("llama", 3), ("mixtral", 2)])
+def test_attentions_of_a_decoder_are_its_modules_and_experts_are_none(name: str, layers: int) -> None:
     model, batch = ARCHITECTURES[name]()
-    return [found.module for found in find_attentions(trace_graph(model, as_inputs(batch)))]
-
-
-def test_attentions_of_a_decoder_are_its_modules() -> None:
-    assert attentions("llama") == [f"model.layers.{i}.self_attn" for i in range(3)]
-
-
-def test_experts_are_no_attention() -> None:
-    assert attentions("mixtral") == [f"model.layers.{i}.self_attn" for i in range(2)]
+    found = [attention.module for attention in find_attentions(trace_graph(model, as_inputs(batch)))]
+    assert found == [f"model.layers.{i}.self_attn" for i in range(layers)]
 
 
 class Products(nn.Module):
@@ -64,38 +61,60 @@ def test_layers_of_an_attention_are_not_offered_and_say_why() -> None:
         assert removals.refused[layer].startswith("it is part of the attention 'attn'; ")
 
 
+def encoder_of(norm_first: bool) -> nn.Sequential:
+    blocks = (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first) for _ in range(3))
+    return nn.Sequential(*blocks)
+
+
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_layers_before_an_attention_that_projects_in_itself_are_offered(norm_first: bool) -> None:
     """Without a mask, `nn.MultiheadAttention` is a single node with its projections inside."""
-    blocks = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first) for _ in range(3)]
-    removals = removals_of(nn.Sequential(*blocks, nn.Linear(8, 2)), torch.rand(2, 5, 8), ("layer",))
+    network = nn.Sequential(*encoder_of(norm_first), nn.Linear(8, 2))
+    removals = removals_of(network, torch.rand(2, 5, 8), ("layer",))
     assert [unit.name for unit in removals.units] == ["0.linear2", "1.linear2", "2.linear2"]
 
 
-def head_of(model: nn.Module, batch: Tensor) -> list[str]:
+def head_of(model: nn.Module, batch: Any) -> list[str]:
     graph = trace_graph(model.eval(), as_inputs(batch))
     return sorted({graph.nodes[index].module for index in head_layers(graph)})
 
 
-def test_head_of_a_classifier_is_its_last_layer() -> None:
-    model, batch = ARCHITECTURES["resnet18"]()
-    assert head_of(model, batch) == ["fc"]
+class Towers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x[:, :4]) @ self.two(x[:, 4:]).T
+
+
+def backbone() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
+
+
+BOXES = [f"model.bbox_predictor.layers.{i}" for i in range(3)]
+HEADS: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], list[str]]] = {
+    "the last layer of a classifier": (ARCHITECTURES["resnet18"], ["fc"]),
+    "two side by side": (ARCHITECTURES["two inputs"], ["label", "score"]),
+    "the layer that makes features": (lambda: (backbone(), torch.rand(1, 3, 4, 4)), ["4"]),
+    "ends of towers": (lambda: (Towers(), torch.rand(3, 8)), ["one.2", "two.2"]),
+    "all layers of boxes": (
+        lambda: (detector_of(tiny_detr()), torch.rand(1, 3, 64, 64)),
+        [*BOXES, "model.class_labels_classifier"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HEADS)
+def test_heads_are_the_layers_behind_which_nothing_else_computes(what: str) -> None:
+    network, layers = HEADS[what]
+    assert head_of(*network()) == layers
 
 
 def test_head_of_a_detector_is_the_module_that_makes_all_its_outputs() -> None:
     heads = head_of(Detector(), torch.rand(1, 3, 32, 32))
     assert len(heads) == 8
     assert all(path.startswith("detect.") for path in heads)
-
-
-def test_head_of_a_backbone_is_the_layer_that_makes_its_features() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
-    assert head_of(model, torch.rand(1, 3, 4, 4)) == ["4"]
-
-
-def test_head_of_boxes_is_all_of_its_layers() -> None:
-    boxes = [f"model.bbox_predictor.layers.{i}" for i in range(3)]
-    assert head_of(detector_of(tiny_detr()), torch.rand(1, 3, 64, 64)) == [*boxes, "model.class_labels_classifier"]
 
 
 def test_heads_whose_boxes_others_refine_are_in_the_head() -> None:
@@ -133,31 +152,11 @@ def test_trunk_behind_an_early_output_is_no_head(trunk: nn.Module) -> None:
     assert head_of(model, torch.rand(1, 4, 4, 4)) == ["early.0", "early.2", "late.1"]
 
 
-def test_an_encoder_s_last_block_is_no_head() -> None:
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_an_encoder_s_last_block_is_no_head(norm_first: bool) -> None:
     """Layers added to the stream keep it as it is when they go, with norms before and behind the sums."""
-    for norm_first in (True, False):
-        blocks = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first) for _ in range(3)]
-        encoder, batch = nn.Sequential(*blocks), torch.rand(2, 5, 8)
-        assert head_of(encoder, batch) == []
-        found = removals_of(encoder, batch, ("block", "mlp"))
-        assert [[unit.name for unit in found.units if unit.kind == kind][-1][0] for kind in found.kinds] == ["2", "2"]
-        assert head_of(nn.Sequential(encoder, nn.Linear(8, 8)), batch) == ["1"]
-
-
-def test_towers_are_no_heads() -> None:
-    class Towers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.one(x[:, :4]) @ self.two(x[:, 4:]).T
-
-    assert head_of(Towers(), torch.rand(3, 8)) == ["one.2", "two.2"]
-
-
-@pytest.mark.parametrize("name", ["two inputs"])
-def test_heads_side_by_side_are_both_heads(name: str) -> None:
-    model, batch = ARCHITECTURES[name]()
-    graph = trace_graph(model, as_inputs(batch))
-    assert {graph.nodes[index].module for index in head_layers(graph)} == {"label", "score"}
+    encoder, batch = encoder_of(norm_first), torch.rand(2, 5, 8)
+    assert head_of(encoder, batch) == []
+    found = removals_of(encoder, batch, ("block", "mlp"))
+    assert [[unit.name for unit in found.units if unit.kind == kind][-1][0] for kind in found.kinds] == ["2", "2"]
+    assert head_of(nn.Sequential(encoder, nn.Linear(8, 8)), batch) == ["1"]

@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from cases.engine import UNLIKE, batch_of, build, output_of, unchanged
+from cases.engine import PLANNED, batch_of, build, output_of, unchanged
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import T5Config, T5ForConditionalGeneration
 
+from prunerecover import find_groups
 from prunerecover.cost.macs import count_macs
 from prunerecover.cost.memory import peak_activations
 from prunerecover.families.describe import describe
 from prunerecover.model import batches as b
 from prunerecover.model.batches import ModelInputs, as_inputs
 from prunerecover.model.block_runner import BlockRunner
+from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.plan.edits import Remove
 from prunerecover.surgery.apply_edits import apply_edits, edited
@@ -23,34 +26,23 @@ from prunerecover.surgery.merging import block_removals
 
 
 def test_batches_of_every_form_reach_the_model_alike() -> None:
-    x, y = torch.randn(4, 3), torch.zeros(4)
-    net = nn.Linear(3, 2)
-    forms: list[Any] = [
-        x,
-        (x, y),
-        [x, y],
-        {"input": x},
-        b.ModelInputs((x,)),
-        ({"input": x}, y),
-        (b.ModelInputs((x,)), y),
-    ]
-    assert all(torch.equal(b.call(net, b.as_inputs(form)), net(x)) for form in forms)
-    assert all(b.as_inputs(form).n_samples == 4 for form in forms)
+    x, y, net = torch.randn(4, 3), torch.zeros(4), nn.Linear(3, 2)
+    named, inputs = {"input": x}, ModelInputs((x,))
+    for form in (x, (x, y), [x, y], named, inputs, (named, y), (inputs, y)):
+        assert torch.equal(b.call(net, as_inputs(form)), net(x))
+        assert as_inputs(form).n_samples == 4
 
 
 @pytest.mark.parametrize("bad", ["text", 3, None, (), ("a", "b")])
 def test_other_forms_are_refused(bad: Any) -> None:
     with pytest.raises(TypeError, match="Expected each batch to be a tensor, a tuple"):
-        b.as_inputs(bad)
-
-
-def test_batch_without_tensors_has_no_size() -> None:
+        as_inputs(bad)
     with pytest.raises(TypeError, match="at least one tensor of one or more dimensions"):
-        _ = b.ModelInputs((3,)).n_samples
+        _ = ModelInputs((3,)).n_samples
 
 
 def test_selecting_samples_leaves_unbatched_tensors_alone() -> None:
-    inputs = b.ModelInputs((torch.arange(6).view(3, 2),), {"scale": torch.tensor(2.0), "table": torch.zeros(5), "n": 1})
+    inputs = ModelInputs((torch.arange(6).view(3, 2),), {"scale": torch.tensor(2.0), "table": torch.zeros(5), "n": 1})
     chosen = inputs.select(torch.tensor([2, 0]))
     assert chosen.args[0].tolist() == [[4, 5], [0, 1]]
     assert chosen.kwargs["table"].shape == (5,)
@@ -60,12 +52,12 @@ def test_selecting_samples_leaves_unbatched_tensors_alone() -> None:
 def test_lists_of_images_are_batched_along_the_list() -> None:
     images, targets = [torch.randn(3, 8, 8), torch.randn(3, 6, 8)], [{"boxes": torch.zeros(i, 4)} for i in (2, 5)]
     forms: list[Any] = [(images, targets), (images,), (tuple(images), tuple(targets)), [images]]
-    assert all(b.as_inputs(form).args[0][1] is images[1] for form in forms)
-    assert all(b.as_inputs(form).n_samples == 2 for form in forms)
-    assert b.as_inputs((targets,)).n_samples == 2
-    inputs = b.ModelInputs((images, targets), {"scale": torch.ones(3, 1)})
+    assert all(as_inputs(form).args[0][1] is images[1] for form in forms)
+    assert all(as_inputs(form).n_samples == 2 for form in forms)
+    assert as_inputs((targets,)).n_samples == 2
+    inputs = ModelInputs((images, targets), {"scale": torch.ones(3, 1)})
     assert inputs.n_samples == 2
-    assert b.ModelInputs(([torch.randn(4, 3, 8, 8), torch.randn(4, 3, 4, 4)],)).n_samples == 4, "maps of two scales"
+    assert ModelInputs(([torch.randn(4, 3, 8, 8), torch.randn(4, 3, 4, 4)],)).n_samples == 4, "maps of two scales"
     second = inputs.select(torch.tensor([1]))
     assert second.args[0][0] is images[1]
     assert second.args[1] == [targets[1]]
@@ -84,17 +76,13 @@ def test_logits_are_found_in_outputs_of_every_form() -> None:
 def test_padding_is_cut_from_logits() -> None:
     output = torch.randn(2, 3, 5)
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    padded = b.ModelInputs(kwargs={"input_ids": torch.zeros(2, 3), "attention_mask": mask})
+    padded = ModelInputs(kwargs={"input_ids": torch.zeros(2, 3), "attention_mask": mask})
     assert torch.equal(b.without_padding(output, padded), output[mask.bool()])
-    assert b.without_padding(output, b.ModelInputs((output,))) is output
+    assert b.without_padding(output, ModelInputs((output,))) is output
     assert b.without_padding(output[:, 0], padded).shape == (2, 5)
 
 
 def test_an_encoder_decoder_makes_its_inputs_of_labels() -> None:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    from prunerecover import find_groups
-
     sizes = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_heads": 4, "vocab_size": 31}
     model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).eval()
     batch = {"input_ids": torch.randint(1, 31, (2, 5)), "labels": torch.randint(1, 31, (2, 4))}
@@ -110,8 +98,7 @@ class Restless(nn.Module):
     def __init__(self, fail: bool = False) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
-        self.norm = nn.BatchNorm1d(4)
-        self.norm.eval()
+        self.norm = nn.BatchNorm1d(4).eval()
         self.fail = fail
         self.register_buffer("written", torch.zeros(2))
         self.register_buffer("exchanged", torch.zeros(2))
@@ -125,36 +112,18 @@ class Restless(nn.Module):
         return self.norm(self.linear(x)) + torch.rand(())
 
 
-def state(model: nn.Module) -> tuple[list[bool], dict[str, Tensor], list[int]]:
-    values = {name: value.clone() for name, value in model.state_dict().items()}
-    return [m.training for m in model.modules()], values, [id(b) for b in model.buffers()]
-
-
-def assert_untouched(model: nn.Module, before: tuple[list[bool], dict[str, Tensor], list[int]]) -> None:
-    modes, values, identities = state(model)
-    assert modes == before[0]
-    assert identities == before[2]
-    torch.testing.assert_close(values, before[1], rtol=0, atol=0)
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-
-
 def test_counting_and_measuring_leave_no_trace() -> None:
     model = Restless().train()
     model.norm.eval()
-    before, random = state(model), torch.get_rng_state()
-    count_macs(model, torch.ones(2, 4))
-    peak_activations(model, ModelInputs((torch.ones(2, 4),)), torch.device("cpu"))
-    assert_untouched(model, before)
-    assert torch.equal(torch.get_rng_state(), random)
+    with unchanged(model):
+        count_macs(model, torch.ones(2, 4))
+        peak_activations(model, ModelInputs((torch.ones(2, 4),)), torch.device("cpu"))
 
 
 def test_failing_forward_leaves_no_trace() -> None:
     model = Restless(fail=True)
-    before, random = state(model), torch.get_rng_state()
-    with pytest.raises(RuntimeError, match="on purpose"):
+    with unchanged(model), pytest.raises(RuntimeError, match="on purpose"):
         count_macs(model, torch.ones(2, 4))
-    assert_untouched(model, before)
-    assert torch.equal(torch.get_rng_state(), random)
     assert torch.backends.mha.get_fastpath_enabled()
 
 
@@ -200,17 +169,16 @@ def runner_of(model: nn.Module) -> BlockRunner:
     return BlockRunner(model, describe(model).container)
 
 
-@pytest.mark.parametrize("name", UNLIKE)
+@pytest.mark.parametrize("name", PLANNED)
 def test_cached_sweep_equals_naive_sweep(name: str) -> None:
     """Every removal of an attention, judged from stored hidden states, equals a full forward of a pruned model."""
     model, batch = build(name), batch_of(name)
     runner, inputs, hidden = runner_of(model), as_inputs(batch), None
-    layout = describe(model)
     with torch.no_grad(), unchanged(model):
-        for index, block in enumerate(layout.blocks):
+        for index, block in enumerate(describe(model).blocks):
             assert block.attention is not None
             edit = Remove(unit=block.attention.path, kind="attention")
-            naive = build(name)
+            naive = deep_copy(model)
             apply_edits(naive, [edit])
             with edited(model, [edit]):
                 cached = runner.finish(inputs, index, hidden)
@@ -218,43 +186,45 @@ def test_cached_sweep_equals_naive_sweep(name: str) -> None:
             hidden = runner.advance(inputs, index, hidden, index + 1)
 
 
-@pytest.mark.parametrize("name", UNLIKE)
+@pytest.mark.parametrize("name", PLANNED)
 def test_skipped_block_equals_removed_block(name: str) -> None:
     model, batch = build(name), batch_of(name)
     runner, inputs = runner_of(model), as_inputs(batch)
     with torch.no_grad(), unchanged(model):
         hidden = runner.advance(inputs, 0, None, 1)
         for index in (1, 2, 3):
-            naive = build(name)
+            naive = deep_copy(model)
             apply_edits(naive, block_removals(naive, [index]))
             with runner.skipping([index]):
                 cached = runner.finish(inputs, 1, hidden)
             assert torch.allclose(cached, output_of(naive, batch), atol=1e-5)
 
 
+class Tupled(nn.Module):
+    """Block that answers with a tuple, as in GPT-2 and OPT of transformers 5.0."""
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor]:
+        return (hidden + 1,)
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Tupled() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)[0]
+        return x
+
+
 def test_blocks_that_answer_with_a_tuple_are_skipped_in_kind() -> None:
-    """As in GPT-2 and OPT of transformers 5.0: a tensor would be taken for a tuple, its first sample for the batch."""
-
-    class Tupled(nn.Module):
-        def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor]:
-            return (hidden + 1,)
-
-    class Stack(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(Tupled() for _ in range(3))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for block in self.blocks:
-                x = block(x)[0]
-            return x
-
-    model, x = Stack(), torch.zeros(2, 3)
-    runner = BlockRunner(model, "blocks")
-    middle = runner.advance(as_inputs(x), 0, None, 2)
-    assert torch.equal(runner.finish(as_inputs(x), 2, middle), torch.full((2, 3), 3.0))
+    """A tensor would be taken for a tuple, its first sample for the batch."""
+    runner, inputs = BlockRunner(Stack(), "blocks"), as_inputs(torch.zeros(2, 3))
+    middle = runner.advance(inputs, 0, None, 2)
+    assert torch.equal(runner.finish(inputs, 2, middle), torch.full((2, 3), 3.0))
     with runner.skipping([0, 1]):
-        assert torch.equal(runner.finish(as_inputs(x), 0, None), torch.full((2, 3), 1.0))
+        assert torch.equal(runner.finish(inputs, 0, None), torch.full((2, 3), 1.0))
 
 
 def test_block_that_is_never_reached_is_an_error() -> None:

@@ -43,17 +43,11 @@ def test_bad_budget_is_explained(arguments: dict[str, Any], message: str) -> Non
         Budget(**arguments)
 
 
-def test_share_of_cost_has_no_count() -> None:
-    with pytest.raises(TypeError, match="a budget in units, but got one in a share of cost"):
-        Budget(latency=0.2).counts({})
-
-
 def test_budget_tells_kinds_and_share() -> None:
     assert Budget(remove={"mlp": 1}).kinds(("block", "mlp")) == ("mlp",)
     assert Budget(ratio={"block": 0.5}).counts({"block": 5}) == {"block": 2}
     assert Budget(macs=0.2).kinds(("block", "mlp")) == ("block", "mlp")
     assert Budget(params=0.2).share == ("params", 0.2)
-    assert Budget(params=0.2).shares == {"params": 0.2}
     assert Budget(ratio={"block": 0.5}).shares == {}
     assert Budget(remove={"mlp": 1}).share is None
     assert Budget(remove={"mlp": 1}).to_dict() == {"remove": {"mlp": 1}}
@@ -102,28 +96,30 @@ def test_steps_to_an_amount_take_as_much_of_what_is_there() -> None:
     assert gone == pytest.approx([0.1, 0.2, 0.3])
 
 
-def test_an_amount_is_no_share() -> None:
-    with pytest.raises(ValueError, match=r"a share of a cost, but got Budget\(macs='0.8G'\). Say how much goes"):
-        _ = Budget(macs="0.8G").share
-
-
-def test_planning_for_one_cost_refuses_several() -> None:
-    with pytest.raises(ValueError, match=r"macs, params, latency, but got Budget\(macs=0.3, params=0.2\). For other"):
-        _ = Budget(macs=0.3, params=0.2).share
-
-
 @pytest.mark.parametrize(
-    "ask",
+    ("budget", "message"),
     [
-        lambda budget: plan_depth(nn.Identity(), budget, batches=[]),
-        lambda budget: plan_width(nn.Identity(), budget, batches=[]),
-        lambda budget: DepthPrune(budget),
-        lambda budget: WidthPrune(budget),
+        (Budget(macs="0.8G"), r"a share of a cost, but got Budget\(macs='0.8G'\). Say how much goes"),
+        (Budget(macs=0.3, params=0.2), r"macs, params, latency, but got Budget\(macs=0.3, params=0.2\). For"),
     ],
 )
-def test_several_costs_are_refused_before_anything_is_computed(ask: Callable[[Budget], object]) -> None:
+def test_only_a_budget_of_one_share_has_one(budget: Budget, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _ = budget.share
+    with pytest.raises(TypeError, match="a budget in units, but got one in a share of cost"):
+        budget.counts({})
+
+
+@pytest.mark.parametrize("plan", [plan_depth, plan_width])
+def test_several_costs_are_refused_before_anything_is_computed(plan: Callable[..., Plan]) -> None:
     with pytest.raises(ValueError, match="Expected a budget in one cost among macs, params, latency, but got"):
-        ask(Budget(macs=0.3, latency=0.2))
+        plan(nn.Identity(), Budget(macs=0.3, latency=0.2), batches=[])
+
+
+@pytest.mark.parametrize("callback", [DepthPrune, WidthPrune])
+def test_callbacks_of_one_dimension_refuse_several_costs(callback: Callable[[Budget], object]) -> None:
+    with pytest.raises(ValueError, match="Expected a budget in one cost among macs, params, latency, but got"):
+        callback(Budget(macs=0.3, latency=0.2))
 
 
 def test_what_a_plan_takes_is_told_of_each_cost() -> None:

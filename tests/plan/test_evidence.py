@@ -19,22 +19,14 @@ from prunerecover import Plan, apply_plan
 from prunerecover.callbacks.prune_report import planning_cost
 from prunerecover.checkpoint.ledger_record import SurgeryEvent
 from prunerecover.model.copies import deep_copy
+from prunerecover.plan import evidence as e
 from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass
-from prunerecover.plan.evidence import (
-    BoundaryEvidence,
-    BudgetEvidence,
-    DepthEvidence,
-    PlanningCost,
-    SearchEvidence,
-    SplitEvidence,
-    ToleranceEvidence,
-    WidthEvidence,
-)
 from prunerecover.plan.kinds import KINDS, TRAITS
 from prunerecover.surgery.provenance import plan_for
 
-RECORDS = (BudgetEvidence, DepthEvidence, WidthEvidence, ToleranceEvidence, BoundaryEvidence, SearchEvidence)
+RECORDS = (e.BudgetEvidence, e.DepthEvidence, e.WidthEvidence)
+RECORDS += (e.ToleranceEvidence, e.BoundaryEvidence, e.SearchEvidence)
 OLD = ROOT / "tests" / "checkpoint" / "old_files"
 
 
@@ -47,33 +39,33 @@ def test_records_hold_all_entries_of_a_file(name: str) -> None:
     assert written == plan.evidence
 
 
-@pytest.mark.parametrize("record", RECORDS)
-def test_a_plan_without_evidence_says_nothing(record: Any) -> None:
-    assert record.of({}) == record()
-    assert record.of({}).to_dict() == {}
+def test_a_plan_without_evidence_says_nothing() -> None:
+    for record in RECORDS:
+        assert record.of({}) == record()
+        assert record.of({}).to_dict() == {}
 
 
 def test_what_went_of_a_single_cost_is_read_from_earlier_plans() -> None:
     earlier = {"cost": "macs", "live": 0.2, "merged": 0.3, "asked": 0.3, "smallest_unit": 0.1}
-    assert BudgetEvidence.of({"removed_share": earlier}).removed_share["macs"].merged == 0.3
-    (split,) = SplitEvidence.of({"splits": [{"depth": 0.5, "divergence": 0.1, "saved": 0.4}]}).splits
+    assert e.BudgetEvidence.of({"removed_share": earlier}).removed_share["macs"].merged == 0.3
+    (split,) = e.SplitEvidence.of({"splits": [{"depth": 0.5, "divergence": 0.1, "saved": 0.4}]}).splits
     assert split.saved == 0.4
 
 
 @pytest.mark.parametrize("kept", [None, [1], {"fc1": 3}, {"fc1": [1, 2, 3]}])
 def test_entries_of_another_form_count_as_not_there(kept: object) -> None:
-    assert WidthEvidence.of({"kept": kept, "kinds": {"fc1": "neuron"}}) == WidthEvidence(kinds={"fc1": "neuron"})
+    assert e.WidthEvidence.of({"kept": kept, "kinds": {"fc1": "neuron"}}) == e.WidthEvidence(kinds={"fc1": "neuron"})
     assert Plan(evidence={"kept": kept, "importance": kept, "search": kept}).kept_groups == ()
 
 
 def test_a_report_adds_up_what_planning_took_before_the_fit_and_in_it() -> None:
-    plan = Plan(evidence=SearchEvidence(search=PlanningCost(seconds=60.0)).to_dict())
+    plan = Plan(evidence=e.SearchEvidence(search=e.PlanningCost(seconds=60.0)).to_dict())
     events = [
         SurgeryEvent(by="a", target=target, epoch=0, units=(), seconds=seconds)
         for target, seconds in (("net", 1.5), ("net", None), ("other", 4.0))
     ]
-    assert planning_cost(plan, events, "net") == PlanningCost(seconds=61.5)
-    assert planning_cost(Plan(), events, "net") == PlanningCost(seconds=1.5)
+    assert planning_cost(plan, events, "net") == e.PlanningCost(seconds=61.5)
+    assert planning_cost(Plan(), events, "net") == e.PlanningCost(seconds=1.5)
     assert planning_cost(Plan(), [], "net") is None
 
 
@@ -101,18 +93,14 @@ def saved(tmp_path: Path, **changes: Any) -> Path:
     return path
 
 
+POOL = {"leaves": "pool"}
 EDITED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown stand-in": ({"modules": {"0": {"leaves": "nothing"}}}, "Expected a valid plan, but .* wrong: "),
-    "another entry": ({"modules": {"0": {"color": "red"}}}, "Expected a valid plan, but .* wrong: "),
-    "modules as a list": ({"modules": ["0"]}, "Expected a valid plan, but .* wrong: "),
     "an unknown kind": ({"kind": "channel"}, "Expected a valid plan, but .* wrong: "),
     "fewer than no values returned": ({"modules": {"0": {"returns": -1}}}, "Expected a valid plan, but .* wrong: "),
     "too many values returned": ({"modules": {"0": {"returns": 10**9}}}, "Expected a valid plan, but .* wrong: "),
-    "a pooling without a window": ({"modules": {"0": {"leaves": "pool"}}}, "Expected the window of a pooling"),
-    "a pooling of four dimensions": (
-        {"modules": {"0": {"leaves": "pool", "window": [[1] * 4] * 3}}},
-        "Expected the window of a pooling",
-    ),
+    "a pooling without a window": ({"modules": {"0": POOL}}, "Expected the window of a pooling"),
+    "of four dimensions": ({"modules": {"0": {**POOL, "window": [[1] * 4] * 3}}}, "Expected the window of a pooling"),
     "a module that is not there": ({"modules": {"9.b": {}}}, "Expected a module at '9.b'"),
     "the network itself": ({"modules": {"": {}}}, "Expected the path of a module inside the network"),
     "other modules": ({"modules": {"2": {}}}, "Expected the plan to leave the model it describes"),
@@ -147,14 +135,11 @@ def whole() -> tuple[nn.Module, Any, dict[str, Any]]:
     """Return a network, a batch, and the data of a plan."""
     model, batch = ARCHITECTURES["squeeze-excite"]()
     removals = removals_of(model, batch, ("layer",))
-    return (
-        model,
-        batch,
-        json.loads(json.dumps(plan_for(model, removals.edits(removals.units[:3]), method="test").to_dict())),
-    )
+    plan = plan_for(model, removals.edits(removals.units[:3]), method="test")
+    return model, batch, json.loads(json.dumps(plan.to_dict()))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_spoiled_plan_is_refused_or_does_what_it_says(
     seed: int, whole: tuple[nn.Module, Any, dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cases.depth.architectures import ARCHITECTURES
@@ -28,16 +29,6 @@ PLAN = Plan(
 )
 
 
-@dataclass(frozen=True)
-class FakeUnit:
-    name: str
-    kind: str
-
-
-def all_units(blocks: int, *kinds: str) -> list[FakeUnit]:
-    return [FakeUnit(f"blocks.{i}{PARTS[kind]}", kind) for i in range(blocks) for kind in kinds]
-
-
 def layers(*names: str) -> dict[str, str]:
     return dict.fromkeys(names, "layer")
 
@@ -53,6 +44,10 @@ def transformer(prefix: str, blocks: int, *kinds: str) -> dict[str, str]:
     return {f"{prefix}.{i}{PARTS[kind]}": kind for i in range(blocks) for kind in kinds}
 
 
+def units_of(kinds: dict[str, str]) -> list[Any]:
+    return [SimpleNamespace(name=name, kind=kind) for name, kind in kinds.items()]
+
+
 def sequence_to_sequence() -> dict[str, str]:
     parts = {"encoder": ("SelfAttention", "MLP"), "decoder": ("SelfAttention", "CrossAttention", "MLP")}
     names = [f"{end}.block.{i}.layer.{j}.{p}" for end in parts for i in range(3) for j, p in enumerate(parts[end])]
@@ -62,9 +57,7 @@ def sequence_to_sequence() -> dict[str, str]:
 NETWORKS = {
     "transformer": transformer("blocks", 12, "attention", "mlp", "activation", "block"),
     "80 blocks": transformer("model.layers", 80, "attention", "mlp", "block"),
-    "stages": {n: k for i in range(4) for n, k in transformer(f"layers.{i}.blocks", 2, "attention", "mlp").items()},
     "encoder and decoder": sequence_to_sequence(),
-    "two towers": transformer("vision.layers", 3, "mlp") | transformer("text.layers", 5, "mlp"),
     "yolo": yolo(),
     "no numbers": layers(*(f"Mixed_{i}{letter}.branch{j}.conv" for i in (5, 6) for letter in "bcde" for j in "123456")),
     "branches without names": {"embed": "layer", "fc1+fc2": "mlp", "fc1": "layer", "fc2": "layer", "fc3": "layer"},
@@ -91,23 +84,17 @@ def test_every_unit_has_a_cell_that_its_labels_name_and_that_says_whether_it_goe
     assert seed or is_whole(figure)
 
 
-@pytest.mark.parametrize(("name", "remove"), [("detector", {"layer": 2}), ("gptj", {"mlp": 1, "attention": 1})])
-def test_a_planned_network_is_drawn_whole(name: str, remove: dict[str, int]) -> None:
-    model, batch = ARCHITECTURES[name]()
-    plan = plan_depth(model, remove=remove, batches=[batch], importance="magnitude")
-    kinds = {unit.name: str(unit.kind) for unit in find_units(model, batch, tuple(remove))}
-    figure = plan.plot()
-    drawn = {
-        unit
-        for unit, colour in cells(figure.subfigs[0] if figure.subfigs else figure, kinds).items()
-        if colour != LIGHT
-    }
-    assert drawn == {unit for units in plan.removed.values() for unit in units}
+def test_a_planned_network_is_drawn_whole() -> None:
+    model, batch = ARCHITECTURES["detector"]()
+    plan = plan_depth(model, remove={"layer": 2}, batches=[batch], importance="magnitude")
+    kinds = {unit.name: str(unit.kind) for unit in find_units(model, batch, ("layer",))}
+    drawn = cells(plan.plot(), kinds)
+    assert {unit for unit, colour in drawn.items() if colour != LIGHT} == set(plan.removed["layer"])
 
 
 def test_plan_colours_exactly_what_was_removed() -> None:
-    figure = PLAN.plot(units=all_units(4, "activation", "attention"), importance={})
     kinds = transformer("blocks", 4, "activation", "attention")
+    figure = PLAN.plot(units=units_of(kinds), importance={})
     expected = dict.fromkeys(kinds, LIGHT)
     expected |= {"blocks.1.attn": LOOKS["zero"].color, "blocks.2.mlp.act": LOOKS["slope_bias"].color}
     assert cells(figure, kinds) == expected
@@ -118,8 +105,9 @@ def test_plan_colours_exactly_what_was_removed() -> None:
 
 def test_what_went_with_its_block_is_an_outline_under_the_dense_models_number() -> None:
     plan = Plan(edits=(Remove(unit="blocks.1", kind="block"), Remove(unit="blocks.1", kind="block")))
-    figure = plan.plot(units=all_units(4, "attention", "mlp", "block"))
-    found = cells(figure, transformer("blocks", 4, "attention", "mlp", "block"))
+    kinds = transformer("blocks", 4, "attention", "mlp", "block")
+    figure = plan.plot(units=units_of(kinds))
+    found = cells(figure, kinds)
     taken = LOOKS["nothing"].color
     assert [found[f"blocks.{i}"] for i in range(4)] == [LIGHT, taken, taken, LIGHT]
     assert [found[f"blocks.{i}.attn"] for i in range(4)] == [LIGHT, "none", "none", LIGHT]
@@ -159,6 +147,6 @@ def test_widths_that_follow_a_layer_are_not_counted_as_chosen() -> None:
 
 def test_unknown_units_are_refused() -> None:
     with pytest.raises(ValueError, match=r"among the 1 units of the dense model, but got \['blocks.1.attn'\]"):
-        PLAN.plot(units=all_units(1, "attention"))
+        PLAN.plot(units=units_of(transformer("blocks", 1, "attention")))
     with pytest.raises(ValueError, match="but got no unit at all"):
         Plan().plot()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from prunerecover import Budget, plan_depth, plan_pruning, plan_width
 from prunerecover.model.copies import hooked_copy, share_copy
+from prunerecover.plan.edits import Remove
 from prunerecover.session.session import Session
 from prunerecover.session.standing_in import bound_to, standing_in
 
@@ -55,19 +56,8 @@ def test_a_network_stands_in_for_itself() -> None:
         assert network(torch.ones(1, 2)).shape == (1, 2)
 
 
-class Step(pl.LightningModule):
-    """Training step that calls the module itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-
 def test_a_lightning_module_keeps_its_trainer() -> None:
-    module = Step()
+    module = pl.LightningModule()
     module._trainer = trainer = object()  # type: ignore[assignment]
     with standing_in(share_copy(module), module):
         assert module._trainer is trainer
@@ -108,8 +98,7 @@ def test_planning_leaves_the_module_and_its_parts_the_same_objects(plan: Any) ->
 
 def test_sessions_share_samples_and_no_outputs() -> None:
     session = Session(tiny_vit(), BATCHES)
-    plan = plan_depth(session.model, remove={"attention": 1}, batches=BATCHES)
-    other = session.pruned(plan.edits, plan.tensors)
+    other = session.pruned([Remove(unit="blocks.0.attn", kind="attention")], {})
     assert other.samples is session.samples
     assert other.output is not session.output
     counted = session.cost("macs")

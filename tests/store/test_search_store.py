@@ -23,14 +23,14 @@ from prunerecover.store.search_store import SearchStore, delete_results, results
 from prunerecover.surgery import saved_cost
 
 TEXTS = torch.randint(3, VOCABULARY, (24, 12), generator=torch.Generator().manual_seed(0))
-IMAGES = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randn(24, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 def convs() -> nn.Module:
     """Return convolutions of equal width, each with a BatchNorm, whose statistics are buffers."""
     torch.manual_seed(0)
     parts = [(nn.Conv2d(8 if i else 3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for i in range(5)]
-    return nn.Sequential(*(part for three in parts for part in three), nn.Flatten(), nn.Linear(8 * 16 * 16, 5)).eval()
+    return nn.Sequential(*(part for three in parts for part in three), nn.Flatten(), nn.Linear(8 * 8 * 8, 5)).eval()
 
 
 def loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -209,7 +209,7 @@ def test_no_turned_bit_goes_unnoticed(tmp_path: Path) -> None:
     kept(lambda: value)
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
-    for number in range(0, len(whole), 13):
+    for number in range(0, len(whole), 29):
         turned = bytearray(whole)
         turned[number] ^= 1 << number % 8
         file.write_bytes(turned)
