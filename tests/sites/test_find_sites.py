@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from cases.depth.architectures import ARCHITECTURES
-from cases.engine import unchanged
+from cases.engine import batch_of, build, unchanged
 from cases.models.tiny import tiny_images, tiny_llama, tiny_timm
 from cases.sampling import one_in
 from torch import Tensor, nn
@@ -69,7 +69,12 @@ def test_a_group_holds_what_goes_with_its_units() -> None:
 
 
 def test_sites_know_their_block() -> None:
-    for model, x, path in ((encoder(), X, r"[123]"), (tiny_timm(), tiny_images(), r"blocks\.\d")):
+    opt, tokens = build("opt"), batch_of("opt")
+    for model, x, path in (
+        (encoder(), X, r"[123]"),
+        (tiny_timm(), tiny_images(), r"blocks\.\d"),
+        (opt, tokens, r"model\.decoder\.layers\.\d"),
+    ):
         for site in find_sites(model, x).of_kind("block", "attention", "mlp", "activation", "head", "neuron"):
             inside = re.match(rf"{path}(?=\.|$)", site.name)
             assert site.block == (inside[0] if inside else "")

@@ -21,7 +21,7 @@ NAMES = (
     "resnet18",
     "unet",
     "detector",
-    "dense",
+    "densenet",
     "mixer",
     "llama",
     "deit",

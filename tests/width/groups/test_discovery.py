@@ -29,10 +29,6 @@ def families(*but: str) -> list[Any]:
     return [*(name for name in BUILD if name not in but), *large]
 
 
-# Norms after DenseNet's concatenations add to zeros.
-HEARD = ("densenet", "densenet121")
-
-
 EXPECTED = {  # groups by kind, counted by hand from the architectures
     "option_a_resnet20": {"channel": 12},
     "bottlenecks": {"channel": 15},
@@ -56,16 +52,8 @@ EXPECTED = {  # groups by kind, counted by hand from the architectures
     "gpt2": {"head": 2, "neuron": 2},
     "qwen2_moe": {"head": 2, "neuron": 2},
     "resnet50": {"channel": 37},
-    "vgg16_bn": {"channel": 13, "neuron": 2},
-    "densenet121": {"channel": 120},
-    "mobilenet_v2_full": {"channel": 25},
-    "efficientnet_b0": {"channel": 40},
     "efficientnet_b0_timm": {"channel": 40},
-    "convnext_tiny": {"channel": 4, "neuron": 18},
     "convnext_tiny_timm": {"channel": 4, "neuron": 18},
-    "deit_tiny": {"head": 12, "neuron": 12},
-    "swin_t": {"head": 12, "neuron": 12},
-    "swin_tiny_timm": {"head": 12, "neuron": 12},
     "deeplabv3": {"channel": 44},
     "faster_rcnn": {"channel": 15, "neuron": 2},
     "ssdlite": {"channel": 37},
@@ -98,7 +86,7 @@ def test_sliced_equals_masked(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", one_in(4, families(*HEARD)))
+@pytest.mark.parametrize("name", one_in(4, families("densenet")))  # norms after its concatenations add to zeros
 def test_sliced_equals_silenced_where_units_are_seen(name: str) -> None:
     (model, inputs), found = built(name), without_normed_channels(name)
     keep = {group: units for group, units in thirty_percent(found).items() if group.taps}
