@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import pickle
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -174,25 +173,21 @@ def test_a_network_that_is_known_by_its_parts_is_not_run() -> None:
     assert find_units(model) == find_sites(model, kinds=("block", "attention", "mlp"))
 
 
-WRONG: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
-    "width": (
-        perceptron,
-        X[..., :3],
-        "batches that Sequential can be called with, but .* raised RuntimeError",
-    ),
-    "keyword": (perceptron, {"pixels": X}, "batches that Sequential can be called with, but .* raised TypeError"),
-    "nothing": (perceptron, None, "Expected batches, or one batch, to find what may go in Sequential, but got none"),
-    "none left": (perceptron, [], "Expected at least one batch to look at, but got none. Was a generator consumed"),
-    "kind": (perceptron, X, "Expected kinds among block, .*, hidden, but got 'filter'"),
+WRONG: dict[str, tuple[Any, str]] = {
+    "width": (X[..., :3], "batches that Sequential can be called with, but .* raised RuntimeError"),
+    "keyword": ({"pixels": X}, "batches that Sequential can be called with, but .* raised TypeError"),
+    "nothing": (None, "Expected batches, or one batch, to find what may go in Sequential, but got none"),
+    "none left": ([], "Expected at least one batch to look at, but got none. Was a generator consumed"),
+    "kind": (X, "Expected kinds among block, .*, hidden, but got 'filter'"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_what_cannot_be_looked_at_is_explained(name: str) -> None:
-    build, batches, message = WRONG[name]
+    batches, message = WRONG[name]
     with pytest.raises(ValueError, match=message):
-        find_sites(build(), batches, ("layer", "filter") if name == "kind" else None)
+        find_sites(perceptron(), batches, ("layer", "filter") if name == "kind" else None)
 
 
 def test_a_batch_of_an_unknown_form_is_explained() -> None:
