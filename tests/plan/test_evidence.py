@@ -145,7 +145,7 @@ def spoiled(data: Any, drawn: random.Random) -> Any:
 @pytest.fixture(scope="module")
 def whole() -> tuple[nn.Module, Any, dict[str, Any]]:
     """Return a network, a batch, and the data of a plan."""
-    model, batch = ARCHITECTURES["gated"]()
+    model, batch = ARCHITECTURES["detector"]()
     removals = removals_of(model, batch, ("layer",))
     return (
         model,
