@@ -15,7 +15,6 @@ import transformers
 from cases.depth import hand_made
 from cases.depth.two_stacks import batch_of, two_stacks
 from cases.models import width
-from cases.models.cut_in_parts import c2f_network
 from cases.models.tiny import TEXT, stir
 from torch import nn
 
@@ -77,7 +76,7 @@ def _encoder() -> nn.Module:
 OWN: dict[str, Callable[[], Case]] = {
     "unet": _own(hand_made.UNet, (2, 3, 16, 16)),
     "detector": _own(hand_made.Detector, (2, 3, 32, 32)),
-    "split": _own(c2f_network, (2, 3, 8, 8)),
+    "split": _own(hand_made.Split, (2, 3, 8, 8)),
     "in-place sums": _own(hand_made.InPlaceSums, (2, 3, 8, 8)),
     "post-norm": _own(hand_made.PostNorm, (2, 3, 5)),
     "shared": _own(hand_made.Shared, (2, 4)),

@@ -69,6 +69,25 @@ class Detector(nn.Module):
         return self.detect([shallow, self.deep(shallow)])
 
 
+class Split(nn.Module):
+    """Convolution whose output is split; a half goes through two more convolutions, and all parts are concatenated."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.before = nn.Conv2d(3, width, 3, padding=1)
+        self.cut = nn.Conv2d(width, width, 1)
+        self.one = nn.Conv2d(width // 2, width // 2, 3, padding=1)
+        self.two = nn.Conv2d(width // 2, width // 2, 3, padding=1)
+        self.join = nn.Conv2d(2 * width, width, 1)
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = list(self.cut(self.before(x)).chunk(2, 1))
+        parts.append(F.silu(self.one(parts[-1])))
+        parts.append(F.silu(self.two(parts[-1])) + parts[-1])
+        return self.head(self.join(torch.cat(parts, 1)).mean((2, 3)))
+
+
 class InPlaceSums(nn.Module):
     """Residual branches with in-place additions, to the stream and from it, and in-place activations after them."""
 
