@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from prunerecover.boundary.search import Trial
-
 # Before torch and the hub libraries are imported, only in workers: a thread per worker, and no network.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -28,7 +26,7 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 # Folders and files without tests of how well values are tuned; of these, the ones that compare with other processes.
-BRIEFLY = ("callbacks", "recipes/cli", "recovery", "session", "display", "project/test_documents.py")
+BRIEFLY = ("callbacks", "contracts", "recipes/cli", "recovery", "session", "display", "project/test_documents.py")
 BRIEFLY += tuple(f"recipes/plan_methods/test_{name}.py" for name in ("joint", "width", "width_page"))
 IN_FULL = ("callbacks/trainers",)
 
@@ -121,21 +119,6 @@ def in_a_new_process() -> Iterator[Callable[[str], None]]:
     """Return a function that runs a script in a separate interpreter, started once for all callers."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield lambda script: pool.submit(exec, f"import torch\ntorch.set_num_threads(1)\n{script}", {}).result()
-
-
-@pytest.fixture(scope="module")
-def trials() -> list[Trial]:
-    from cases.trials import three_trials
-
-    return three_trials()
-
-
-@pytest.fixture(scope="module")
-def losses(trials: list[Trial]) -> list[float]:
-    """Return the logged losses of `trials` run without a TrialRunner."""
-    from cases.trials import losses_by_hand
-
-    return losses_by_hand(trials)
 
 
 @pytest.fixture

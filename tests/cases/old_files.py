@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 import timm
 import torch
 import transformers
-from lightning.pytorch.callbacks import ModelCheckpoint
+from cases.trainers import every_epoch, trainer_of
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -130,8 +130,8 @@ def callbacks(network: str) -> list[pl.Callback]:
 def fit(network: str, images: Tensor, folder: Path, ckpt: Path | None = None) -> tuple[Classifier, pl.Trainer]:
     """Train up to the fourth epoch, from a checkpoint if given; files and the dense teacher go into `folder`."""
     pl.seed_everything(0 if ckpt is None else 1, verbose=False)  # a resumed fit takes its random states from the file
-    module, keep = Classifier(network), ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
-    trainer = pl.Trainer(max_epochs=4, accelerator="cpu", callbacks=[*callbacks(network), keep], **QUIET)
+    module = Classifier(network)
+    trainer = trainer_of(folder, *callbacks(network), every_epoch(folder), epochs=4)
     data = DataLoader(TensorDataset(images, torch.arange(len(images)) % 10), 8, shuffle=True)
     trainer.fit(module, data, ckpt_path=ckpt)
     return module.eval(), trainer

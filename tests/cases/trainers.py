@@ -13,6 +13,7 @@ from torch import nn
 from prunerecover.callbacks import DepthPrune
 
 REMOVE = {"attention": 1, "activation": 1}
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 
 
 class Around(pl.LightningModule):
@@ -30,8 +31,7 @@ class Around(pl.LightningModule):
 
 
 def trainer_of(folder, *callbacks, epochs=2, **settings):
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    return pl.Trainer(max_epochs=epochs, callbacks=list(callbacks), default_root_dir=folder, **{**quiet, **settings})
+    return pl.Trainer(max_epochs=epochs, callbacks=list(callbacks), default_root_dir=folder, **{**QUIET, **settings})
 
 
 def prune(**arguments):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from cases.models.habits import Plain, dataset, loader
 
-from prunerecover import DepthPrune, DistillRecover, Plan, plan_depth
+from prunerecover import DepthPrune, Plan, plan_depth
 from prunerecover.boundary.search import Trial
 from prunerecover.callbacks.trials.runner import TrialSettings
 
@@ -51,12 +51,6 @@ def plan_of(**removed: int) -> Plan:
     return plan_depth(seeded().net, remove=removed, batches=CALIBRATION, search="one_shot")
 
 
-def three_trials() -> list[Trial]:
-    """Of attentions, activations and both."""
-    plans = (plan_of(attention=2), plan_of(activation=2), plan_of(attention=1, activation=1))
-    return [Trial(plan, seed) for seed, plan in enumerate(plans)]
-
-
 def by_hand(module: pl.LightningModule, trial: Trial, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:
     """A run without a TrialRunner; trains `module` itself."""
     torch.manual_seed(trial.seed)
@@ -68,8 +62,3 @@ def by_hand(module: pl.LightningModule, trial: Trial, *callbacks: pl.Callback, *
     )
     runner.fit(module, datamodule=Data())
     return runner
-
-
-def losses_by_hand(trials: list[Trial]) -> list[float]:
-    """Return the logged losses of runs without a TrialRunner."""
-    return [float(by_hand(seeded(), t, DistillRecover(target="net")).callback_metrics["val_loss"]) for t in trials]

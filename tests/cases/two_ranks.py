@@ -14,8 +14,9 @@ import torch.distributed as dist
 from cases.fits.quality import Sized, one_by_one
 from cases.fits.ranks import run_scenarios
 from cases.models.habits import Manual, Plain, Unaugmented, dataset, loader
+from cases.trainers import every_epoch, trainer_of
 from cases.width.narrow_fits import CNN, RESIDUAL, Cnn, NarrowAt, ResidualCnn
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from safetensors import safe_open
 from torch.distributed.fsdp import fully_shard
@@ -76,17 +77,9 @@ def fit(
 ):
     pl.seed_everything(7, verbose=False)
     agreement = Agreement(averaged)
-    every = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
     surgeon = DepthPrune(**prune, calibration=16, merge="never") if surgeon is None else surgeon
-    settings = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    runner = pl.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        devices=2,
-        strategy=strategy,
-        callbacks=[surgeon, *callbacks, agreement, every],
-        **{**settings, **more},
-    )
+    own = surgeon, *callbacks, agreement, every_epoch(folder)
+    runner = trainer_of(folder, *own, epochs=epochs, devices=2, strategy=strategy, **more)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         runner.fit(module, loader() if data is None else data, val, ckpt_path=resume)
@@ -228,31 +221,19 @@ class Sharded(Plain):
 def sharded(folder):
     """Run a given plan. A resumed run may start from other weights, because the file has the right ones."""
     plan = plan_depth(seeded().net, remove=ONCE["remove"], batches=[dataset().tensors[0]])
-    results = []
+    results = {}
     for name, resume in (("whole", None), ("again", folder / "whole" / "epoch=0.ckpt")):
-        strategy = ModelParallelStrategy(
-            data_parallel_size=2, tensor_parallel_size=1, save_distributed_checkpoint=False
-        )
+        strategy = ModelParallelStrategy(2, 1, save_distributed_checkpoint=False)
         module = seeded(Sharded)
         if resume:
             torch.nn.init.zeros_(module.net.head.weight)
-        runner = pl.Trainer(
-            max_epochs=2,
-            accelerator="cpu",
-            devices=2,
-            strategy=strategy,
-            logger=False,
-            enable_progress_bar=False,
-            callbacks=[DepthPrune(plan=plan), ModelCheckpoint(folder / name, filename="{epoch}", save_top_k=-1)],
-        )
-        runner.fit(module, loader(), ckpt_path=resume)
-        results.append(
-            {
-                "events": [e.to_dict() for e in Ledger.of(module).events],
-                "digest": digest(load_pruned(folder / name / "epoch=1.ckpt")),
-            }
-        )
-    return {"whole": results[0], "again": results[1]}
+        own = DepthPrune(plan=plan), every_epoch(folder / name)
+        trainer_of(folder, *own, devices=2, strategy=strategy).fit(module, loader(), ckpt_path=resume)
+        results[name] = {
+            "events": [e.to_dict() for e in Ledger.of(module).events],
+            "digest": digest(load_pruned(folder / name / "epoch=1.ckpt")),
+        }
+    return results
 
 
 if __name__ == "__main__":

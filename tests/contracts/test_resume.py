@@ -29,8 +29,8 @@ from cases.models.habits import (
     loader,
 )
 from cases.trainers import assert_same, every_epoch, fit
+from cases.width.narrow import neuron_edit
 from cases.width.narrow_fits import CNN, RESIDUAL, VIT, Cnn, NarrowAt, ResidualCnn
-from cases.width.narrow_fits import Compiled as CompiledCnn
 from cases.width.width_prune import Classifier, rows
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
@@ -111,19 +111,17 @@ CASES = {
 }
 
 SLOW_CASES = {
-    "depth step by step": Case(lambda: [best(**STEPWISE)], files=(0, 2)),
     "depth step by step, and its teacher": Case(lambda: [best(**STEPWISE), DistillRecover()], files=(0, 2)),
     "features of the teacher": Case(lambda: [best(), DistillRecover(features=True)], files=(1, 2)),
     "two optimizers": Case(lambda: [depth()], TwoOptimizers, (0, 1)),
     "compiled": Case(lambda: [depth()], Compiled, (0, 1)),
     **{
         f"{optimizer} and {scheduler}": Case(lambda: [depth()], partial(Plain, optimizer, scheduler))
-        for optimizer, scheduler in (("adamw", "cosine"), ("adamw", "onecycle"), ("sgd", "cosine"), ("sgd", "plateau"))
+        for optimizer, scheduler in (("adamw", "onecycle"), ("sgd", "cosine"), ("sgd", "plateau"))
     },
     "gradients of two batches": Case(lambda: [depth()], files=(0, 1), settings={"accumulate_grad_batches": 2}),
     "averaged weights": Case(lambda: averaged(depth()), files=(0, 1, 2)),
     "merged at the surgery": Case(lambda: [depth(remove={"activation": 2}, merge="at_surgery")], files=(0, 1)),
-    "maps of a block": Case(lambda: [best(**ONE_BLOCK)], files=(0, 2), leaves="fold"),
     "maps of a block, averaged weights": Case(lambda: averaged(best(**ONE_BLOCK)), files=(0, 2), leaves="fold"),
     "a block, and blocks that learn its stream, averaged weights": Case(
         lambda: averaged(best(**ONE_BLOCK, reconstruct="blocks")), files=(0, 2), leaves="refit"
@@ -148,17 +146,14 @@ SLOW_CASES = {
     "depth behind heads and neurons": Case(
         lambda: [NarrowAt(VIT), best(schedule={"start": 3}, ignore="blocks.1.attn")], Vit, (1, 2)
     ),
-    "narrowed and compiled": Case(lambda: [NarrowAt(CNN)], CompiledCnn, (0, 1)),
+    "narrowed and compiled": Case(lambda: [NarrowAt({1: (neuron_edit(),)})], Compiled, (0, 1)),
     "narrowed, features of the teacher": Case(lambda: [NarrowAt(VIT), DistillRecover(features=True)], **HEADS),
     "narrowed, averaged weights": Case(lambda: averaged(NarrowAt(CNN)), **NARROWED),
-    "narrowed, a plateau": Case(lambda: [NarrowAt(CNN)], partial(Cnn, "sgd", "plateau"), (0, 1, 2)),
-    "narrowed, AdamW": Case(lambda: [NarrowAt(CNN)], partial(Cnn, "adamw", "onecycle"), (0, 1, 2)),
     **{
         f"adapters, {name}": Case(lambda: [lora(start=1), depth(schedule={"start": 2})], make, (0, 1))
         for name, make in {
             "manual optimization": Manual,
             "two optimizers": TwoOptimizers,
-            "one cycle": partial(Plain, "sgd", "onecycle"),
             "compiled inside a wrapper": WrappedCompiled,
             "groups by name": NamedGroups,
             "an optimizer of what trains": Filtered,
@@ -173,11 +168,12 @@ SLOW_CASES = {
         partial(Plain, "sgd", "onecycle"),
         settings={"accumulate_grad_batches": 4},
     ),
-    "rates after a surgery, on a plateau": Case(
-        lambda: [depth(), RecoverySchedule()], partial(Plain, "adamw", "plateau"), (1, 2)
-    ),
     "rates after a surgery, manual optimization": Case(lambda: [RecoverySchedule(9), depth()], Manual, (0, 1)),
-    "rates of adapters": Case(lambda: [lora(start=1), depth(schedule={"start": 2}), RecoverySchedule()], files=(1, 2)),
+    "rates of adapters, on a plateau": Case(
+        lambda: [lora(start=1), depth(schedule={"start": 2}), RecoverySchedule()],
+        partial(Plain, "adamw", "plateau"),
+        (1, 2),
+    ),
     "adapters of routes": Case(routed, DroppingLanguage, (0,), batches),
 }
 

@@ -133,7 +133,7 @@ def spoiled(data: Any, drawn: random.Random) -> Any:
 @pytest.fixture(scope="module")
 def whole() -> tuple[nn.Module, Any, dict[str, Any]]:
     """Return a network, a batch, and the data of a plan."""
-    model, batch = ARCHITECTURES["squeeze-excite"]()
+    model, batch = ARCHITECTURES["detector"]()
     removals = removals_of(model, batch, ("layer",))
     plan = plan_for(model, removals.edits(removals.units[:3]), method="test")
     return model, batch, json.loads(json.dumps(plan.to_dict()))

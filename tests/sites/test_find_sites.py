@@ -6,13 +6,12 @@ import copy
 import dataclasses
 import pickle
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from cases.depth.architectures import ARCHITECTURES
-from cases.engine import unchanged
+from cases.engine import batch_of, build, unchanged
 from cases.models.tiny import tiny_images, tiny_llama, tiny_timm
 from cases.sampling import one_in
 from torch import Tensor, nn
@@ -69,7 +68,12 @@ def test_a_group_holds_what_goes_with_its_units() -> None:
 
 
 def test_sites_know_their_block() -> None:
-    for model, x, path in ((encoder(), X, r"[123]"), (tiny_timm(), tiny_images(), r"blocks\.\d")):
+    opt, tokens = build("opt"), batch_of("opt")
+    for model, x, path in (
+        (encoder(), X, r"[123]"),
+        (tiny_timm(), tiny_images(), r"blocks\.\d"),
+        (opt, tokens, r"model\.decoder\.layers\.\d"),
+    ):
         for site in find_sites(model, x).of_kind("block", "attention", "mlp", "activation", "head", "neuron"):
             inside = re.match(rf"{path}(?=\.|$)", site.name)
             assert site.block == (inside[0] if inside else "")
@@ -169,25 +173,21 @@ def test_a_network_that_is_known_by_its_parts_is_not_run() -> None:
     assert find_units(model) == find_sites(model, kinds=("block", "attention", "mlp"))
 
 
-WRONG: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
-    "width": (
-        perceptron,
-        X[..., :3],
-        "batches that Sequential can be called with, but .* raised RuntimeError",
-    ),
-    "keyword": (perceptron, {"pixels": X}, "batches that Sequential can be called with, but .* raised TypeError"),
-    "nothing": (perceptron, None, "Expected batches, or one batch, to find what may go in Sequential, but got none"),
-    "none left": (perceptron, [], "Expected at least one batch to look at, but got none. Was a generator consumed"),
-    "kind": (perceptron, X, "Expected kinds among block, .*, hidden, but got 'filter'"),
+WRONG: dict[str, tuple[Any, str]] = {
+    "width": (X[..., :3], "batches that Sequential can be called with, but .* raised RuntimeError"),
+    "keyword": ({"pixels": X}, "batches that Sequential can be called with, but .* raised TypeError"),
+    "nothing": (None, "Expected batches, or one batch, to find what may go in Sequential, but got none"),
+    "none left": ([], "Expected at least one batch to look at, but got none. Was a generator consumed"),
+    "kind": (X, "Expected kinds among block, .*, hidden, but got 'filter'"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_what_cannot_be_looked_at_is_explained(name: str) -> None:
-    build, batches, message = WRONG[name]
+    batches, message = WRONG[name]
     with pytest.raises(ValueError, match=message):
-        find_sites(build(), batches, ("layer", "filter") if name == "kind" else None)
+        find_sites(perceptron(), batches, ("layer", "filter") if name == "kind" else None)
 
 
 def test_a_batch_of_an_unknown_form_is_explained() -> None:

@@ -184,7 +184,7 @@ def test_what_was_taken_waits_on_the_cpu_and_returns_to_the_device() -> None:
     assert all(tensor.is_cuda for tensor in after.values())
 
 
-@pytest.mark.parametrize("name", ["shortcut", "experts", "tied"])
+@pytest.mark.parametrize("name", ["shortcut", "neurons of experts", "tied"])
 def test_saved_equals_reloaded_into_a_dense_model(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     model = case.build()

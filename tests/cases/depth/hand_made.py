@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.ops import Conv2dNormActivation
 
 
 class UNet(nn.Module):
@@ -21,14 +22,8 @@ class UNet(nn.Module):
 
     @staticmethod
     def double(before: int, after: int) -> nn.Sequential:
-        return nn.Sequential(
-            nn.Conv2d(before, after, 3, padding=1),
-            nn.BatchNorm2d(after),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(after, after, 3, padding=1),
-            nn.BatchNorm2d(after),
-            nn.ReLU(inplace=True),
-        )
+        layers = (Conv2dNormActivation(width, after, 3, bias=True) for width in (before, after))
+        return nn.Sequential(*(part for layer in layers for part in layer))
 
     def forward(self, x: Tensor) -> Tensor:
         first = self.first(x)
@@ -67,9 +62,7 @@ class Detector(nn.Module):
 
     @staticmethod
     def conv(before: int, after: int, stride: int = 1) -> nn.Sequential:
-        return nn.Sequential(
-            nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.SiLU(inplace=True)
-        )
+        return Conv2dNormActivation(before, after, 3, stride, activation_layer=nn.SiLU)
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         shallow = self.body(self.stem(x))
@@ -118,27 +111,6 @@ class InPlaceSums(nn.Module):
         return self.head(out.mean((2, 3)))
 
 
-class SqueezeExcite(nn.Module):
-    """Multiplying gate of two linears with other widths, beside a depthwise convolution."""
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, width, 3, padding=1)
-        self.expand = nn.Conv2d(width, 2 * width, 1)
-        self.depthwise = nn.Conv2d(2 * width, 2 * width, 3, padding=1, groups=2 * width)
-        self.reduce = nn.Linear(2 * width, 4)
-        self.restore = nn.Linear(4, 2 * width)
-        self.project = nn.Conv2d(2 * width, width, 1)
-        self.head = nn.Linear(width, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        y = F.relu(self.depthwise(F.relu(self.expand(x))))
-        gate = torch.sigmoid(self.restore(F.relu(self.reduce(y.mean((2, 3))))))
-        x = x + self.project(y * gate[:, :, None, None])
-        return self.head(x.mean((2, 3)))
-
-
 class PostNorm(nn.Module):
     """Stream with a norm after each sum."""
 
@@ -156,25 +128,6 @@ class PostNorm(nn.Module):
         x = self.norm1(x + self.fc2(self.act(self.fc1(x))))
         x = self.norm2(x + self.fc4(F.gelu(self.fc3(x))))
         return self.head(x)
-
-
-class Dense(nn.Module):
-    """Layers on the concatenation of all earlier outputs."""
-
-    def __init__(self, width: int = 4) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, width, 3, padding=1)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.BatchNorm2d(width * n), nn.ReLU(), nn.Conv2d(width * n, width, 3, padding=1))
-            for n in (1, 2, 3)
-        )
-        self.head = nn.Linear(4 * width, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        seen = [self.stem(x)]
-        for layer in self.layers:
-            seen.append(layer(torch.cat(seen, 1)))
-        return self.head(torch.cat(seen, 1).mean((2, 3)))
 
 
 class Shared(nn.Module):

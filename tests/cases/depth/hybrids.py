@@ -23,16 +23,11 @@ STATES = {"mamba_d_state": 4, "mamba_d_conv": 3, "mamba_expand": 2}
 SETTINGS: dict[str, dict[str, Any]] = {
     "Lfm2ForCausalLM": {**TEXT, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3},
     "JambaForCausalLM": {
-        **TEXT,
-        **STATES,
-        "num_experts": 4,
-        "mamba_dt_rank": 4,
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
+        **{**TEXT, **STATES, "num_experts": 4, "mamba_dt_rank": 4},
+        **{"attn_layer_period": 2, "attn_layer_offset": 1},
     },
     "Qwen3NextForCausalLM": {**TEXT, **DELTA, **EXPERTS, "shared_expert_intermediate_size": 16},
     "Qwen3_5ForCausalLM": {**TEXT, **DELTA},
-    "Qwen3_5MoeForCausalLM": {**TEXT, **DELTA, **EXPERTS, "shared_expert_intermediate_size": 16},
     "Zamba2ForCausalLM": {
         **{**TEXT, **STATES, "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
         **{"hybrid_layer_ids": [1, 3], "mamba_ngroups": 1, "n_mamba_heads": 4, "mamba_headdim": 16},

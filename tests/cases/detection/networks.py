@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchvision.ops import Conv2dNormActivation
 
 CATEGORIES = {3: "car", 17: "cat", 18: "dog"}  # as COCO numbers them
 
@@ -20,8 +22,9 @@ class Pyramid(nn.Module):
     def __init__(self, width: int = 16) -> None:
         super().__init__()
         self.out_channels = width
-        self.body = nn.Sequential(*[_conv(a, b, s) for a, b, s in ((3, 8, 4), (8, 8, 1), (8, 16, 2))])
-        self.deep = nn.Sequential(_conv(16, 16, 2), _conv(16, 16, 1))
+        conv = partial(Conv2dNormActivation, kernel_size=3)
+        self.body = nn.Sequential(conv(3, 8, stride=4), conv(8, 8), conv(8, 16, stride=2))
+        self.deep = nn.Sequential(conv(16, 16, stride=2), conv(16, 16))
         self.neck = nn.ModuleList([nn.Conv2d(16, width, 1), nn.Conv2d(16, width, 1)])
 
     def forward(self, x: Tensor) -> OrderedDict[str, Tensor]:
@@ -29,10 +32,6 @@ class Pyramid(nn.Module):
         coarse = self.neck[1](self.deep(fine))
         fine = self.neck[0](fine) + nn.functional.interpolate(coarse, fine.shape[-2:])
         return OrderedDict([("0", fine), ("1", coarse)])
-
-
-def _conv(channels: int, out: int, stride: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU())
 
 
 def tiny_ssd(classes: int = 3) -> nn.Module:
@@ -75,15 +74,15 @@ def tiny_faster_rcnn(classes: int = 3) -> nn.Module:
 
 
 TRANSFORMER = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "num_queries": 10, "dropout": 0.0}
-TRANSFORMER |= {
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 32,
-    "decoder_ffn_dim": 32,
+TRANSFORMER |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
+TRANSFORMER |= dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 32)
+TRANSFORMER |= dict.fromkeys(("attention_dropout", "activation_dropout"), 0.0)
+STAGES: dict[str, Any] = {
+    "embedding_size": 8,
+    "hidden_sizes": [8, 16, 16, 32],
+    "depths": [1] * 4,
+    "layer_type": "basic",
 }
-TRANSFORMER |= {"attention_dropout": 0.0, "activation_dropout": 0.0}
-STAGES: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [8, 16, 16, 32], "depths": [1] * 4}
-STAGES["layer_type"] = "basic"
 
 
 def tiny_detr(classes: int = 3) -> Any:

@@ -14,12 +14,11 @@ from cases.models.language import documents, llama_folder, tokenizer_of, write_j
 from cases.models.questions import question_rows, write_rows, write_task
 from cases.models.tiny import tiny_bert, tiny_timm
 from cases.serving.uneven import TOKENS, byte_tokenizer
-from cases.trainers import Around
+from cases.trainers import QUIET, Around
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 Given = Mapping[str, Callable[[], Mapping[str, Any]]]
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 
 
 class OwnModule(Around):

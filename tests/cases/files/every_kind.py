@@ -15,7 +15,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from cases import old_files
-from lightning.pytorch.callbacks import ModelCheckpoint
+from cases.trainers import every_epoch, trainer_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -251,8 +251,8 @@ def fit(name: str, folder: Path, ckpt: Path | None = None) -> Classifier:
     """Train up to the fourth epoch, from a checkpoint if given; files go into `folder`."""
     network, callbacks = CHECKPOINTS[name]
     pl.seed_everything(0, verbose=False)
-    module, keep = Classifier(network), ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
-    trainer = pl.Trainer(max_epochs=4, accelerator="cpu", callbacks=[*callbacks(), keep], **old_files.QUIET)
+    module = Classifier(network)
+    trainer = trainer_of(folder, *callbacks(), every_epoch(folder), epochs=4)
     data = DataLoader(TensorDataset(inputs()["images"], torch.arange(24) % 10), 8)
     trainer.fit(module, data, ckpt_path=ckpt)
     return module.eval()

@@ -13,8 +13,8 @@ import torch
 from cases.fits.ranks import run_scenarios
 from cases.fits.routed_lora import Language, batches, fit
 from cases.models.routed_language import removing
+from cases.trainers import every_epoch, trainer_of
 from cases.two_ranks import Agreement, digest
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
@@ -74,15 +74,13 @@ def pruned_fit(folder: Path, module: Language, data: Any, **settings: Any) -> No
     """Fit without two blocks, by a given plan, and keep a file of every epoch."""
     pl.seed_everything(7, verbose=False)
     plan = removing(Language().net, 2, 4)
-    callbacks = [DepthPrune(plan=plan, merge="never"), ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)]
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    runner = pl.Trainer(max_epochs=2, callbacks=callbacks, use_distributed_sampler=False, **{**quiet, **settings})
-    runner.fit(module, data)
+    callbacks = DepthPrune(plan=plan, merge="never"), every_epoch(folder)
+    trainer_of(folder, *callbacks, use_distributed_sampler=False, **settings).fit(module, data)
 
 
 def sharded(folder: Path) -> None:
     """Fit with FSDP2, with the model pruned before sharding."""
-    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, save_distributed_checkpoint=False)
+    strategy = ModelParallelStrategy(2, 1, save_distributed_checkpoint=False)
     pruned_fit(folder, Sharded(), half(), devices=2, strategy=strategy)
 
 

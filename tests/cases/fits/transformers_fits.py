@@ -6,17 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    ResNetConfig,
-    ResNetForImageClassification,
-    Trainer,
-    TrainingArguments,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from transformers import Trainer, TrainingArguments
 
 from prunerecover import DepthPrune, attach
 from prunerecover.callbacks.ledger.callback import LedgerCallback
@@ -30,20 +22,22 @@ def llama(**settings: Any) -> nn.Module:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "vocab_size": 32}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_dropout": 0.1}
-    return LlamaForCausalLM(LlamaConfig(**{**sizes, **heads, "tie_word_embeddings": True, **settings}))
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**{**sizes, **heads, "tie_word_embeddings": True, **settings})
+    )
 
 
 def vit(**settings: Any) -> nn.Module:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
     shape = {"image_size": 8, "patch_size": 4, "num_labels": 4, "hidden_dropout_prob": 0.1}
-    return ViTForImageClassification(ViTConfig(**{**sizes, **shape, **settings}))
+    return transformers.ViTForImageClassification(transformers.ViTConfig(**{**sizes, **shape, **settings}))
 
 
 def resnet() -> nn.Module:
     torch.manual_seed(0)
     sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [2, 2], "layer_type": "basic", "num_labels": 4}
-    return ResNetForImageClassification(ResNetConfig(**sizes))
+    return transformers.ResNetForImageClassification(transformers.ResNetConfig(**sizes))
 
 
 def texts(rows: int = ROWS) -> list[dict[str, Any]]:

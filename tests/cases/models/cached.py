@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from cases.models.tiny import (
-    tiny_inputs,
-)
+from cases.models.tiny import tiny_inputs
 from torch import Tensor, nn
 
 from prunerecover.families.describe import describe

@@ -59,12 +59,8 @@ class C2f(nn.Module):
 def c2f_network() -> nn.Module:
     """Two blocks, with a shortcut and without."""
     blocks = C2f(14, 10, 8, shortcut=True), C2f(10, 12, 7, shortcut=False)
-    return nn.Sequential(ConvNorm(3, 14, 3), *blocks, ConvNorm(12, 6), nn.Flatten(2), Pooled(), nn.Linear(6, 3))
-
-
-class Pooled(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean(2)
+    pooled = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(ConvNorm(3, 14, 3), *blocks, ConvNorm(12, 6), *pooled, nn.Linear(6, 3))
 
 
 class Halves(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cases.models.width import BUILD, LARGE, Built, images
+from cases.models.width import BUILD, LARGE, Built
 from cases.width.groups import outputs
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -16,36 +16,22 @@ from prunerecover import Plan, load_pruned
 
 FAMILIES = {
     "option-A ResNet-20": "option_a_resnet20",
-    "ResNet-50": "resnet50",
-    "VGG16-BN": "vgg16_bn",
-    "DenseNet-121": "densenet121",
-    "MobileNetV2": "mobilenet_v2_full",
-    "EfficientNet-B0": "efficientnet_b0",
-    "ConvNeXt-Tiny": "convnext_tiny",
-    "timm DeiT-Tiny": "deit_tiny",
+    "VGG": "vgg",
+    "MobileNetV2": "mobilenet_v2",
+    "ConvNeXt": "convnext",
     "torchvision ViT": "torchvision_vit",
-    "Swin-T": "swin_t",
     "HF BERT": "bert",
-    "HF SegFormer": "segformer",
     "HF Llama MHA": "llama",
-    "HF Llama GQA": "llama_gqa",
     "Qwen2-MoE": "qwen2_moe",
-    "torchvision DeepLabV3": "deeplabv3",
     "Faster R-CNN": "faster_rcnn",
-    "SSDLite": "ssdlite",
 }
-SIZES = {"Swin-T": 128}  # on smaller images attention, whose windows are padded, takes more than 70% of the MACs
-
-
-DETECTORS = ("Faster R-CNN", "SSDLite")
 
 
 def family(name: str) -> Built:
-    """Return a dense model in single precision, and a batch for it; for detectors a list of images."""
+    """Return a dense model in single precision, and a batch for it; for a detector a list of images."""
     torch.manual_seed(0)
     model, inputs = {**BUILD, **LARGE}[FAMILIES[name]]()
-    inputs = images(SIZES[name]) if name in SIZES else inputs
-    inputs = ([*inputs],) if name in DETECTORS else inputs
+    inputs = ([*inputs],) if name == "Faster R-CNN" else inputs
     return model.float(), tree_map(lambda t: t.float() if t.is_floating_point() else t, inputs)
 
 

@@ -118,27 +118,15 @@ def tiny_images(batch: int = 2, seed: int = 1) -> Tensor:
 
 
 MIXTURE = {**TEXT, "num_hidden_layers": 2, "num_key_value_heads": 2, "num_experts_per_tok": 2}
+DEEPSEEK = {"moe_intermediate_size": 16, "n_shared_experts": 1, "first_k_dense_replace": 0}
+HALF_OF_EXPERTS = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1}
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 6}),
-    "qwen2_moe": (
-        "Qwen2Moe",
-        {"num_experts": 6, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24},
-    ),
+    "qwen2_moe": ("Qwen2Moe", {"num_experts": 6, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}),
     "qwen3_moe": ("Qwen3Moe", {"num_experts": 6, "moe_intermediate_size": 16, "head_dim": 8, "norm_topk_prob": True}),
-    "deepseek_v2": (
-        "DeepseekV2",
-        {"n_routed_experts": 6, "moe_intermediate_size": 16, "n_shared_experts": 1, "first_k_dense_replace": 0},
-    ),
-    "deepseek_v2_grouped": (
-        "DeepseekV2",
-        {"n_routed_experts": 8, "moe_intermediate_size": 16, "n_shared_experts": 1, "first_k_dense_replace": 0}
-        | {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1},
-    ),
-    "deepseek_v3": (
-        "DeepseekV3",
-        {"n_routed_experts": 8, "moe_intermediate_size": 16, "n_shared_experts": 1, "first_k_dense_replace": 0}
-        | {"n_group": 2, "topk_group": 1},
-    ),
+    "deepseek_v2": ("DeepseekV2", {**DEEPSEEK, "n_routed_experts": 6}),
+    "deepseek_v2_grouped": ("DeepseekV2", {**DEEPSEEK, **HALF_OF_EXPERTS, "topk_method": "group_limited_greedy"}),
+    "deepseek_v3": ("DeepseekV3", {**DEEPSEEK, **HALF_OF_EXPERTS}),
 }
 LATENT = {"kv_lora_rank": 8, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
 

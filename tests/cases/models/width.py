@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from cases.models import tiny
-from cases.width.narrow_models import Padded
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from prunerecover.recipes.networks.cifar_resnet import CifarResNet
 
 Built = tuple[nn.Module, Any]
 
@@ -40,41 +40,6 @@ def images(size: int, batch: int = 2) -> Tensor:
     return torch.randn(batch, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-class CifarBlock(nn.Module):
-    def __init__(self, c_in: int, c_out: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(c_out)
-        self.conv2 = nn.Conv2d(c_out, c_out, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(c_out)
-        extra = (c_out - c_in) // 2
-        self.shortcut = Padded(stride, extra, extra) if stride > 1 else nn.Sequential()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        return F.relu(y + self.shortcut(x))
-
-
-class CifarResNet(nn.Module):
-    """ResNet-20 for CIFAR with shortcuts of option A."""
-
-    def __init__(self, blocks: int = 3) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(16)
-        widths = [16, 16, 32, 64]
-        for stage in (1, 2, 3):
-            layers = [CifarBlock(widths[stage - 1], widths[stage], 1 if stage == 1 else 2)]
-            layers += [CifarBlock(widths[stage], widths[stage], 1) for _ in range(blocks - 1)]
-            setattr(self, f"layer{stage}", nn.Sequential(*layers))
-        self.linear = nn.Linear(64, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(x)))
-        x = self.layer3(self.layer2(self.layer1(x)))
-        return self.linear(x.mean((2, 3)))
-
-
 def _torchvision(name: str, size: int, scale: float = 1.0, **kwargs: Any) -> Built:
     from torchvision import models
 
@@ -95,17 +60,6 @@ def _vgg() -> Built:
     net.classifier[0], net.classifier[3] = nn.Linear(64, 24), nn.Linear(24, 20)
     net.classifier[6] = nn.Linear(20, 7)
     return stirred(net), images(16)
-
-
-def _vgg16() -> Built:
-    """Return a VGG with narrow linears, because the original's have 90% of its parameters."""
-    net, inputs = _torchvision("vgg16_bn", 32)
-    net.classifier[0], net.classifier[3], net.classifier[6] = (  # type: ignore[index, operator]
-        nn.Linear(512 * 49, 96),
-        nn.Linear(96, 80),
-        nn.Linear(80, 7),
-    )
-    return stirred(net), inputs
 
 
 def _densenet() -> Built:
@@ -178,12 +132,6 @@ def _qwen2_moe() -> Built:
     return model, tiny.tiny_inputs("text")
 
 
-def _deeplab() -> Built:
-    from torchvision.models.segmentation import deeplabv3_resnet50
-
-    return stirred(deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=5)), images(32)
-
-
 def _faster_rcnn() -> Built:
     from torchvision.models.detection import FasterRCNN
     from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
@@ -193,14 +141,7 @@ def _faster_rcnn() -> Built:
     return stirred(net), images(64, 1).sigmoid()
 
 
-def _ssdlite() -> Built:
-    from torchvision.models.detection import ssdlite320_mobilenet_v3_large
-
-    net = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=5)
-    return stirred(net), images(320, 1).sigmoid()
-
-
-def _shallow_deeplab() -> Built:
+def _deeplab() -> Built:
     """On the third stage of a ResNet of five blocks."""
     from torchvision.models._utils import IntermediateLayerGetter
     from torchvision.models.resnet import Bottleneck, ResNet
@@ -210,7 +151,7 @@ def _shallow_deeplab() -> Built:
     return stirred(DeepLabV3(IntermediateLayerGetter(backbone, {"layer3": "out"}), DeepLabHead(1024, 5))), images(32)
 
 
-def _small_ssdlite() -> Built:
+def _ssdlite() -> Built:
     """On the smaller MobileNetV3, for images of 96 x 96."""
     from torchvision.models import mobilenet_v3_small
     from torchvision.models.detection import _utils, ssdlite
@@ -249,18 +190,9 @@ BUILD: dict[str, Callable[[], Built]] = {
 }
 LARGE: dict[str, Callable[[], Built]] = {
     "resnet50": lambda: _torchvision("resnet50", 64),
-    "vgg16_bn": _vgg16,
-    "densenet121": lambda: _torchvision("densenet121", 64),
-    "mobilenet_v2_full": lambda: _torchvision("mobilenet_v2", 64),
-    "efficientnet_b0": lambda: _torchvision("efficientnet_b0", 64),
     "efficientnet_b0_timm": lambda: _timm("efficientnet_b0", 64, scale=1),
-    "convnext_tiny": lambda: _torchvision("convnext_tiny", 64, scale=5),
     "convnext_tiny_timm": lambda: _timm("convnext_tiny", 64),
-    "deit_tiny": lambda: _timm("deit_tiny_patch16_224", 224),
-    "swin_t": lambda: _torchvision("swin_t", 64, scale=5),
-    "swin_tiny_timm": lambda: _timm("swin_tiny_patch4_window7_224", 56, img_size=56),
     "deeplabv3": _deeplab,
     "faster_rcnn": _faster_rcnn,
     "ssdlite": _ssdlite,
 }
-SMALL: dict[str, Callable[[], Built]] = {"deeplabv3": _shallow_deeplab, "ssdlite": _small_ssdlite}  # of LARGE

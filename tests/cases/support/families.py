@@ -84,7 +84,7 @@ def _mixture(name: str, *works: str, known: bool = False, layer: str = FIXED, qu
 def _convolutional(
     name: str, *works: str, refused: tuple[str, ...] = (), why: str = NO_UNITS, quick: bool = False
 ) -> Family:
-    make = {**width.BUILD, **width.LARGE, **width.SMALL}[name]
+    make = {**width.BUILD, **width.LARGE}[name]
     library = "plain PyTorch" if name == "option_a_resnet20" else "torchvision"
     return Family(library, make, works, _refused(why, *refused), quick)
 

@@ -6,6 +6,7 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from torchvision.ops import Conv2dNormActivation
 
 from prunerecover import recalibrate_batchnorm
 
@@ -14,15 +15,9 @@ def right() -> nn.Module:
     """Return a network with matching statistics and confident predictions."""
     torch.manual_seed(0)
     network = nn.Sequential(
-        nn.Conv2d(3, 8, 3, bias=False),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.Conv2d(8, 6, 3, bias=False),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        nn.Conv2d(6, 6, 3, padding=1, bias=False),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
+        *Conv2dNormActivation(3, 8, 3, padding=0),
+        *Conv2dNormActivation(8, 6, 3, padding=0),
+        *Conv2dNormActivation(6, 6, 3),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(6, 4),

@@ -34,12 +34,17 @@ def reads(path: str, dim: int = 1, **layout: Any) -> Slice:
     return Slice(tensor=f"{path}.weight", dim=dim, makes=False, **layout)
 
 
+def makes(path: str, dim: int = 0, **layout: Any) -> tuple[Slice, Slice]:
+    """The slices of a layer's weight and bias."""
+    return Slice(tensor=f"{path}.weight", dim=dim, **layout), Slice(tensor=f"{path}.bias", dim=0, **layout)
+
+
 def without(unit: str, kind: str, of: int, gone: tuple[int, ...], group: tuple[Slice, ...], **more: Any) -> Narrow:
     keep = tuple(i for i in range(of) if i not in gone)
     return Narrow(unit=unit, kind=kind, of=of, keep=keep, group=group, **more)
 
 
-CONV1 = (*norm("bn1"), Slice(tensor="conv1.weight", dim=0), Slice(tensor="conv1.bias", dim=0), reads("conv2"))
+CONV1 = (*norm("bn1"), *makes("conv1"), reads("conv2"))
 
 
 def first_conv(gone: tuple[int, ...] = (1, 4, 5), of: int = 8) -> Narrow:
@@ -55,35 +60,24 @@ DEPTHWISE = (
     *norm("bn1"),
     *norm("bn2", span=2),
     Slice(tensor="conv.weight", dim=0),
-    Slice(tensor="depthwise.weight", dim=0, span=2),
-    Slice(tensor="depthwise.bias", dim=0, span=2),
+    *makes("depthwise", span=2),
     reads("point", span=2),
 )
 
 
-CONCATENATED_B = (
-    Slice(tensor="b.weight", dim=0),
-    Slice(tensor="b.bias", dim=0),
-    *norm("bn", offsets=(0, 10)),
-    reads("point", offsets=(0, 10)),
-)
-CONCATENATED_A = (  # once two of b's channels are gone on either side
-    Slice(tensor="a.weight", dim=0),
-    Slice(tensor="a.bias", dim=0),
-    *norm("bn", offsets=(4,)),
-    reads("point", offsets=(4,)),
-)
+CONCATENATED_B = (*makes("b"), *norm("bn", offsets=(0, 10)), reads("point", offsets=(0, 10)))
+# Once two of b's channels are gone on either side.
+CONCATENATED_A = (*makes("a"), *norm("bn", offsets=(4,)), reads("point", offsets=(4,)))
 
 
 REWRITE = Rewrite(unit="shortcut", in_channels=4, out_channels=8, stride=2, first=2)
-STEM = (Slice(tensor="stem.weight", dim=0), Slice(tensor="stem.bias", dim=0), reads("conv"), reads("shortcut"))
+STEM = (*makes("stem"), reads("conv"), reads("shortcut"))
 SUM = (*norm("bn"), Slice(tensor="conv.weight", dim=0), Slice(tensor="shortcut.weight", dim=0), reads("head"))
 
 
-UP_IN = (Slice(tensor="conv.weight", dim=0), Slice(tensor="conv.bias", dim=0), reads("up", dim=0))
+UP_IN = (*makes("conv"), reads("up", dim=0))
 UP_OUT = (  # a unit is a group of the grouped convolution: two channels
-    Slice(tensor="up.weight", dim=1, span=2),
-    Slice(tensor="up.bias", dim=0, span=2),
+    *makes("up", dim=1, span=2),
     reads("grouped", dim=0, span=2),
     Slice(tensor="grouped.bias", dim=0, span=2),
     reads("point", span=2),
@@ -94,11 +88,7 @@ def head_edit(block: int = 1, gone: tuple[int, ...] = (1,), heads: int = 4, widt
     """Attention heads of timm's fused query-key-value linear."""
     attn, span = f"blocks.{block}.attn", width // 4
     parts = tuple(part * heads * span for part in range(3))
-    group = (
-        Slice(tensor=f"{attn}.qkv.weight", dim=0, offsets=parts, span=span),
-        Slice(tensor=f"{attn}.qkv.bias", dim=0, offsets=parts, span=span),
-        reads(f"{attn}.proj", span=span),
-    )
+    group = (*makes(f"{attn}.qkv", offsets=parts, span=span), reads(f"{attn}.proj", span=span))
     settings = (
         Setting(module=attn, attribute="num_heads"),
         Setting(module=attn, attribute="attn_dim", per_unit=span),
@@ -108,24 +98,14 @@ def head_edit(block: int = 1, gone: tuple[int, ...] = (1,), heads: int = 4, widt
 
 def neuron_edit(block: int = 1, gone: tuple[int, ...] = (0, 7, 63), of: int = 64) -> Narrow:
     mlp = f"blocks.{block}.mlp"
-    group = (
-        Slice(tensor=f"{mlp}.fc1.weight", dim=0),
-        Slice(tensor=f"{mlp}.fc1.bias", dim=0),
-        reads(f"{mlp}.fc2"),
-    )
-    return without(f"{mlp}.fc1", "neuron", of, gone, group)
+    return without(f"{mlp}.fc1", "neuron", of, gone, (*makes(f"{mlp}.fc1"), reads(f"{mlp}.fc2")))
 
 
 def vit() -> nn.Module:
     return tiny_vit(depth=3, num_heads=4)
 
 
-ROUTED = (
-    Slice(tensor="router.weight", dim=0),
-    Slice(tensor="router.bias", dim=0),
-    Slice(tensor="gate_up", dim=0),
-    Slice(tensor="down", dim=0),
-)
+ROUTED = (*makes("router"), Slice(tensor="gate_up", dim=0), Slice(tensor="down", dim=0))
 INNER = (Slice(tensor="gate_up", dim=1, offsets=(0, 4)), Slice(tensor="down", dim=2, makes=False))
 EXPERT = without("router", "expert", 5, (0, 3), ROUTED, settings=(Setting(module="", attribute="num_experts"),))
 
@@ -134,11 +114,10 @@ TIED = (Slice(tensor="embed.weight", dim=1), reads("head"))
 
 CASES: dict[str, Case] = {
     "convolution": Case(built(SmallCnn), (first_conv(),), (Mask("bn1", 1, (1, 4, 5)),), maps),
-    "flattened": Case(built(SmallCnn), (second_conv(),), (Mask("bn2", 1, (0, 5)),), maps),
     "twice": Case(
         built(SmallCnn), (first_conv((0, 2)), first_conv((0, 5), of=6)), (Mask("bn1", 1, (0, 1, 2, 7)),), maps
     ),
-    "two groups of one tensor": Case(
+    "two groups of one tensor, flattened": Case(
         built(SmallCnn), (first_conv(), second_conv()), (Mask("bn1", 1, (1, 4, 5)), Mask("bn2", 1, (0, 5))), maps
     ),
     "depthwise": Case(
@@ -172,9 +151,6 @@ CASES: dict[str, Case] = {
     "neurons": Case(
         built(vit), (neuron_edit(),), (Mask("blocks.1.mlp.act", 2, (0, 7, 63)),), lambda: maps()[:, :1]
     ),
-    "experts": Case(
-        built(Experts), (EXPERT,), (Mask("router", 1, (0, 3), value=-torch.inf),), lambda: maps()[0, 0, :, :6]
-    ),
     "neurons of experts": Case(
         built(Experts),
         (EXPERT, without("gate_up", "neuron", 4, (1, 2), INNER)),
@@ -202,8 +178,7 @@ def bias_of(path: str) -> Slice:
 
 
 def layer(name: str, *settings: Setting) -> Narrow:
-    group = (Slice(tensor=f"{name}.weight", dim=0), bias_of(name))
-    return without(name, "neuron", 6, (0, 1), group, settings=settings)
+    return without(name, "neuron", 6, (0, 1), makes(name), settings=settings)
 
 
 def images(n: int = 8) -> Tensor:

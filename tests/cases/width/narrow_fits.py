@@ -39,14 +39,6 @@ class Cnn(Plain):
         self.net = SmallCnn(in_channels=1, classes=CLASSES)
 
 
-class Compiled(Cnn):
-    """Compiles its network in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net.compile(backend="eager")
-
-
 class ResidualCnn(Plain):
     """A shortcut without parameters, and pooling at the end."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import torch
+from cases.width import masks
+from cases.width.masks import Mask
 from torch import Tensor, nn
 
 from prunerecover.model.narrow.freeing import free_heads
@@ -70,31 +72,15 @@ def masked(model: nn.Module, found: FoundGroups, keep: Keep) -> nn.Module:
     return new
 
 
-@contextmanager
-def silenced(model: nn.Module, keep: Keep) -> Iterator[None]:
-    """Set removed units to zero at their taps, by hooks."""
-    handles = []
+def silenced(model: nn.Module, keep: Keep) -> AbstractContextManager[None]:
+    """Set removed units to zero at their taps."""
+    found = []
     for group, units in keep.items():
         gone = torch.tensor([u for u in range(group.size) if u not in units.tolist()])
         for tap in group.taps:
             index = tap.offset + (gone[:, None] * tap.span + torch.arange(tap.span)).flatten()
-            module = get_module(model, tap.module)
-
-            def before(_, args, dim=tap.dim, index=index):
-                return (args[0].index_fill(dim, index, 0), *args[1:])
-
-            def after(_, args, output, dim=tap.dim, index=index):
-                return output.index_fill(dim, index, 0)
-
-            if tap.of == "input":
-                handles.append(module.register_forward_pre_hook(before))
-            else:
-                handles.append(module.register_forward_hook(after))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+            found.append(Mask(tap.module, tap.dim, tuple(index.tolist()), tap.of))
+    return masks.silenced(model, tuple(found))
 
 
 def _tensor(model: nn.Module, path: str) -> Tensor:

@@ -62,45 +62,16 @@ class RoundTrip:
         with uncompiled():  # fused encoder layers put zeros where tokens are padding
             return outputs(model.eval(), self.inputs)
 
+    def masked(self, dense: nn.Module) -> nn.Module:
+        return masked(dense, self.found, thirty_percent(self.found))
+
     def assert_masked_equals_narrowed(self, tolerance: float = 1e-5) -> None:
         """The dense network with all writers of removed units at zero computes the narrowed outputs."""
         dense = self.build()
-        zeroed = masked(dense, self.found, thirty_percent(self.found))
+        zeroed = self.masked(dense)
         assert_equal(self.given(self.pruned()), self.given(zeroed), tolerance)
         changes = [(a - b).abs().max() for a, b in zip(self.given(zeroed), self.given(dense), strict=True)]
         assert max(changes) > 1e-3
-
-    def assert_undone(self) -> None:
-        """An undo restores the network bit by bit."""
-        model, applied = self.applied()
-        undo(model, applied.journal)
-        dense = self.build()
-        assert [str(module) for module in model.modules()] == [str(module) for module in dense.modules()]
-        assert all(torch.equal(a, b) for a, b in zip(self.given(model), self.given(dense), strict=True))
-
-    def assert_trains(self) -> None:
-        """A step of an optimizer changes every parameter, and the network can be copied."""
-        model = self.pruned().train()
-        before = copy.deepcopy(model)
-        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-        results = outputs(model, self.inputs)
-        sum(t.square().sum() for t in results if t.is_floating_point()).backward()
-        optimizer.step()
-        still = [n for (n, a), b in zip(model.named_parameters(), before.parameters(), strict=True) if a.equal(b)]
-        assert not [name for name in still if not name.endswith("bias")]  # a norm behind may take a bias away
-
-    def assert_saved(self, folder: Path) -> None:
-        """The saved network opens as the same network."""
-        model = self.pruned()
-        again = load_pruned(save_pruned(model, self.plan, folder / "pruned"), self.build())
-        assert all(torch.equal(a, b) for a, b in zip(self.given(again), self.given(model), strict=True))
-
-    def assert_exported(self) -> None:
-        """`torch.export` takes the network, and its program computes the same outputs."""
-        model, given = self.pruned().eval(), as_inputs(self.inputs)
-        program = torch.export.export(model, given.args, dict(given.kwargs)).module()
-        with torch.no_grad():
-            assert_equal(outputs(program, self.inputs), self.given(model), 1e-5)
 
     def assert_in_onnx(self, folder: Path) -> None:
         """Onnxruntime computes the same."""
@@ -125,17 +96,37 @@ class RoundTripChecks:
         network.assert_masked_equals_narrowed()
 
     def test_undone(self, network: RoundTrip) -> None:
-        network.assert_undone()
+        """An undo restores the network bit by bit."""
+        model, applied = network.applied()
+        undo(model, applied.journal)
+        dense = network.build()
+        assert [str(module) for module in model.modules()] == [str(module) for module in dense.modules()]
+        assert all(torch.equal(a, b) for a, b in zip(network.given(model), network.given(dense), strict=True))
 
     def test_pruned_network_trains(self, network: RoundTrip) -> None:
-        network.assert_trains()
+        """A step of an optimizer changes every parameter, and the network can be copied."""
+        model = network.pruned().train()
+        before = copy.deepcopy(model)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+        results = outputs(model, network.inputs)
+        sum(t.square().sum() for t in results if t.is_floating_point()).backward()
+        optimizer.step()
+        still = [n for (n, a), b in zip(model.named_parameters(), before.parameters(), strict=True) if a.equal(b)]
+        assert not [name for name in still if not name.endswith("bias")]  # a norm behind may take a bias away
 
     def test_saved_and_opened(self, network: RoundTrip, tmp_path: Path) -> None:
-        network.assert_saved(tmp_path)
+        """The saved network opens as the same network."""
+        model = network.pruned()
+        again = load_pruned(save_pruned(model, network.plan, tmp_path / "pruned"), network.build())
+        assert all(torch.equal(a, b) for a, b in zip(network.given(again), network.given(model), strict=True))
 
 
 class ExportedRoundTripChecks(RoundTripChecks):
     """Further tests, for networks that `torch.export` takes."""
 
     def test_exported(self, network: RoundTrip) -> None:
-        network.assert_exported()
+        """`torch.export` takes the network, and its program computes the same outputs."""
+        model, given = network.pruned().eval(), as_inputs(network.inputs)
+        program = torch.export.export(model, given.args, dict(given.kwargs)).module()
+        with torch.no_grad():
+            assert_equal(outputs(program, network.inputs), network.given(model), 1e-5)

@@ -22,9 +22,9 @@ SHARES = {"split": 0.6, "gated": 0.7, "shared": 0.9, "post-norm": 0.8, "1-d": 0.
 SHARES |= dict.fromkeys(("encoder", "nfnet", "maxvit", "res2net"), 0.8)
 
 # In which a sequence takes long: one each; the benchmark of the zoo in depth draws many.
-LARGE = ("resnet18", "resnet50", "mobilenet_v3", "regnet", "shufflenet", "googlenet", "vgg", "squeeze-excite")
+LARGE = ("resnet18", "resnet50", "mobilenet_v3", "regnet", "shufflenet", "googlenet", "vgg")
 LARGE += ("mixer", "resmlp", "gmlp", "xcit", "poolformer", "metaformer", "convnext_v2", "resnest", "nfnet")
-LARGE += ("cspdarknet", "edgenext", "maxvit", "res2net", "resnet_timm")
+LARGE += ("cspdarknet", "edgenext", "maxvit", "res2net")
 
 LIGHT = [name for name in ARCHITECTURES if name not in LARGE]
 

@@ -17,7 +17,7 @@ from prunerecover.depth.layers.widths import FIXED, Widths
 from prunerecover.plan.groups import Group
 
 Place = tuple[str, int, int]  # a tensor, a dimension, and an index
-NAMES = ("resnet18", "unet", "detector", "dense", "mixer", "llama", "deit", "squeezenet", "vgg", "split")
+NAMES = ("resnet18", "unet", "detector", "densenet", "mixer", "llama", "deit", "squeezenet", "vgg", "split")
 
 
 def partition(widths: Widths, tensors: set[str]) -> dict[Place, frozenset[Place]]:
