@@ -21,7 +21,7 @@ from prunerecover.surgery.saved_cost import CLOCKS
 
 ROUNDS = 5
 CHANGES = (10, 6, 4, 2)  # sites that may change at once
-VIEWS = ((0.7, 1.0), (0.4, 1.0), (0.1, 1.0), (0.4, 0.5))  # of options, more and more in their favour: tried in turn.
+VIEWS = ((0.7, 1.0), (0.4, 0.5))  # of options, more and more in their favour: tried in turn.
 # The first number is the part of a guessed increase that an option may add in truth, the second the part of a measured
 # increase, which is less where another site is given back.
 EASY, STEP = 0.25, 0.125  # shares: up to the first, scores alone are a good start; more goes step by step
