@@ -43,25 +43,32 @@ def divergence_of_batch(batch: ModelInputs, dense: Outputs, pruned: Outputs) -> 
     return float(output_divergence(unpadded(dense, batch), unpadded(pruned, batch))) * batch.n_samples
 
 
-def divergence_by_sample(batch: ModelInputs, dense: Outputs, pruned: Outputs) -> NDArray[np.float64]:
+def divergence_by_sample(batch: ModelInputs, dense: Outputs, pruned: Outputs, together: int = 1) -> NDArray[np.float64]:
     """Return the parts of the output divergence of each sample, `(samples, parts)`; a single part without parts.
 
     If the outputs have no dimension of samples in front, all samples get the divergence of the batch.
 
+    Args:
+        batch: Inputs of the models.
+        dense: Outputs of the dense model.
+        pruned: Outputs of the pruned model.
+        together: Number of samples in each row, the last perhaps fewer.
+
     >>> batch, pruned = ModelInputs((torch.zeros(2, 1),)), torch.tensor([[0.0], [1.0]])
     >>> divergence_by_sample(batch, torch.ones(2, 1), pruned).tolist()
     [[1.0], [0.0]]
+    >>> divergence_by_sample(batch, torch.ones(2, 1), pruned, together=2).tolist()
+    [[0.5]]
     """
-    samples = batch.n_samples
-    if not by_sample(dense, samples):
-        return np.repeat([_parts(batch, dense, pruned)], samples, axis=0)
+    rows = torch.arange(batch.n_samples).split(together)
+    if not by_sample(dense, batch.n_samples):
+        return np.repeat([_parts(batch, dense, pruned)], len(rows), axis=0)
 
-    def one(number: int) -> list[float]:
-        index = torch.tensor([number])
-        of = (each(outputs, lambda tensor: tensor[index.to(tensor.device)]) for outputs in (dense, pruned))
-        return _parts(batch.select(index), *of)
+    def parts(numbers: Tensor) -> list[float]:
+        of = (each(outputs, lambda tensor: tensor[numbers.to(tensor.device)]) for outputs in (dense, pruned))
+        return _parts(batch.select(numbers), *of)
 
-    return np.array([one(number) for number in range(samples)])
+    return np.array([parts(numbers) for numbers in rows])
 
 
 def _parts(batch: ModelInputs, dense: Outputs, pruned: Outputs) -> list[float]:

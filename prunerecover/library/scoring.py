@@ -8,12 +8,14 @@ on another part.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from prunerecover.calibration.samples import CalibrationSet
@@ -30,6 +32,7 @@ from prunerecover.surgery.apply_edits import Applied, edited
 from prunerecover.surgery.narrowing import Cuts
 
 Signature = dict[str, Any]
+Found = TypeVar("Found")
 PARTS = 4  # of held-out samples: the session's own, and of as many further samples each
 
 
@@ -62,13 +65,13 @@ class Scorer:
 
     def divergence(self, chosen: Chosen) -> float:
         """Return the divergence of a choice; infinite where the network fails, or gives another shape."""
-        try:
-            found = self.measured(chosen, self.objective.all)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # the network's own code may raise anything without the removed units
-            return math.inf
-        return found if math.isfinite(found) else math.inf
+        found = _unless_failing(lambda: self.measured(chosen, self.objective.all))
+        return found if found is not None and math.isfinite(found) else math.inf
+
+    def in_groups(self, chosen: Chosen) -> NDArray[np.float64]:
+        """Return the divergences of a choice on groups of the samples; empty where the network fails."""
+        found = _unless_failing(lambda: self._judged(chosen, self.objective.all, self.objective.in_groups))
+        return np.empty(0) if found is None else found
 
     def measured(self, chosen: Chosen, numbers: Sequence[int]) -> float:
         """Return the divergence of a choice on some batches.
@@ -80,9 +83,13 @@ class Scorer:
         Raises:
             NotRemovable: If the units of the choice cannot go together.
         """
+        return self._judged(chosen, numbers, self.objective.judge)
+
+    def _judged(
+        self, chosen: Chosen, numbers: Sequence[int], judge: Callable[[Sequence[int], Iterable[Any]], Found]
+    ) -> Found:
         with self._pruned(chosen) as signature:
-            outputs = self._runner.run(self._twin, self._first_change(signature), numbers)
-            return self.objective.judge(numbers, outputs)
+            return judge(numbers, self._runner.run(self._twin, self._first_change(signature), numbers))
 
     def rebase(self, chosen: Chosen) -> float:
         """Make a choice the base, whose unchanged prefix later choices share; return the divergence of the base."""
@@ -184,6 +191,16 @@ class Scorers:
     def _on(self, batches: Sequence[ModelInputs]) -> Scorer:
         around = normalisation(self._model, batches, narrowed=self._maker.network is not None)
         return Scorer(self._model, self._graph, self._maker, OutputDivergence(batches, around=around))
+
+
+def _unless_failing(measure: Callable[[], Found]) -> Found | None:
+    """Return a measurement; None where the network fails: its own code may raise anything without removed units."""
+    try:
+        return measure()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return None
 
 
 def _in_parts(batches: Iterable[ModelInputs], size: int) -> list[list[ModelInputs]]:

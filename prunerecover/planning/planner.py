@@ -30,6 +30,7 @@ from prunerecover.planning.kept import kept_divergence
 from prunerecover.planning.plan_of_choice import plan_of
 from prunerecover.recovery.reconstruction import fit_layers, made_for, reconstructible
 from prunerecover.refusal import Refusal
+from prunerecover.session.pruned_output import PrunedOutput, unseen_judge_of
 from prunerecover.session.removed_share import measured_share
 from prunerecover.session.session import Session
 from prunerecover.solvers.library_program import library_program
@@ -253,24 +254,26 @@ class Planner:
             chosen: Variants with what is fitted.
             divergence: Divergence of the output on held-out samples.
         """
-        return plan_of(
-            self.library, chosen, divergence, () if self._width is None else self._width.groups, self.config.seed
-        )
+        groups = () if self._width is None else self._width.groups
+        return plan_of(self.library, chosen, divergence, groups, self.config.seed)
 
     @ordinary_arithmetic()
     def divergence(self, plan: Plan) -> float | None:
-        """Return a plan's output divergence on held-out samples; None: not comparable.
+        """Return a plan's output divergence on samples that are not fitted; None: not comparable.
 
         A network with BatchNorm is reconstructed on the remaining samples if the divergence falls.
         """
-        return (
-            kept_divergence(self.store, plan, lambda: self._divergence(plan))
-            if self.session.output.comparable
-            else None
-        )
+        if not self.session.output.comparable:
+            return None
+        return kept_divergence(self.store, plan, lambda: self._divergence(plan))
+
+    @cached_property
+    def _judge(self) -> PrunedOutput:
+        """Comparison of whole plans."""
+        return unseen_judge_of(self.session.model, self.session.samples)
 
     def _divergence(self, plan: Plan) -> float | None:
-        output, fit = self.session.output, self.session.samples.fit
+        output, fit = self._judge, self.session.samples.fit
         network = output.pruned(plan.edits, plan.tensors)
         found = output.divergence_of(network)
         if made_for(network) and reconstructible(plan):

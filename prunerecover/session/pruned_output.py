@@ -9,6 +9,7 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from prunerecover.calibration.samples import CalibrationSet
+from prunerecover.calibration.steps import steps_of
 from prunerecover.divergence.kept_outputs import KeptOutputs
 from prunerecover.divergence.measure import mean_divergence
 from prunerecover.divergence.outputs import OtherShape, Outputs, comparable, compared
@@ -22,7 +23,7 @@ from prunerecover.recovery.batchnorm import batchnorms, several_samples
 from prunerecover.recovery.dense_reference import DenseNorms, by_batch, recalibrate_as_dense
 from prunerecover.surgery.apply_edits import apply_edits
 
-SAMPLES = 64
+SAMPLES, UNSEEN = 64, 640  # to compare on, of held-out ones and of further ones
 
 
 class PrunedOutput:
@@ -32,15 +33,20 @@ class PrunedOutput:
 
     Args:
         model: Model without wrappers.
-        batches: Batches to compare on, reduced to about 64 samples.
+        batches: Batches to compare on, reduced to about `most` samples.
         recalibration: Batches for BatchNorm statistics; None: the compared samples.
+        most: About the largest number of compared samples.
     """
 
     def __init__(
-        self, model: nn.Module, batches: Sequence[ModelInputs], recalibration: Sequence[ModelInputs] | None = None
+        self,
+        model: nn.Module,
+        batches: Sequence[ModelInputs],
+        recalibration: Sequence[ModelInputs] | None = None,
+        most: int = SAMPLES,
     ) -> None:
         self.model = model
-        self.batches = subsample(batches, SAMPLES)
+        self.batches = subsample(batches, most)
         self.recalibration = several_samples(self.batches if recalibration is None else recalibration)
         self._dense = KeptOutputs(lambda number: _output(model, self.batches[number]))
 
@@ -90,6 +96,17 @@ class PrunedOutput:
 def judge_of(model: nn.Module, samples: CalibrationSet) -> PrunedOutput:
     """Return a comparison on held-out samples, with about as many other samples to recalibrate BatchNorm on."""
     return PrunedOutput(model, samples.held_out, subsample(samples.fit, SAMPLES))
+
+
+def unseen_judge_of(model: nn.Module, samples: CalibrationSet) -> PrunedOutput:
+    """Return a comparison on samples that no choice was made by: further samples, or else the held-out samples.
+
+    Of a classifier, few samples have most of the divergence: on 64 held-out samples, the plan with the most freedom can
+    seem the best. The first half of the further samples may have served the choice.
+    """
+    steps = steps_of(model, samples.fit, samples.further)
+    unseen = steps.batches[(steps.first + len(steps.batches)) // 2 :]
+    return PrunedOutput(model, unseen, subsample(samples.fit, SAMPLES), UNSEEN) if unseen else judge_of(model, samples)
 
 
 def fitted_to(samples: CalibrationSet, judge: PrunedOutput) -> tuple[ModelInputs, ...]:

@@ -25,7 +25,7 @@ def scores_on_top(program: Program, nearby: Nearby) -> Scores:
     inside = {inner for outer, inner in program.holds if base.names[outer] != DENSE}  # nothing there is computed
 
     def measure(asked: Sequence[tuple[str, str]]) -> list[float]:
-        return [score - nearby.divergence for score in nearby.divergences([{site: name} for site, name in asked])]
+        return nearby.increases([{site: name} for site, name in asked])
 
     known = {
         site: {o.name: o.score for o in own} if site in inside else {base.names[site]: 0.0}

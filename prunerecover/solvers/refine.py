@@ -21,9 +21,7 @@ from prunerecover.surgery.saved_cost import CLOCKS
 
 ROUNDS = 5
 CHANGES = (10, 6, 4, 2)  # sites that may change at once
-VIEWS = ((0.7, 1.0), (0.4, 1.0), (0.1, 1.0), (0.4, 0.5))  # of options, more and more in their favour: tried in turn.
-# The first number is the part of a guessed increase that an option may add in truth, the second the part of a measured
-# increase, which is less where another site is given back.
+SLACKS = (0.7, 0.4)  # parts of a guessed increase that an option may add in truth: tried in turn
 EASY, STEP = 0.25, 0.125  # shares: up to the first, scores alone are a good start; more goes step by step
 MOVES, AGAIN = 2, 2  # to choices that save more, where the clock says too little; rounds at least of such a choice
 BETTER, GAIN = 1e-4, 0.01  # of the divergence: what is taken, and what another round is worth
@@ -31,7 +29,6 @@ TRIES = 6  # at a choice that really saves enough, of options that are all measu
 LOOKS = 24  # at nearby choices: each measures the guessed options of the one before
 MISSED, OVER = 0.001, 0.01  # of a cost: how much a choice may save less, and more
 READINGS = 4  # of the clock, averaged: a single reading, of a few pairs, differs by percents on a busy machine
-Views = Sequence[tuple[float, float]]
 Measure = Callable[[Mapping[str, str], bool], Mapping[str, float]]
 
 
@@ -75,8 +72,8 @@ class Refiner:
             for part in parts:
                 self.need = {cost: part * share for cost, share in whole.items()}
                 best = State(self.library, self._first()) if best is None else self._moved(best)
-                left, views = (1, VIEWS[:1]) if part < 1 else (rounds, VIEWS)
-                best = self._refined(best, left, views, advance)
+                left, slacks = (1, SLACKS[:1]) if part < 1 else (rounds, SLACKS)
+                best = self._refined(best, left, slacks, advance)
         assert best is not None, "there is a part"
         if not isfinite(best.divergence):
             raise Refusal(
@@ -97,13 +94,13 @@ class Refiner:
         steps = ceil((most - EASY) / STEP)
         return [(EASY + step * (most - EASY) / steps) / most for step in range(steps)] + [1.0]
 
-    def _refined(self, best: State, rounds: int, views: Views, advance: Callable[[], None]) -> State:
+    def _refined(self, best: State, rounds: int, slacks: Sequence[float], advance: Callable[[], None]) -> State:
         """Return a choice refined for the present need, while the divergence falls; the clock is read in between.
 
         Args:
             best: Choice to begin with.
             rounds: Rounds at most, and none again after a move if there is none.
-            views: Views of options, tried in turn in each round while nothing much better is found.
+            slacks: Slacks of guesses, tried in turn in each round while nothing much better is found.
             advance: Function called after each round.
         """
         enough, moves, again = None, MOVES, AGAIN if rounds else 0
@@ -114,13 +111,13 @@ class Refiner:
                 return best if enough is None else enough
             if short:
                 best, moves, rounds = self._moved(best), moves - 1, max(rounds, again)
-            found = self.better(best, views) if rounds else None
+            found = self.better(best, slacks) if rounds else None
             advance()
             settled = found is None or found.divergence > best.divergence * (1 - GAIN)
             rounds = 0 if settled else rounds - 1
             best = best if found is None else found
 
-    def better(self, best: State, views: Views = VIEWS) -> State | None:
+    def better(self, best: State, slacks: Sequence[float] = SLACKS) -> State | None:
         """Return a nearby choice of less divergence; None if none is found, or the network fails with this choice."""
         if not isfinite(best.divergence):
             return None
@@ -129,8 +126,8 @@ class Refiner:
         scores, found = scores_on_top(program, nearby), best
         expected = increases_on_top(program, best, self._before)
         self._before = best, scores
-        for slack, discount in views:
-            scores.guesses, scores.discount = guesses_on_top(expected, slack), discount
+        for slack in slacks:
+            scores.guesses = guesses_on_top(expected, slack)
             choices = list[Chosen]()
             for changes in CHANGES:
                 names = self._near(scores, best, changes)
@@ -149,7 +146,7 @@ class Refiner:
             return State(self.library, self._first())
         self._correct(start.names, clock=True)  # read once for each choice
         scores = scores_on_top(self.alone.program, Nearby(start))
-        scores.guesses = guesses_on_top(increases_on_top(self.alone.program, start, self._before), VIEWS[0][0])
+        scores.guesses = guesses_on_top(increases_on_top(self.alone.program, start, self._before), SLACKS[0])
         names = self._near(scores, start, CHANGES[0])
         return State(self.library, self._first() if names is None else names)
 

@@ -29,7 +29,6 @@ class Scores:
 
     Attributes:
         known: Measured scores by site and option.
-        discount: Factor of positive scores, measured or not.
     """
 
     def __init__(
@@ -41,7 +40,6 @@ class Scores:
     ) -> None:
         self._program, self._measure, self.guesses = program, measure, guesses or {}
         self.known = {site: dict(own) for site, own in known.items()}
-        self.discount = 1.0
 
     @property
     def program(self) -> Program:
@@ -55,9 +53,7 @@ class Scores:
     def _scores(self, site: str, options: Sequence[Option]) -> list[float]:
         guesses, found = self.guesses.get(site, {}), scores_between(options, self.known[site])
         return [
-            guesses.get(option.name, math.inf)
-            if math.isinf(score) and option.name not in self.known[site]
-            else min(score, score * self.discount)
+            guesses.get(option.name, math.inf) if math.isinf(score) and option.name not in self.known[site] else score
             for option, score in zip(options, found, strict=True)
         ]
 
@@ -65,7 +61,7 @@ class Scores:
     def said(self) -> str:
         """Digest of the names of measured options and of the guesses, which decide all scores."""
         names = sorted((site, *sorted(own)) for site, own in self.known.items())
-        return hashlib.sha256(repr((names, self.discount, sorted(self.guesses.items()))).encode()).hexdigest()
+        return hashlib.sha256(repr((names, sorted(self.guesses.items()))).encode()).hexdigest()
 
     def measured(self, chosen: Chosen) -> bool:
         """Measure the options of a choice; return whether an option was unknown."""

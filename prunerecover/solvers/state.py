@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import sem
 
 from prunerecover.display.progress import progress
 from prunerecover.library.edits import Chosen as Fitted
@@ -73,28 +78,35 @@ class Nearby:
         return self.base.library.scorers.near(self.base.chosen, self.turn)
 
     @cached_property
-    def divergence(self) -> float:
-        """Divergence of the base choice on the same samples."""
-        return self.divergences([{}])[0]
+    def _of_base(self) -> NDArray[np.float64]:
+        """Divergences of the base choice on groups of the same samples."""
+        return self._scorer.in_groups(self.base.chosen)
 
-    def divergences(self, asked: Sequence[Mapping[str, str]]) -> list[float]:
-        """Return the divergences with other variants at some sites.
+    def increases(self, asked: Sequence[Mapping[str, str]]) -> list[float]:
+        """Return the increases of the divergence with other variants at some sites: means, plus a standard error each.
+
+        The best of a hundred changes owes its rank to the few samples in part. With a standard error more, changes
+        stay out that these samples do not tell from noise.
 
         Args:
             asked: Changes of names of variants, by site.
         """
         names = [(*self.base.said, str(self.turn), *chain.from_iterable(changes.items())) for changes in asked]
         with progress("scoring variants again", len(asked)) as advance:
-            return self.base.library.store.results("alternative", names, lambda n: self._divergence(asked[n]), advance)
+            return self.base.library.store.results("increase", names, lambda n: self._increase(asked[n]), advance)
 
-    def _divergence(self, changes: Mapping[str, str]) -> float:
+    def _increase(self, changes: Mapping[str, str]) -> float:
         library, scorer, chosen = self.base.library, self._scorer, self.base.chosen
         for site, name in changes.items():
             chosen = library.changed(chosen, site, name, self.base.moments)
-        return scorer.divergence(chosen)
+        found = scorer.in_groups(chosen)
+        if len(found) != len(self._of_base) or not np.isfinite(found).all():
+            return math.inf
+        more = found - self._of_base
+        return float(more.mean() + (sem(more) if len(more) > 1 else 0.0))
 
     def best(self, choices: Sequence[Chosen]) -> Chosen:
-        """Return the choice of least divergence without new fits."""
+        """Return the choice of least increase without new fits."""
         changes = [{site: name for site, name in one.items() if name != self.base.names[site]} for one in choices]
-        found = self.divergences(changes) if len(choices) > 1 else [0.0]
+        found = self.increases(changes) if len(choices) > 1 else [0.0]
         return choices[min(range(len(choices)), key=found.__getitem__)]

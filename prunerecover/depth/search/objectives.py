@@ -7,16 +7,19 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from prunerecover.divergence.kept_outputs import KeptOutputs
-from prunerecover.divergence.measure import mean_divergence
+from prunerecover.divergence.measure import divergence_by_sample, mean_divergence
 from prunerecover.divergence.outputs import Outputs, compared
 from prunerecover.importance.measuring.losses import Loss, check_loss
 from prunerecover.model.batches import ModelInputs, as_inputs, call, on_device
 
 PART = 4  # a rough score reads a batch in four
+GROUPS = 16  # of samples, to tell the noise of a difference by
 
 
 class Objective(Protocol):
@@ -46,6 +49,9 @@ class Objective(Protocol):
 
     def judge(self, numbers: Sequence[int], found: Iterable[Any]) -> float:
         """Return the loss of a network against the dense network, from results of `run` on some batches."""
+
+    def in_groups(self, numbers: Sequence[int], found: Iterable[Any]) -> NDArray[np.float64]:
+        """Return the losses, as in `judge`, of some groups of the samples."""
 
 
 class OutputDivergence:
@@ -86,6 +92,12 @@ class OutputDivergence:
         """Return the mean divergence."""
         return mean_divergence((self.batches[i] for i in numbers), map(self._dense.of, numbers), found)
 
+    def in_groups(self, numbers: Sequence[int], found: Iterable[Outputs]) -> NDArray[np.float64]:
+        """Return the mean divergences of about 16 groups: single samples may be close to a dense output of zero."""
+        size, pairs = max(1, self.n_samples // GROUPS), zip(numbers, found, strict=True)
+        parts = (divergence_by_sample(self.batches[i], self._dense.of(i), output, size) for i, output in pairs)
+        return np.concatenate([part.sum(axis=1) for part in parts])
+
 
 class LossIncrease:
     """Increase of a loss over the dense network's loss, mean over the samples; negative for a fall.
@@ -116,5 +128,8 @@ class LossIncrease:
 
     def judge(self, numbers: Sequence[int], found: Iterable[Tensor]) -> float:
         """Return the difference of the losses."""
-        more = sum(self._samples[i] * float(loss - self._dense[i]) for i, loss in zip(numbers, found, strict=True))
-        return more / sum(self._samples[i] for i in numbers)
+        return float(np.average(self.in_groups(numbers, found), weights=[self._samples[i] for i in numbers]))
+
+    def in_groups(self, numbers: Sequence[int], found: Iterable[Tensor]) -> NDArray[np.float64]:
+        """Return the difference of the losses of each batch."""
+        return np.array([float(loss - self._dense[i]) for i, loss in zip(numbers, found, strict=True)])
