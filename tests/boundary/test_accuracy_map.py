@@ -194,7 +194,7 @@ def test_exactly_one_feasible_budget_is_taken(budget: dict[str, Any], message: s
         fit_map(TABLE, 12).best(**budget)
 
 
-# Budgets of the pick.
+# Draws of surfaces, and the regret of the pick.
 
 
 def test_draws_of_a_polynomial_are_refits() -> None:
@@ -242,13 +242,15 @@ def test_dense_is_taken_from_the_runs_or_the_argument() -> None:
 
 
 @pytest.mark.parametrize("surface", ["gaussian_process", "parabola"])
-def test_every_split_of_a_budget_in_cost_is_predicted(surface: str) -> None:
+def test_every_split_of_a_budget_in_cost_is_predicted_and_the_best_is_picked(surface: str) -> None:
     """Where an attention saves as much as several activations, not all splits are close to a line through three."""
     splits = affordable_splits(12, 0.0544, 0.0213, 0.2211)
     runs = [MapPoint(m, n, 90 - 0.5 * m - n) for m, n in ((0, 11), (2, 6), (5, 0))]
-    assert fit_map(runs, 12, surface=surface, splits=splits).best(splits=splits).split in splits
+    fitted = fit_map(runs, 12, surface=surface, splits=splits)
+    predicted = {(m, n): fitted.predict(1 - m / 12, 1 - n / 12) for m, n in splits}
+    assert predicted[fitted.best(splits=splits).split] == pytest.approx(max(predicted.values()))
     with pytest.raises(ValueError, match="Expected splits close to the line"):
-        fit_map(runs, 12, surface=surface, splits=splits).best(splits=[(0, 0)])
+        fitted.best(splits=[(0, 0)])
 
 
 # Arguments.

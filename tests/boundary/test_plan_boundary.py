@@ -80,6 +80,7 @@ def test_trials_carry_the_plans_of_plan_depth() -> None:
         assert equal(dict(plan.tensors), dict(alone.tensors))
         assert plan.result == alone.result
         assert alone.evidence["importance"].items() <= plan.evidence["importance"].items()
+        assert plan.evidence["divergence"] == alone.evidence["divergence"]
 
 
 def test_evidence_tells_the_runs_and_what_the_pick_may_cost(tmp_path: Path) -> None:

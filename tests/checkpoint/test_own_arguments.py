@@ -147,7 +147,7 @@ def test_a_folder_opens_as_the_file_does(key: str, file: Path, tmp_path: Path) -
 
 def test_an_index_that_would_execute_code(folder: Path, tmp_path: Path) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(Executes(tmp_path / "trace")))
-    with pytest.raises(ValueError, match=r"\(UnpicklingError: .metadata names pathlib.Path.touch, and nothing in"):
+    with pytest.raises(ValueError, match=r"\(UnpicklingError: .metadata names pathlib[\w.]*Path.touch, and nothing in"):
         load_pruned(folder)
     assert not (tmp_path / "trace").exists()
 

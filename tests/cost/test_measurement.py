@@ -60,10 +60,11 @@ def test_shared_parameters_count_once_and_bytes_follow_the_type() -> None:
     assert found.latency_ms is None
 
 
-def test_peak_is_the_largest_pair_of_neighbours_in_a_chain() -> None:
+def test_peak_is_the_largest_pair_of_neighbours_in_a_chain_where_views_take_nothing() -> None:
     widths = [8, 32, 128, 64, 2]
     layers = [nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
-    peak, source = peak_activations(nn.Sequential(*layers), as_inputs(X), CPU)
+    views = nn.Unflatten(1, (4, 32)), nn.Flatten()
+    peak, source = peak_activations(nn.Sequential(*layers[:2], *views, *layers[2:]), as_inputs(X), CPU)
     assert (peak, source) == (4 * 4 * (128 + 64), "tensor sizes")
 
 

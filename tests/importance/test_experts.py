@@ -11,7 +11,7 @@ from cases.width.scores import computed, context
 from scipy.stats import wasserstein_distance
 from torch import Tensor, nn
 
-from prunerecover import find_groups
+from prunerecover import Budget, find_groups, plan_width
 from prunerecover.importance.data_free import l2_norm
 from prunerecover.importance.experts import reap, reap_normalised, routing
 from prunerecover.importance.first_order import gate_taylor, r_score
@@ -108,6 +108,15 @@ def test_reap_is_the_mean_weight_times_norm_over_the_tokens_of_an_expert(name: s
                 added = added_by(model.get_submodule(path), (hidden, index, own), expert)[visits]
                 assert score == pytest.approx(float(added.norm(dim=-1).mean()) if len(added) else 0.0, rel=1e-4)
         assert torch.allclose(plain[path], normalised[path]) == (name == "mixtral")
+
+
+def test_the_lowest_of_each_layer_go_by_reap() -> None:
+    model, batches = tiny_mixture("mixtral"), [batch(4), batch(4, seed=1)]
+    how: dict[str, Any] = {"importance": "reap", "allocation": "uniform", "replace": "zero"}
+    plan = plan_width(model, Budget(remove={"expert": 4}), batches=batches, **how)
+    scores = reap(context(model, find_experts(model), batches))
+    gone = {edit.unit: set(edit.gone) for edit in plan.edits if edit.op == "narrow"}
+    assert gone == {path: {*own.argsort()[:2].tolist()} for path, own in scores.items()}
 
 
 @pytest.mark.parametrize("name", ["routing", "reap", "u_score"])

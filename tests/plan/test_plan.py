@@ -31,7 +31,10 @@ EDITS = (
         of=9,
         keep=(0, 8),
         group=(Slice(tensor="qkv", dim=1, offsets=(0, 9), span=3, makes=False), Slice(tensor="bias", dim=0)),
-        settings=(Setting(module="attn", attribute="scale", per_unit=4, power=-0.5),),
+        settings=(
+            Setting(module="attn", attribute="scale", per_unit=4, power=-0.5),
+            Setting(module="a", attribute="b"),
+        ),
         tensors=("e4.proj.weight",),
         serves="next",
     ),
@@ -58,6 +61,14 @@ def test_json_round_trip_is_exact() -> None:
     assert again.edits == plan.edits
     assert json.dumps(again.to_dict()) == json.dumps(plan.to_dict())
     assert [edit.op for edit in EDITS] == [*e.OPS]
+
+
+def test_json_has_the_names_that_are_written_down_and_a_setting_of_power_one_has_none() -> None:
+    data = Plan(source=Source(class_="a.B"), edits=EDITS).to_dict()
+    assert (data["schema"], data["source"]["class"]) == ("prunerecover.plan/1", "a.B")
+    assert data["edits"][0] == {"op": "remove", "unit": "blocks.9.attn", "kind": "attention", "leaves": "zero"}
+    assert data["edits"][2]["from"] == ["fc1", "fc2"]
+    assert data["edits"][4]["settings"][1] == {"module": "a", "attribute": "b"}
 
 
 @pytest.fixture(scope="module")

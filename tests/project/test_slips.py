@@ -116,7 +116,7 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "LoRARecover before any epoch": (lambda _: LoRARecover(start=-1), "start to be at least 0, but got -1"),
     "DistillRecover with a weight in words": (
         lambda _: DistillRecover(teacher_weight="0.5"),
-        "teacher_weight to be a number, .*",
+        "teacher_weight to be a number, but got '0.5'",
     ),
     "DistillRecover with flags in words": (lambda _: DistillRecover(features="no"), "features to be True or .* 'no'"),
     "PruneReport with samples in words": (lambda _: PruneReport(samples="8"), "samples to be a whole .* got '8'"),

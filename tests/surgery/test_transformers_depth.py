@@ -46,6 +46,8 @@ def test_fewer_blocks_save_and_reload_as_a_standard_model(name: str, tmp_path: P
     assert numbers(model) in ([0, 1, 2], [])
     with torch.no_grad():
         assert torch.equal(reloaded(**tiny_inputs(name)).logits, model(**tiny_inputs(name)).logits)
+    if name in DECODERS:
+        assert_cache_is_exact(model)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])

@@ -68,11 +68,20 @@ def generator_of_its_own():
     return DataLoader(dataset(), 8, shuffle=True, generator=torch.Generator().manual_seed(4))
 
 
-def batches_in_a_list():
-    return list(loader(shuffle=False))
+def drawn_anew():
+    """Return a loader that is no DataLoader, and draws from the random state of the process."""
+
+    class Batches:
+        def __iter__(self):
+            return iter(loader())
+
+        def __len__(self):
+            return 6
+
+    return Batches()
 
 
-LOADERS = [whole_batches, own_batch_sampler, generator_of_its_own, batches_in_a_list]
+LOADERS = [whole_batches, own_batch_sampler, generator_of_its_own, drawn_anew]
 
 
 @pytest.mark.parametrize("make", [*one_in(2, LOADERS), pytest.param(persistent, marks=pytest.mark.slow)])

@@ -103,7 +103,7 @@ def test_accuracies_equal_counting_and_predictions_are_probabilities(grey_batche
     assert set(trainer().test(module, rows(grey_batches), verbose=False)[0]) == {"test_loss", "test_top1", "test_top5"}
 
 
-def test_vectors_have_no_weight_decay(grey_batches: Batches) -> None:
+def test_a_fit_behind_a_validation_decays_no_vectors(grey_batches: Batches) -> None:
     """The sums of a `validate` before cannot be added to in a fit."""
     module, run = tiny(weight_decay=0.3), trainer(max_epochs=1)
     run.validate(module, rows(grey_batches), verbose=False)

@@ -97,7 +97,7 @@ LETTERED = {"text": ["a", "b"], "label": ["A", "B"]}
 LISTED = [{"label": "A", "text": "a"}, {"label": "B", "text": "b"}]
 SOCIAL = {"answerA": "a", "answerB": "b", "answerC": "c"}
 FORMS: dict[str, tuple[dict[str, Any], str, str, int]] = {
-    "canonical, and MMLU": ({"question": "Q", "choices": ["a", "b"], "answer": 1}, "Q", "b", 2),
+    "canonical, and MMLU": ({"question": "Q", "subject": "s", "choices": ["a", "b"], "answer": 1}, "Q", "b", 2),
     "ARC": ({"question": "Q", "choices": {**LETTERED, "label": ["1", "2"]}, "answerKey": "2"}, "Q", "b", 2),
     "OpenBookQA": ({"question_stem": "Q", "choices": LETTERED, "answerKey": "A"}, "Q", "a", 2),
     "CommonsenseQA, as published": ({"question": "Q", "choices": LISTED, "answerKey": "B"}, "Q", "b", 2),
