@@ -199,8 +199,9 @@ FIT = """
 import sys
 from pathlib import Path
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
-from cases.two_ranks import DepthPrune, ModelCheckpoint, ONCE, Sharded, dataset, loader, pl, plan_depth, seeded
+from cases.two_ranks import DepthPrune, ONCE, Sharded, dataset, loader, pl, plan_depth, seeded
 from cases.models.habits import Plain
 from prunerecover import load_pruned
 
