@@ -79,8 +79,12 @@ class Nearby:
 
     @cached_property
     def _of_base(self) -> NDArray[np.float64]:
-        """Divergences of the base choice on groups of the same samples."""
-        return self._scorer.in_groups(self.base.chosen)
+        return self._divergences(self.base.chosen)
+
+    def _divergences(self, chosen: Fitted) -> NDArray[np.float64]:
+        """Return the divergences of a choice on groups of the samples; on all, if groups are too small to compare."""
+        found = self._scorer.in_groups(chosen)
+        return found if found.size and np.isfinite(found).all() else np.array([self._scorer.divergence(chosen)])
 
     def increases(self, asked: Sequence[Mapping[str, str]]) -> list[float]:
         """Return the increases of the divergence with other variants at some sites: means, plus a standard error each.
@@ -96,13 +100,12 @@ class Nearby:
             return self.base.library.store.results("increase", names, lambda n: self._increase(asked[n]), advance)
 
     def _increase(self, changes: Mapping[str, str]) -> float:
-        library, scorer, chosen = self.base.library, self._scorer, self.base.chosen
+        library, chosen = self.base.library, self.base.chosen
         for site, name in changes.items():
             chosen = library.changed(chosen, site, name, self.base.moments)
-        found = scorer.in_groups(chosen)
-        if len(found) != len(self._of_base) or not np.isfinite(found).all():
+        more = self._divergences(chosen) - self._of_base
+        if not np.isfinite(more).all():
             return math.inf
-        more = found - self._of_base
         return float(more.mean() + (sem(more) if len(more) > 1 else 0.0))
 
     def best(self, choices: Sequence[Chosen]) -> Chosen:

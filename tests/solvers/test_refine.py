@@ -84,6 +84,13 @@ def test_changes_that_samples_do_not_tell_from_noise_are_left_alone(spread: floa
     assert gone(found.names) == best
 
 
+def test_divergences_of_many_samples_alone_are_compared_without_noise() -> None:
+    library: Any = Interacting(5.0)
+    near = SimpleNamespace(in_groups=lambda chosen: np.full(4, math.nan), divergence=library.divergence)
+    library.scorers.near = lambda base, turn: near
+    assert gone(Refiner(library, program(), {"macs": 0.4}).run().names) == {"a", "c"}
+
+
 def test_variants_that_fail_together_are_refused_and_nothing_is_scored_on_top() -> None:
     library: Any = Interacting(math.inf)
     library.scorers.near = lambda *_: pytest.fail("the network's own code may raise anything here")
