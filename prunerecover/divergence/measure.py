@@ -60,7 +60,7 @@ def divergence_by_sample(batch: ModelInputs, dense: Outputs, pruned: Outputs, to
     >>> divergence_by_sample(batch, torch.ones(2, 1), pruned, together=2).tolist()
     [[0.5]]
     """
-    rows = torch.arange(batch.n_samples).split(together)
+    rows = torch.split(torch.arange(batch.n_samples), together)
     if not by_sample(dense, batch.n_samples):
         return np.repeat([_parts(batch, dense, pruned)], len(rows), axis=0)
 
