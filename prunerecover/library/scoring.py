@@ -68,10 +68,12 @@ class Scorer:
         found = _unless_failing(lambda: self.measured(chosen, self.objective.all))
         return found if found is not None and math.isfinite(found) else math.inf
 
-    def in_groups(self, chosen: Chosen) -> NDArray[np.float64]:
-        """Return the divergences of a choice on groups of the samples; empty where the network fails."""
-        found = _unless_failing(lambda: self._judged(chosen, self.objective.all, self.objective.in_groups))
-        return np.empty(0) if found is None else found
+    def with_groups(self, chosen: Chosen) -> tuple[float, NDArray[np.float64]]:
+        """Return the divergence of a choice, and those of groups of the samples; infinite where the network fails."""
+        assert isinstance(self.objective, OutputDivergence), "losses have no groups"
+        judge = self.objective.with_groups
+        found = _unless_failing(lambda: self._judged(chosen, self.objective.all, judge))
+        return (math.inf, np.empty(0)) if found is None else found
 
     def measured(self, chosen: Chosen, numbers: Sequence[int]) -> float:
         """Return the divergence of a choice on some batches.

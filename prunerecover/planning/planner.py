@@ -259,7 +259,7 @@ class Planner:
 
     @ordinary_arithmetic()
     def divergence(self, plan: Plan) -> float | None:
-        """Return a plan's output divergence on samples that are not fitted; None: not comparable.
+        """Return a plan's output divergence on unseen or held-out samples; None: not comparable.
 
         A network with BatchNorm is reconstructed on the remaining samples if the divergence falls.
         """

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+import torch
 from torch import Tensor, nn
 
 from prunerecover.calibration.samples import CalibrationSet
@@ -23,7 +24,7 @@ from prunerecover.recovery.batchnorm import batchnorms, several_samples
 from prunerecover.recovery.dense_reference import DenseNorms, by_batch, recalibrate_as_dense
 from prunerecover.surgery.apply_edits import apply_edits
 
-SAMPLES, UNSEEN = 64, 640  # to compare on, of held-out ones and of further ones
+SAMPLES, UNSEEN = 64, 512  # to compare on, of held-out ones and of further ones
 
 
 class PrunedOutput:
@@ -99,14 +100,20 @@ def judge_of(model: nn.Module, samples: CalibrationSet) -> PrunedOutput:
 
 
 def unseen_judge_of(model: nn.Module, samples: CalibrationSet) -> PrunedOutput:
-    """Return a comparison on samples that no choice was made by: further samples, or else the held-out samples.
+    """Return a comparison on further samples behind all that choices and tuning see; without some, on held-out samples.
 
     Of a classifier, few samples have most of the divergence: on 64 held-out samples, the plan with the most freedom can
-    seem the best. The first half of the further samples may have served the choice.
+    seem the best. Networks with many outputs per sample are compared on the held-out samples.
     """
-    steps = steps_of(model, samples.fit, samples.further)
-    unseen = steps.batches[(steps.first + len(steps.batches)) // 2 :]
-    return PrunedOutput(model, unseen, subsample(samples.fit, SAMPLES), UNSEEN) if unseen else judge_of(model, samples)
+    steps, unseen = steps_of(model, samples.fit, samples.further), list[ModelInputs]()
+    left = seen = sum(batch.n_samples for batch in steps.batches[steps.first :])
+    for batch in samples.further(seen + UNSEEN) if seen else ():
+        if left < batch.n_samples:
+            unseen.append(batch.select(torch.arange(left, batch.n_samples)))
+        left = max(0, left - batch.n_samples)
+    if sum(batch.n_samples for batch in unseen) < SAMPLES:
+        return judge_of(model, samples)
+    return PrunedOutput(model, unseen, subsample(samples.fit, SAMPLES), UNSEEN)
 
 
 def fitted_to(samples: CalibrationSet, judge: PrunedOutput) -> tuple[ModelInputs, ...]:

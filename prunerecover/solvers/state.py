@@ -19,6 +19,8 @@ from prunerecover.library.scoring import Scorer
 from prunerecover.library.walk import Moments
 from prunerecover.solvers.program import Chosen
 
+APART = 0.25  # of a divergence: the difference from the mean over groups of samples up to which they represent it
+
 
 @dataclass(frozen=True, eq=False)
 class State:
@@ -78,13 +80,8 @@ class Nearby:
         return self.base.library.scorers.near(self.base.chosen, self.turn)
 
     @cached_property
-    def _of_base(self) -> NDArray[np.float64]:
-        return self._divergences(self.base.chosen)
-
-    def _divergences(self, chosen: Fitted) -> NDArray[np.float64]:
-        """Return the divergences of a choice on groups of the samples; on all, if groups are too small to compare."""
-        found = self._scorer.in_groups(chosen)
-        return found if found.size and np.isfinite(found).all() else np.array([self._scorer.divergence(chosen)])
+    def _of_base(self) -> tuple[float, NDArray[np.float64]]:
+        return self._scorer.with_groups(self.base.chosen)
 
     def increases(self, asked: Sequence[Mapping[str, str]]) -> list[float]:
         """Return the increases of the divergence with other variants at some sites: means, plus a standard error each.
@@ -103,13 +100,25 @@ class Nearby:
         library, chosen = self.base.library, self.base.chosen
         for site, name in changes.items():
             chosen = library.changed(chosen, site, name, self.base.moments)
-        more = self._divergences(chosen) - self._of_base
-        if not np.isfinite(more).all():
-            return math.inf
-        return float(more.mean() + (sem(more) if len(more) > 1 else 0.0))
+        found = self._scorer.with_groups(chosen)
+        more = found[0] - self._of_base[0]
+        return more + _noise(*self._of_base, *found) if math.isfinite(more) else math.inf
 
     def best(self, choices: Sequence[Chosen]) -> Chosen:
         """Return the choice of least increase without new fits."""
         changes = [{site: name for site, name in one.items() if name != self.base.names[site]} for one in choices]
         found = self.increases(changes) if len(choices) > 1 else [0.0]
         return choices[min(range(len(choices)), key=found.__getitem__)]
+
+
+def _noise(before: float, groups_before: NDArray[np.float64], after: float, groups: NDArray[np.float64]) -> float:
+    """Return the standard error of a difference of divergences; 0 where groups of samples do not represent the whole.
+
+    Divergences of few samples may be meaningless: correlations, or ratios to a dense output of zero.
+    """
+    means = ((before, groups_before), (after, groups))
+    if len(groups) < 2 or len(groups) != len(groups_before):
+        return 0.0
+    if not all(abs(of_groups.mean() - whole) <= APART * abs(whole) for whole, of_groups in means):
+        return 0.0
+    return float(sem(groups - groups_before))

@@ -37,7 +37,7 @@ class Interacting:
 
     @staticmethod
     def judging(divergence: Any) -> Any:
-        near = SimpleNamespace(in_groups=lambda chosen: np.array([divergence(chosen)]))
+        near = SimpleNamespace(with_groups=lambda chosen: (divergence(chosen), np.array([divergence(chosen)])))
         return SimpleNamespace(divergence=divergence, near=lambda base, turn: near)
 
     def measured(self, site: str, name: str) -> float:
@@ -78,15 +78,22 @@ def test_changes_that_samples_do_not_tell_from_noise_are_left_alone(spread: floa
     """With c instead of b, the divergence is less by 0.9 on average, and on each group by so much more or less."""
     library: Any = Interacting(1.0)
     several = spread * np.array([-1.0, 1.0, -1.0, 1.0])
-    near = SimpleNamespace(in_groups=lambda chosen: library.divergence(chosen) + ("c" in chosen) * several)
+
+    def with_groups(chosen: Mapping[str, Any]) -> tuple[float, Any]:
+        found = library.divergence(chosen)
+        return found, found + ("c" in chosen) * several
+
+    near = SimpleNamespace(with_groups=with_groups)
     library.scorers.near = lambda base, turn: near
     found = Refiner(library, program(), {"macs": 0.4}).run()
     assert gone(found.names) == best
 
 
-def test_divergences_of_many_samples_alone_are_compared_without_noise() -> None:
+@pytest.mark.parametrize("groups", [[math.nan] * 4, [1e30, 0.0, 1e30, 0.0], []])
+def test_groups_that_do_not_represent_the_whole_tell_no_noise(groups: list[float]) -> None:
+    """Ratios to a dense output of zero, correlations of a single sample."""
     library: Any = Interacting(5.0)
-    near = SimpleNamespace(in_groups=lambda chosen: np.full(4, math.nan), divergence=library.divergence)
+    near = SimpleNamespace(with_groups=lambda chosen: (library.divergence(chosen), np.array(groups) * len(chosen)))
     library.scorers.near = lambda base, turn: near
     assert gone(Refiner(library, program(), {"macs": 0.4}).run().names) == {"a", "c"}
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from prunerecover.divergence.kept_outputs import KeptOutputs
-from prunerecover.divergence.measure import divergence_by_sample, mean_divergence
+from prunerecover.divergence.measure import divergence_by_sample, divergence_of_batch, mean_divergence
 from prunerecover.divergence.outputs import Outputs, compared
 from prunerecover.importance.measuring.losses import Loss, check_loss
 from prunerecover.model.batches import ModelInputs, as_inputs, call, on_device
@@ -49,9 +49,6 @@ class Objective(Protocol):
 
     def judge(self, numbers: Sequence[int], found: Iterable[Any]) -> float:
         """Return the loss of a network against the dense network, from results of `run` on some batches."""
-
-    def in_groups(self, numbers: Sequence[int], found: Iterable[Any]) -> NDArray[np.float64]:
-        """Return the losses, as in `judge`, of some groups of the samples."""
 
 
 class OutputDivergence:
@@ -92,11 +89,14 @@ class OutputDivergence:
         """Return the mean divergence."""
         return mean_divergence((self.batches[i] for i in numbers), map(self._dense.of, numbers), found)
 
-    def in_groups(self, numbers: Sequence[int], found: Iterable[Outputs]) -> NDArray[np.float64]:
-        """Return the mean divergences of about 16 groups: single samples may be close to a dense output of zero."""
-        size, pairs = max(1, self.n_samples // GROUPS), zip(numbers, found, strict=True)
-        parts = (divergence_by_sample(self.batches[i], self._dense.of(i), output, size) for i, output in pairs)
-        return np.concatenate([part.sum(axis=1) for part in parts])
+    def with_groups(self, numbers: Sequence[int], found: Iterable[Outputs]) -> tuple[float, NDArray[np.float64]]:
+        """Return the mean divergence, and those of about 16 groups of samples, to tell the noise of a difference."""
+        size, total, groups = max(1, self.n_samples // GROUPS), 0.0, list[NDArray[np.float64]]()
+        for number, output in zip(numbers, found, strict=True):
+            batch, dense = self.batches[number], self._dense.of(number)
+            total += divergence_of_batch(batch, dense, output)
+            groups.append(divergence_by_sample(batch, dense, output, size).sum(axis=1))
+        return total / sum(self.batches[number].n_samples for number in numbers), np.concatenate(groups)
 
 
 class LossIncrease:
@@ -128,8 +128,5 @@ class LossIncrease:
 
     def judge(self, numbers: Sequence[int], found: Iterable[Tensor]) -> float:
         """Return the difference of the losses."""
-        return float(np.average(self.in_groups(numbers, found), weights=[self._samples[i] for i in numbers]))
-
-    def in_groups(self, numbers: Sequence[int], found: Iterable[Tensor]) -> NDArray[np.float64]:
-        """Return the difference of the losses of each batch."""
-        return np.array([float(loss - self._dense[i]) for i, loss in zip(numbers, found, strict=True)])
+        more = sum(self._samples[i] * float(loss - self._dense[i]) for i, loss in zip(numbers, found, strict=True))
+        return more / sum(self._samples[i] for i in numbers)
