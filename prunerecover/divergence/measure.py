@@ -44,9 +44,9 @@ def divergence_of_batch(batch: ModelInputs, dense: Outputs, pruned: Outputs) -> 
 
 
 def divergence_by_sample(batch: ModelInputs, dense: Outputs, pruned: Outputs, together: int = 1) -> NDArray[np.float64]:
-    """Return the parts of the output divergence of each sample, `(samples, parts)`; a single part without parts.
+    """Return the parts of the output divergence of each sample, or of a few together, `(rows, parts)`; at least a part.
 
-    If the outputs have no dimension of samples in front, all samples get the divergence of the batch.
+    If the outputs have no dimension of samples in front, all rows hold the divergence of the batch.
 
     Args:
         batch: Inputs of the models.

@@ -41,7 +41,7 @@ class Candidate:
     Attributes:
         plan: The plan.
         saved: Removed share of each cost.
-        divergence: Divergence of the output on held-out samples; None: not comparable, or not needed.
+        divergence: Divergence of the output on unseen or held-out samples; None: not comparable, or not needed.
         warnings: Warnings of the planning.
     """
 

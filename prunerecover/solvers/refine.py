@@ -21,7 +21,7 @@ from prunerecover.surgery.saved_cost import CLOCKS
 
 ROUNDS = 5
 CHANGES = (10, 6, 4, 2)  # sites that may change at once
-SLACKS = (0.7, 0.4)  # parts of a guessed increase that an option may add in truth: tried in turn
+SLACKS = (0.7, 0.4)  # parts of a guessed increase that an option may add in truth, tried in turn: see guesses_on_top
 EASY, STEP = 0.25, 0.125  # shares: up to the first, scores alone are a good start; more goes step by step
 MOVES, AGAIN = 2, 2  # to choices that save more, where the clock says too little; rounds at least of such a choice
 BETTER, GAIN = 1e-4, 0.01  # of the divergence: what is taken, and what another round is worth

@@ -105,7 +105,7 @@ class Nearby:
         return more + _noise(*self._of_base, *found) if math.isfinite(more) else math.inf
 
     def best(self, choices: Sequence[Chosen]) -> Chosen:
-        """Return the choice of least increase without new fits."""
+        """Return the choice of least increase, with its standard error, without new fits."""
         changes = [{site: name for site, name in one.items() if name != self.base.names[site]} for one in choices]
         found = self.increases(changes) if len(choices) > 1 else [0.0]
         return choices[min(range(len(choices)), key=found.__getitem__)]
