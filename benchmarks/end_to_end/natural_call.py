@@ -181,11 +181,11 @@ BENCHMARK = Benchmark(
     counts may miss the share: BoundaryDPT's at 33% were picked for the latency, and take out less of the MACs. Latency
     is of one thread, by what it computes; of rows by MACs, that of networks without as many units of each kind, drawn
     at random. The epoch is at one learning rate for all methods: [best rates](best_rates.md) says what was run at the
-    best of three for each. Rows of Prune at 33 and 50% of the latency are of the present planner, beside other work on
-    both cores: the clock then varies, and plans are made again; at 20% of the latency, and at a third of the MACs, of a
-    planner that scored without standard errors. DepthPrune on ResNet-56 was made when the search scored on 64 held-out
-    samples alone; Prune at half of the MACs, and DepthPrune at 33% of DeiT-Tiny's MACs and latency, before the present
-    rates of tuning, too; further rows by earlier planners, tuned on the calibration images alone.""",
+    best of three for each. Rows of Prune at 33 and 50% of the latency are of the present planner, of DeiT-Tiny beside
+    other work on both cores; at 20% of the latency, and at a third of the MACs, of a planner that scored without
+    standard errors. DepthPrune on ResNet-56 was made when the search scored on 64 held-out samples alone; Prune at half
+    of the MACs, and DepthPrune at 33% of DeiT-Tiny's MACs and latency, before the present rates of tuning, too; further
+    rows by earlier planners, tuned on the calibration images alone.""",
     measure=measure,
     axes={
         "subject": Axis(tuple(SUBJECTS), "--subject"),
