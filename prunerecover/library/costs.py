@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-import torch
-
 from prunerecover.cost.alike_sites import TimedVariant, latency_shares
 from prunerecover.display.progress import progress
 from prunerecover.library.edits import EditMaker
 from prunerecover.library.variants import DENSE, LibrarySite, Variant
+from prunerecover.model.evaluation import unless_failing
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.kinds import TRAITS
@@ -78,13 +77,10 @@ class VariantCosts:
     def _measured(self, cost: str, edits: Sequence[Edit]) -> float | None:
         """Return the share of a counted cost saved by edits; None where the network fails, and the dense does not."""
         of_dense = self.session.cost(cost)
-        try:
-            return of_dense.removed_share(edits)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # the network's own code may raise anything
+        found = unless_failing(lambda: of_dense.removed_share(edits))
+        if found is None:
             _ = of_dense.dense  # raises, too, if the dense network has no such cost
-            return None
+        return found
 
     def rough_share(self, edits: Sequence[Edit]) -> float:
         """Return the approximate share of the latency saved by edits, from a short measurement."""

@@ -25,6 +25,7 @@ from prunerecover.graph.computation_graph import ComputationGraph
 from prunerecover.library.edits import Chosen, EditMaker
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
+from prunerecover.model.evaluation import unless_failing
 from prunerecover.model.paths import is_within, parent_path
 from prunerecover.plan.edits import Refit
 from prunerecover.recovery.batchnorm import normalisation
@@ -65,14 +66,14 @@ class Scorer:
 
     def divergence(self, chosen: Chosen) -> float:
         """Return the divergence of a choice; infinite where the network fails, or gives another shape."""
-        found = _unless_failing(lambda: self.measured(chosen, self.objective.all))
+        found = unless_failing(lambda: self.measured(chosen, self.objective.all))
         return found if found is not None and math.isfinite(found) else math.inf
 
     def with_groups(self, chosen: Chosen) -> tuple[float, NDArray[np.float64]]:
         """Return the divergence of a choice, and those of groups of the samples; infinite where the network fails."""
         assert isinstance(self.objective, OutputDivergence), "losses have no groups"
         judge = self.objective.with_groups
-        found = _unless_failing(lambda: self._judged(chosen, self.objective.all, judge))
+        found = unless_failing(lambda: self._judged(chosen, self.objective.all, judge))
         return (math.inf, np.empty(0)) if found is None else found
 
     def measured(self, chosen: Chosen, numbers: Sequence[int]) -> float:
@@ -193,16 +194,6 @@ class Scorers:
     def _on(self, batches: Sequence[ModelInputs]) -> Scorer:
         around = normalisation(self._model, batches, narrowed=self._maker.network is not None)
         return Scorer(self._model, self._graph, self._maker, OutputDivergence(batches, around=around))
-
-
-def _unless_failing(measure: Callable[[], Found]) -> Found | None:
-    """Return a measurement; None where the network fails: its own code may raise anything without removed units."""
-    try:
-        return measure()
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:
-        return None
 
 
 def _in_parts(batches: Iterable[ModelInputs], size: int) -> list[list[ModelInputs]]:

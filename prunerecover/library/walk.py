@@ -20,6 +20,7 @@ from prunerecover.library.streams import DenseStreams
 from prunerecover.library.variants import Variant
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
+from prunerecover.model.evaluation import unless_failing
 from prunerecover.model.paths import get_module
 from prunerecover.recovery.batchnorm import normalisation
 from prunerecover.surgery.apply_edits import apply_edits
@@ -71,12 +72,8 @@ class Walks:
             The choice with new fits, and the moments of every station with its own site unchanged, behind the earlier
             choices, towards each stream that the station may have to lead to.
         """
-        try:
-            return self._walked(chosen)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # the network's own code may raise anything without units
-            return dict(chosen), {}
+        found = unless_failing(lambda: self._walked(chosen))
+        return (dict(chosen), {}) if found is None else found
 
     def fitted_at(self, number: int, chosen: Chosen, moments: Moments) -> Chosen:
         """Return the part of a choice fitted at a station: the site's variant, or else a removed block behind.

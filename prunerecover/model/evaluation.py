@@ -9,10 +9,10 @@ forward pass writes them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -23,6 +23,7 @@ from torch.utils import checkpoint
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
 from prunerecover.model.key_values import caches_off
 
+Found = TypeVar("Found")
 NO_CACHES = frozenset(vars(nn.Module()))  # the dictionaries of every module
 
 
@@ -191,3 +192,17 @@ def _restore_buffers(module: nn.Module, kept: dict[str, tuple[Tensor | None, Ten
 def _cuda_devices(*models: nn.Module) -> list[int]:
     tensors = (t for model in models for t in (*model.parameters(), *model.buffers()))
     return sorted({t.device.index or 0 for t in tensors if t.device.type == "cuda"})
+
+
+def unless_failing(measure: Callable[[], Found]) -> Found | None:
+    """Return a measurement of a network without some units; None where it fails: its own code may raise anything.
+
+    Raises:
+        torch.OutOfMemoryError: If memory runs out.
+    """
+    try:
+        return measure()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return None
