@@ -82,10 +82,18 @@ class VariantCosts:
             _ = of_dense.dense  # raises, too, if the dense network has no such cost
         return found
 
-    def rough_share(self, edits: Sequence[Edit]) -> float:
-        """Return the approximate share of the latency saved by edits, from a short measurement."""
-        clock, names = self.session.cost("latency").on_few, [[*map(str, edits)]]
-        return self.store.results("rough latency", names, lambda _: clock.rough_share(edits))[0] if edits else 0.0
+    def rough_share(self, edits: Sequence[Edit], *, whole: bool = False) -> float:
+        """Return the approximate share of the latency saved by edits, from a short measurement.
+
+        Args:
+            edits: Edits.
+            whole: Whether the whole example is run: sites together save another share of a few samples.
+        """
+        if not edits:
+            return 0.0
+        clock, names = self.session.cost("latency"), [str(whole), *map(str, edits)]
+        clock = clock if whole else clock.on_few
+        return self.store.results("rough latency", [names], lambda _: clock.rough_share(edits))[0]
 
     def together(self, costs: Sequence[str], names: Mapping[str, str], clock: bool) -> dict[str, float]:
         """Return the shares of costs saved by variants together.
@@ -107,7 +115,7 @@ class VariantCosts:
         saved = {cost: share for cost, share in found.items() if share is not None}
         if len(saved) < len(found):
             return {}
-        return saved | ({"latency": self.rough_share(edits)} if clock and "latency" in costs else {})
+        return saved | ({"latency": self.rough_share(edits, whole=True)} if clock and "latency" in costs else {})
 
     def _timed(self) -> Shares:
         macs = self.shares("macs")

@@ -22,7 +22,7 @@ from prunerecover.planning.planner import Planner
 from prunerecover.refusal import Refusal
 from prunerecover.session.removed_share import share_evidence
 from prunerecover.solvers.program import OVER
-from prunerecover.solvers.refine import MISSED
+from prunerecover.solvers.refine import MISSED, Start
 from prunerecover.solvers.state import State
 from prunerecover.surgery.saved_cost import CLOCKS
 from prunerecover.width.allocation.latency_budget import STEP
@@ -128,21 +128,21 @@ class BudgetSearch:
         Args:
             depth_alone: Whether nothing is narrowed.
         """
-        planner, states = self.planner, list[State]()
+        planner, found = self.planner, list[Start]()
+        clocked = {cost: share for cost, share in self.wanted.items() if cost == "latency"}
 
         def together(asked: Mapping[str, float]) -> State:
-            again = (AGAIN, states[-1]) if states else ()
-            states.append(planner.together(asked, *again, depth_alone=depth_alone))
-            return states[-1]
+            again = (AGAIN, found[-1]) if found else ()
+            return planner.together({**asked, **clocked}, *again, depth_alone=depth_alone)  # corrected by the clock
+
+        def saved_by(state: State) -> Mapping[str, float]:
+            found.append((state, planner.removed_shares(planner.edits(state.chosen))))
+            return found[-1][1]
 
         with planner.session.evaluating():
             expected = planner.unscored.expected_passes * planner.session.pass_seconds
         with progress("choosing variants", expected=expected):
-            state, saved = met_share(
-                self._asked(MISSED, 2 * CLOCKS),
-                together,
-                lambda state: planner.removed_shares(planner.edits(state.chosen)),
-            )
+            state, saved = met_share(self._asked(MISSED, 2 * CLOCKS), together, saved_by)
             plan = kept_plan(planner.store, ("joint", *state.said), lambda: planner.plan(*planner.finished(state)))
         return Candidate(plan, saved, state.divergence)
 

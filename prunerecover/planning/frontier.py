@@ -18,7 +18,6 @@ from prunerecover.planning.arguments import PruningConfig, budget_of
 from prunerecover.planning.budget_search import BudgetSearch
 from prunerecover.planning.planner import Planner
 from prunerecover.refusal import Refusal
-from prunerecover.session.removed_share import kept_share
 from prunerecover.session.session import Session
 from prunerecover.width.groups.rounding import RoundTo
 
@@ -127,6 +126,5 @@ def _point(planner: Planner, share: float) -> FrontierPoint | None:
     counted = [cost for cost in dict.fromkeys((*COUNTED, *planner.budgeted)) if cost != "latency"]
     costs = {cost: session.cost(cost).removed_share(edits) for cost in counted}
     if "latency" in planner.budgeted:
-        clock = session.cost("latency").on_few
-        costs["latency"] = kept_share(planner.store, edits, lambda: clock.removed_share(edits))
+        costs["latency"] = planner.costs.rough_share(edits, whole=True)
     return FrontierPoint(share, state.divergence, costs)

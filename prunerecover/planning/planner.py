@@ -35,7 +35,7 @@ from prunerecover.session.removed_share import measured_share
 from prunerecover.session.session import Session
 from prunerecover.solvers.library_program import library_program
 from prunerecover.solvers.program import Program
-from prunerecover.solvers.refine import ROUNDS, Refiner
+from prunerecover.solvers.refine import ROUNDS, Refiner, Start
 from prunerecover.solvers.state import State
 from prunerecover.store.search_store import SearchStore, results_in
 from prunerecover.width.allocator import WidthAllocator
@@ -194,14 +194,14 @@ class Planner:
 
     @ordinary_arithmetic()
     def together(
-        self, need: Mapping[str, float], rounds: int = ROUNDS, start: State | None = None, *, depth_alone: bool = False
+        self, need: Mapping[str, float], rounds: int = ROUNDS, start: Start | None = None, *, depth_alone: bool = False
     ) -> State:
         """Return the choice of depth and width that saves shares of costs, fitted in order; see `finished`.
 
         Args:
             need: Shares to remove, by cost, by the library's own figures.
             rounds: Rounds of refinement at most.
-            start: Choice for about as much.
+            start: Choice for about as much, and the measured shares that go with this choice.
             depth_alone: Whether nothing is narrowed.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,17 +38,6 @@ def share_evidence(
     return BudgetEvidence(removed_share=found).to_dict() if found else {}
 
 
-def kept_share(store: SearchStore, edits: Sequence[Edit], measure: Callable[[], float]) -> float:
-    """Return the share of the latency that edits save, measured only where the store has none.
-
-    Args:
-        store: Store of the search.
-        edits: Edits.
-        measure: Clock.
-    """
-    return store.results("latency", [[str(edit) for edit in edits]], lambda _: measure())[0]
-
-
 def measured_share(session: Session, store: SearchStore, cost: str, edits: Sequence[Edit]) -> float:
     """Return the share of a cost that edits save, once merged; a latency is measured once.
 
@@ -59,4 +48,6 @@ def measured_share(session: Session, store: SearchStore, cost: str, edits: Seque
         edits: Edits.
     """
     measure = partial(session.cost(cost).removed_share, edits)
-    return kept_share(store, edits, measure) if cost == "latency" else measure()
+    if cost != "latency":
+        return measure()
+    return store.results("latency", [[str(edit) for edit in edits]], lambda _: measure())[0]

@@ -30,6 +30,7 @@ LOOKS = 24  # at nearby choices: each measures the guessed options of the one be
 MISSED, OVER = 0.001, 0.01  # of a cost: how much a choice may save less, and more
 READINGS = 4  # of the clock, averaged: a single reading, of a few pairs, differs by percents on a busy machine
 Measure = Callable[[Mapping[str, str], bool], Mapping[str, float]]
+Start = tuple[State, Mapping[str, float]]  # choice, and its measured savings
 
 
 class Refiner:
@@ -56,17 +57,19 @@ class Refiner:
         self._measured: dict[tuple[tuple[tuple[str, str], ...], bool], Mapping[str, float]] = {}
         self._readings: list[float] = []  # latency that choices save by the clock, over the sum of their sites' savings
 
-    def run(self, rounds: int = ROUNDS, start: State | None = None) -> State:
+    def run(self, rounds: int = ROUNDS, start: Start | None = None) -> State:
         """Return the choice of least divergence found, with enough saving in every cost.
 
         Args:
             rounds: Rounds of refinement at most.
-            start: Refined choice for a similar need, as the start of the search.
+            start: Refined choice for a similar need, as the start of the search, and its measured savings.
 
         Raises:
             Refusal: If no choice saves enough, or the network fails without the variants together.
         """
-        whole, best = self.need, start
+        whole, best = self.need, None if start is None else start[0]
+        if start is not None:
+            self._note(start[0].names, True, start[1])
         parts = self._parts() if start is None else [1.0]
         with progress("refining the choice", rounds) as advance:
             for part in parts:
@@ -155,14 +158,14 @@ class Refiner:
         found = self._solved(self.alone)
         nearest = found, self._correct(found, clock=True)
         for _ in range(TRIES):
-            again = self.alone.measured(found)
-            if not again and -MISSED <= nearest[1] <= OVER:
+            again, near = self.alone.measured(found), -MISSED <= nearest[1] <= OVER
+            if not again and near:
                 break
             try:
                 found = self._solved(self.alone)
             except ValueError:  # no more can go
                 break
-            over = self._correct(found, clock=True)
+            over = self._correct(found, clock=not near)
             if _as_near(over, nearest[1]):
                 nearest = found, over
         return nearest[0]
@@ -195,15 +198,21 @@ class Refiner:
 
     def _savings(self, names: Mapping[str, str], clock: bool) -> Mapping[str, float]:
         """Return the measured savings of a choice, each measured once; of latency, by the latest readings together."""
-        said, counted = (tuple(sorted(names.items())), clock), self.alone.program.saved(names, "latency")
+        said = tuple(sorted(names.items())), clock
         if said not in self._measured:
-            self._measured[said] = {} if self.measure is None else self.measure(names, clock)
-            if "latency" in self._measured[said] and counted > 0:
-                self._readings.append(self._measured[said]["latency"] / counted)
+            self._note(names, clock, {} if self.measure is None else self.measure(names, clock))
         found = self._measured[said]
         if "latency" not in found or not self._readings:
             return found
+        counted = self.alone.program.saved(names, "latency")
         return {**found, "latency": counted * mean(self._readings[-READINGS:])}
+
+    def _note(self, names: Mapping[str, str], clock: bool, saved: Mapping[str, float]) -> None:
+        """Note the measured savings of a choice."""
+        self._measured[tuple(sorted(names.items())), clock] = saved
+        counted = self.alone.program.saved(names, "latency") if "latency" in saved else 0.0
+        if counted > 0:
+            self._readings.append(saved["latency"] / counted)
 
 
 def _as_near(over: float, other: float) -> bool:

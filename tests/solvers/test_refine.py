@@ -173,7 +173,7 @@ def test_a_round_that_gains_little_is_the_last(together: float, rounds: int, mon
 def test_a_choice_for_more_begins_where_the_last_one_ended() -> None:
     library: Any = Interacting(5.0)
     first = Refiner(library, program(), {"macs": 0.2}).run()
-    more = Refiner(library, program(), {"macs": 0.4}).run(1, first)
+    more = Refiner(library, program(), {"macs": 0.4}).run(1, (first, {"macs": 0.2}))
     assert gone(first.names) < gone(more.names)
     assert len(gone(more.names)) == 2
 
