@@ -183,10 +183,15 @@ class Refiner:
 
     def _solved(self, scores: Scores, best: State | None = None, changes: int = 0) -> Chosen:
         """Return a program's solution, perhaps near an earlier choice; all ranks take the first rank's solution."""
-        asked = {cost: share + self._more[cost] for cost, share in self.need.items()}
+        asked = {cost: self._asked(cost, share) for cost, share in self.need.items()}
         near = None if best is None else (dict(best.names), changes)
         names, program = [repr(asked), *(best.said if best else ()), str(changes), scores.said], scores.program
         return self.library.store.results("solution", [names], lambda _: program.solve(asked, near), everywhere=True)[0]
+
+    def _asked(self, cost: str, share: float) -> float:
+        """Return the share to ask of the program: corrected, but no more than can go, unless as much is needed."""
+        more, program = self._more[cost], self.alone.program
+        return min(share + more, max(share, program.most(cost))) if more > 0 else share + more
 
     def _correct(self, names: Mapping[str, str], *, clock: bool = False) -> float:
         """Correct the needs by the measured saving of a choice; return the excess over the least met need."""

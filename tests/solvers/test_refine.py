@@ -178,6 +178,23 @@ def test_a_choice_for_more_begins_where_the_last_one_ended() -> None:
     assert len(gone(more.names)) == 2
 
 
+@pytest.mark.parametrize(("saved", "sites"), [(0.2, 1), (0.1, 2)])
+def test_a_choice_made_again_begins_with_the_latency_measured_at_the_end(saved: float, sites: int) -> None:
+    """Where one site saves half of its share, two sites are needed; no clock is read again for the first choice."""
+    library: Any = Interacting(0.0)
+    dense = Option(DENSE, 0.0, {"latency": 0.0})
+    options = {site: [dense, Option("gone", ALONE[site], {"latency": 0.2}, gone=True)] for site in SITES}
+    first, read = State(library, {"a": "gone", "b": DENSE, "c": DENSE}), list[set[str]]()
+
+    def measure(names: Mapping[str, str], clock: bool) -> dict[str, float]:
+        read.extend([gone(names)] if clock else [])
+        return {"latency": saved * len(gone(names))} if clock else {}
+
+    found = Refiner(library, Program(options), {"latency": 0.2}, measure).run(1, (first, {"latency": saved}))
+    assert len(gone(found.names)) == sites
+    assert {"a"} not in read
+
+
 def test_more_than_can_go_is_refused() -> None:
     library: Any = Interacting(0.0)
     with pytest.raises(ValueError, match=r"70.0% of the macs, but at most 60.0% of the macs can go\. Lower the budget"):
