@@ -103,7 +103,7 @@ class Refiner:
         Args:
             best: Choice to begin with.
             rounds: Rounds at most, and none again after a move if there is none.
-            slacks: Slacks of guesses, tried in turn in each round while nothing much better is found.
+            slacks: Slacks of guesses, tried in turn in each round while nothing better is found.
             advance: Function called after each round.
         """
         enough, moves, again = None, MOVES, AGAIN if rounds else 0
@@ -126,7 +126,7 @@ class Refiner:
             return None
         self._rounds += 1
         program, nearby, tried = self.alone.program, Nearby(best, self._rounds), [dict(best.names)]
-        scores, found = scores_on_top(program, nearby), best
+        scores = scores_on_top(program, nearby)
         expected = increases_on_top(program, best, self._before)
         self._before = best, scores
         for slack in slacks:
@@ -137,11 +137,10 @@ class Refiner:
                 if names is not None and names not in tried:
                     choices.append(names)
                     tried.append(names)
-            state = State(self.library, nearby.best(choices)) if choices else found
-            found = state if state.divergence < found.divergence * (1 - BETTER) - TINY else found
-            if found.divergence <= best.divergence * (1 - GAIN):
-                break
-        return None if found is best else found
+            state = State(self.library, nearby.best(choices)) if choices else best
+            if state.divergence < best.divergence * (1 - BETTER) - TINY:
+                return state
+        return None
 
     def _moved(self, start: State) -> State:
         """Return the choice of least score near an earlier one; far away if none saves enough, or the network fails."""
