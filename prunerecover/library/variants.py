@@ -153,8 +153,7 @@ def _site(
         removed = {group.name: units for group, units in zip(groups, chosen, strict=True) if units}
         if removed:
             kept = [group.size - len(removed.get(group.name, ())) for group in groups]
-            corner = len(removed) == 1 or chosen == tuple(own[-1] for own in sizes)
-            variants.append(Variant(_named(groups, removed), removed, scored=corner and kept not in between))
+            variants.append(Variant(_named(groups, removed), removed, scored=kept not in between))
     variants.sort(key=lambda variant: sum(map(len, variant.removed.values())))
     variants += [Variant(what, leaves=what) for what in leaves]
     return LibrarySite(name, kind, unit, tuple(groups), tuple(variants))
