@@ -15,7 +15,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
-from prunerecover.callbacks.arguments import Merge, Schedule, check_merge, check_whole
+from prunerecover.callbacks.arguments import Merge, Schedule, check_merge
 from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
@@ -33,6 +33,7 @@ from prunerecover.callbacks.surgery.announce import announce, warn_of_launcher, 
 from prunerecover.callbacks.surgery.apply_in_trainer import apply_in_trainer, merge_in_trainer
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
 from prunerecover.callbacks.surgery.reconstruction import Reconstruct, Reconstruction
+from prunerecover.model.arguments import check_whole
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan

@@ -79,14 +79,7 @@ class RoutedLoRARecover(LoRARecover):
         distill: float | None = None,
     ) -> None:
         super().__init__(
-            rank,
-            alpha,
-            dropout,
-            target_modules,
-            modules_to_save=(),
-            start=start,
-            target=target,
-            seed=seed,
+            rank, alpha, dropout, target_modules, modules_to_save=(), start=start, target=target, seed=seed
         )
         self._given = sets
         if not isinstance(sets, PlanSet | str | Path):

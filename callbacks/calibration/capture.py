@@ -56,12 +56,7 @@ class CapturedInputs(ModelInputs):
 
 
 def capture_inputs(
-    trainer: pl.Trainer,
-    module: pl.LightningModule,
-    target: str,
-    n_samples: int,
-    seed: int,
-    most: int | None = None,
+    trainer: pl.Trainer, module: pl.LightningModule, target: str, n_samples: int, seed: int, most: int | None = None
 ) -> list[CapturedInputs]:
     """Return the target's inputs for about `n_samples` training samples, or for all samples if there are fewer.
 

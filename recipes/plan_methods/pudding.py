@@ -22,13 +22,7 @@ from prunerecover.language.likelihood import Encoding
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.data.language.tokenizers import context_in, name_of, open_tokenizer
-from prunerecover.recipes.plan_methods.base import (
-    PlanMethod,
-    PlanTask,
-    beside,
-    save_found,
-    search_store,
-)
+from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside, save_found, search_store
 from prunerecover.recipes.plan_methods.pudding_page import page, routing_of
 from prunerecover.recipes.plan_methods.pudding_questions import Asked, ask
 from prunerecover.recipes.tasks.route_picker import RouterObjective, prompt_features, train_router
