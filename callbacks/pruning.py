@@ -26,7 +26,7 @@ from prunerecover.callbacks.planning_progress import planning_progress
 from prunerecover.callbacks.schedules.quality import surgeries_of
 from prunerecover.callbacks.schedules.schedule import PruneSchedule, schedule_of
 from prunerecover.callbacks.schedules.scheduled import GivenPlan
-from prunerecover.callbacks.schedules.steps import first_of
+from prunerecover.callbacks.schedules.steps import step_of
 from prunerecover.callbacks.surgery import sharding
 from prunerecover.callbacks.surgery.adapters import merge_adapters_in_trainer
 from prunerecover.callbacks.surgery.announce import announce, warn_of_launcher, warn_of_missing, warn_of_untrained
@@ -76,7 +76,7 @@ class PruneCallback(LedgerCallback):
             planning.check_alone(arguments)
         self.planning = planning(**arguments)
         if plan is None:
-            self.planning.check_budget(first_of(budget, step))
+            self.planning.check_budget(step_of(step, budget) if isinstance(budget, Quality) else budget)
         self.schedule, self.budget, self.step, self.target = schedule_of(schedule), budget, step, target
         self.surgeries = surgeries_of(budget, step, self.schedule, lambda module: find_network(module, self.target))
         self.seed: int = self.planning.config.seed

@@ -2,7 +2,10 @@
 
 The optimizer and its schedule are as in DeiT (arXiv 2012.12877).
 
-Metrics and losses cover all samples, each counted once, on any number of processes (see `counted_once`).
+Metrics and losses cover all samples, each counted once, on any number of processes. Lightning deals the samples of a
+loader out in turn, equally many to all processes: if the turns are uneven, the last processes repeat some of the first
+samples (`torch.utils.data.DistributedSampler` pads). Metrics without the repeated samples equal those of a single
+process. All processes still run all batches, as DDP needs.
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DistributedSampler
 from torchmetrics import Metric, MetricCollection
-
-from prunerecover.recipes.tasks.counted_once import counted
 
 
 class EvaluatedModule(pl.LightningModule):
@@ -59,7 +62,7 @@ class EvaluatedModule(pl.LightningModule):
         """
 
     def counted(self, size: int, where: tuple[int, int]) -> int:
-        """Return the number of samples of a batch to count in this process; see `counted_once`."""
+        """Return the number of samples of a batch to count in this process; see `counted`."""
         return counted(self.trainer, where[0], size, where[1])
 
     def on_validation_epoch_start(self) -> None:
@@ -146,3 +149,21 @@ def cosine_with_warmup(optimizer: torch.optim.Optimizer, warmup: int, steps: int
         return cosine
     ramp = LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup)
     return SequentialLR(optimizer, [ramp, cosine], milestones=[warmup])
+
+
+def counted(trainer: pl.Trainer, batch_idx: int, size: int, dataloader_idx: int = 0) -> int:
+    """Return the number of samples of a batch to count here; the rest are repeated, and counted elsewhere.
+
+    Args:
+        trainer: Trainer in validation or test.
+        batch_idx: Number of the batch in its loader.
+        size: Number of samples in the batch.
+        dataloader_idx: Number of the loader.
+    """
+    loader: Any = tree_leaves(trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders)[dataloader_idx]
+    batches = getattr(loader, "batch_sampler", None)
+    sampler = getattr(batches, "sampler", None)
+    if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
+        return size
+    first, samples = batch_idx * batches.batch_size, len(sampler.dataset)  # type: ignore[arg-type, union-attr]
+    return sum(sampler.rank + i * sampler.num_replicas < samples for i in range(first, first + size))
