@@ -21,16 +21,18 @@ from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.random_state import isolated, seed_all
 from prunerecover.callbacks.ledger.target import find_network
-from prunerecover.callbacks.planning.base import Planning
-from prunerecover.callbacks.planning_progress import planning_progress
+from prunerecover.callbacks.planning.base import Planning, planning_progress
 from prunerecover.callbacks.schedules.quality import surgeries_of
 from prunerecover.callbacks.schedules.schedule import PruneSchedule, schedule_of
 from prunerecover.callbacks.schedules.scheduled import GivenPlan
 from prunerecover.callbacks.schedules.steps import step_of
 from prunerecover.callbacks.surgery import sharding
-from prunerecover.callbacks.surgery.adapters import merge_adapters_in_trainer
 from prunerecover.callbacks.surgery.announce import announce, warn_of_launcher, warn_of_missing, warn_of_untrained
-from prunerecover.callbacks.surgery.apply_in_trainer import apply_in_trainer, merge_in_trainer
+from prunerecover.callbacks.surgery.apply_in_trainer import (
+    apply_in_trainer,
+    merge_adapters_in_trainer,
+    merge_in_trainer,
+)
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
 from prunerecover.callbacks.surgery.reconstruction import Reconstruct, Reconstruction
 from prunerecover.model.arguments import check_whole

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from prunerecover.callbacks.arguments import check_distillation
 from prunerecover.callbacks.distill_recover import DistillRecover
-from prunerecover.callbacks.distillation.student import Student
-from prunerecover.callbacks.distillation.wrapped_method import WrappedMethod
+from prunerecover.callbacks.distillation.student import Student, WrappedMethod
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.lora_recover import LoRARecover
 from prunerecover.callbacks.pruning import PruneCallback

@@ -8,10 +8,14 @@ from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 
-from prunerecover.callbacks.ledger.adapter_precision import keep_adapters_precise
-from prunerecover.callbacks.ledger.batch_leaves import make_leaves_quietly
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.ledger.resumed_progress import begin_next_epoch, load_loader_states, pass_over_validation
+from prunerecover.callbacks.ledger.lightning_corrections import (
+    begin_next_epoch,
+    keep_adapters_precise,
+    load_loader_states,
+    make_leaves_quietly,
+    pass_over_validation,
+)
 from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.display.summary import call_text
 
@@ -72,7 +76,7 @@ class LedgerCallback(pl.Callback):
         Ledger.of(pl_module).resume(trainer, pl_module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Make a resumed fit continue from any file as the interrupted fit would have; see `resumed_progress`."""
+        """Make a resumed fit continue from any file as the interrupted fit would have; see `lightning_corrections`."""
         if isinstance(trainer, pl.Trainer):
             begin_next_epoch(trainer)
             load_loader_states(trainer)
