@@ -63,8 +63,8 @@ def find_rewriting(module: nn.Module, calls: Sequence[str], where: str = "") -> 
         ValueError: If the forward cannot be traced, or lacks a call.
     """
     where = where or f"this {type(module).__name__}"
-    traced = trace_forward(module, where)
-    graph, read = traced.graph, _read(traced.graph)
+    graph, settings = trace_forward(module, where)
+    read = _read(graph)
     in_place = make_functional(graph, module, where)
     effects = {node for node in graph.nodes if not node.users} | in_place.kept.keys()
     take_out(graph, module, calls, where)
@@ -75,7 +75,7 @@ def find_rewriting(module: nn.Module, calls: Sequence[str], where: str = "") -> 
     gone = [
         path for path in gone if not any(path.startswith(f"{other}.") for other in gone) and place_of(module, path)[1]
     ]
-    settings = traced.settings | (module.code.settings if isinstance(module, RewrittenForward) else frozenset())
+    settings |= module.code.settings if isinstance(module, RewrittenForward) else frozenset()
     return Rewriting(tuple(calls), code_of(graph, settings), tuple(gone))
 
 
