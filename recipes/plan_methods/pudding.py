@@ -147,14 +147,9 @@ class PuddingPlan(PlanMethod):
         )
         likelihoods = route_table(network, sets.blocks, asked.router, encoding, batch_size=self.batch_size)
         static = int(likelihoods.mean(0).argmax())
-        how: dict[str, Any] = {
-            "objective": self.router_objective,
-            "epochs": self.epochs,
-            "seed": self.seed,
-            "static": static,
-        }
-        how["learning_rate"] = 1e-3 if isinstance(router, PrefixRouter) else 1e-5
-        train_router(router, features, likelihoods, asked.chosen, **how)
+        rate = 1e-3 if isinstance(router, PrefixRouter) else 1e-5
+        how: dict[str, Any] = {"objective": self.router_objective, "static": static, "learning_rate": rate}
+        train_router(router, features, likelihoods, asked.chosen, epochs=self.epochs, seed=self.seed, **how)
         routed = RoutedCausalLM(network, sets, router, tokenizer=encoding.tokenizer, default=sets.names[static])
         return routed, _picked(router, reported)
 

@@ -86,11 +86,6 @@ class CausalLM(EvaluatedModule):
         """Return the likeliest next token at each position, `(N, T)`."""
         return self(batch["input_ids"], batch.get("attention_mask")).argmax(-1)  # type: ignore[no-any-return]
 
-    @property
-    def trained(self) -> nn.Module:
-        """Language model."""
-        return self.model
-
     def _loss(self, batch: TokenBatch) -> Tensor:
         return self.model(**batch, use_cache=False).loss  # type: ignore[no-any-return]
 

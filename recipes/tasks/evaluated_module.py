@@ -32,7 +32,12 @@ class EvaluatedModule(pl.LightningModule):
         warmup_epochs: Length of the linear warmup, in epochs; may be a fraction.
         min_learning_rate: Learning rate at the end of the cosine.
         layer_decay: Ratio of each layer's learning rate to the rate of the next layer; None: equal rates.
+
+    Attributes:
+        trained: Name of the network that the optimizer trains.
     """
+
+    trained = "model"
 
     def __init__(
         self,
@@ -45,11 +50,6 @@ class EvaluatedModule(pl.LightningModule):
         super().__init__()
         self.learning_rate, self.weight_decay, self.layer_decay = learning_rate, weight_decay, layer_decay
         self.warmup_epochs, self.min_learning_rate = warmup_epochs, min_learning_rate
-
-    @property
-    @abstractmethod
-    def trained(self) -> nn.Module:
-        """Network that the optimizer trains."""
 
     @abstractmethod
     def evaluate(self, batch: Any, stage: str, where: tuple[int, int]) -> None:
@@ -87,7 +87,8 @@ class EvaluatedModule(pl.LightningModule):
         Raises:
             ValueError: If the trainer has neither `max_epochs` nor `max_steps`, or `layer_decay` is not in (0, 1].
         """
-        groups = parameter_groups(self.trained, self.learning_rate, self.weight_decay, self.layer_decay)
+        network = self.get_submodule(self.trained)
+        groups = parameter_groups(network, self.learning_rate, self.weight_decay, self.layer_decay)
         optimizer = torch.optim.AdamW(groups, lr=self.learning_rate)
         steps = self.trainer.estimated_stepping_batches
         if not isinstance(steps, int):

@@ -102,11 +102,6 @@ class ImageClassifier(VisionModule):
         self.val_metrics = metrics.clone(prefix="val_")
         self.test_metrics = metrics.clone(prefix="test_")
 
-    @property
-    def trained(self) -> nn.Module:
-        """Model of timm."""
-        return self.model
-
     def loss_of(self, scores: Tensor, target: Tensor) -> Tensor:
         """Return the cross-entropy with hard labels."""
         return F.cross_entropy(scores, target)
