@@ -55,7 +55,7 @@ class CachedTeacher:
         self._opened: Callable[[Path], Any] = lru_cache(OPEN)(partial(safe_open, framework="pt"))
         places = dict.fromkeys((self.folder, *(other / self.folder.name for other in earlier)))
         found = [path for place in places for path in sorted(place.glob("*.safetensors"))]
-        self._places = {key: path for path in reversed(found) for key in list(self._opened(path).keys())}
+        self._places = {key: path for path in reversed(found) for key in _keys(self._opened(path))}
         self._asked = self._known = self._epochs = 0
 
     def __call__(self, inputs: ModelInputs) -> Tensor:
@@ -185,3 +185,7 @@ def short_answer(network: nn.Module, inputs: ModelInputs) -> tuple[Tensor, Tenso
         if output is answer:
             return answer, given, name
     return answer, answer, ""
+
+
+def _keys(file: Any) -> list[str]:
+    return list(file.keys())
