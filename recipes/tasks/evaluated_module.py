@@ -1,4 +1,4 @@
-"""Base of the recipes' modules: AdamW under a cosine with linear warmup, and one evaluation for validation and test.
+"""Bases of the recipes' modules: AdamW under a cosine with linear warmup, one evaluation for validation and test.
 
 The optimizer and its schedule are as in DeiT (arXiv 2012.12877).
 
@@ -16,11 +16,13 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DistributedSampler
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import MeanMetric, Metric, MetricCollection
+
+Batch = tuple[Tensor, Tensor]
 
 
 class EvaluatedModule(pl.LightningModule):
@@ -106,6 +108,49 @@ class EvaluatedModule(pl.LightningModule):
         for name, child in self.named_children():
             if name.startswith(prefix) and isinstance(child, Metric | MetricCollection):
                 child.reset()
+
+
+class VisionModule(EvaluatedModule):
+    """Base with a loss and metrics in validation and test.
+
+    Subclasses set `val_metrics` and `test_metrics`.
+
+    Args:
+        arguments: Arguments of `EvaluatedModule`.
+    """
+
+    val_metrics: MetricCollection
+    test_metrics: MetricCollection
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.val_loss, self.test_loss = MeanMetric(nan_strategy="ignore"), MeanMetric(nan_strategy="ignore")
+
+    @abstractmethod
+    def loss_of(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Return the loss for validation and test, a mean over the scored targets."""
+
+    def scored(self, target: Tensor) -> int:
+        """Return the number of targets in the mean of the loss."""
+        return len(target)
+
+    def evaluate(self, batch: Batch, stage: str, where: tuple[int, int]) -> None:
+        """Score the counted samples of a batch; the network runs on all samples."""
+        images, target = batch
+        count = self.counted(len(images), where)
+        scores = self(images)[:count]
+        target = target[:count]
+        loss: MeanMetric = getattr(self, f"{stage}_loss")
+        metrics: MetricCollection = getattr(self, f"{stage}_metrics")
+        if count:
+            self.update_metrics(metrics, scores, target)
+            loss.update(self.loss_of(scores, target), self.scored(target))
+        self.log(f"{stage}_loss", loss, batch_size=len(images))
+        self.log_dict(metrics, prog_bar=True, batch_size=len(images))
+
+    def update_metrics(self, metrics: MetricCollection, scores: Tensor, target: Tensor) -> None:
+        """Add scored samples to the metrics."""
+        metrics.update(scores, target)
 
 
 def parameter_groups(

@@ -22,7 +22,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from prunerecover.recipes.networks.model_names import expand, timm_name
-from prunerecover.recipes.tasks.vision_module import Batch, VisionModule
+from prunerecover.recipes.tasks.evaluated_module import Batch, VisionModule
 
 
 def read_label_map(source: str | Sequence[int]) -> Tensor:

@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 from prunerecover.display.markdown import table
 from prunerecover.recipes.data.segmentation_data import IGNORED
 from prunerecover.recipes.networks.segmentation_networks import build_segmenter, scores_of
-from prunerecover.recipes.tasks.vision_module import Batch, VisionModule
+from prunerecover.recipes.tasks.evaluated_module import Batch, VisionModule
 
 
 class ImageSegmenter(VisionModule):
