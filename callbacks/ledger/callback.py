@@ -8,14 +8,8 @@ from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 
+from prunerecover.callbacks.ledger import lightning_corrections
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.ledger.lightning_corrections import (
-    begin_next_epoch,
-    keep_adapters_precise,
-    load_loader_states,
-    make_leaves_quietly,
-    pass_over_validation,
-)
 from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.display.summary import call_text
 
@@ -68,8 +62,8 @@ class LedgerCallback(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Install the ledger before any checkpoint is read."""
         Ledger.of(pl_module).from_checkpoint = None
-        keep_adapters_precise(trainer)
-        make_leaves_quietly()
+        lightning_corrections.keep_adapters_precise(trainer)
+        lightning_corrections.make_leaves_quietly()
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resume from the ledger of a checkpoint, if a checkpoint was read."""
@@ -78,9 +72,9 @@ class LedgerCallback(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Make a resumed fit continue from any file as the interrupted fit would have; see `lightning_corrections`."""
         if isinstance(trainer, pl.Trainer):
-            begin_next_epoch(trainer)
-            load_loader_states(trainer)
-            pass_over_validation(trainer)
+            lightning_corrections.begin_next_epoch(trainer)
+            lightning_corrections.load_loader_states(trainer)
+            lightning_corrections.pass_over_validation(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restore the random numbers of training, whatever was drawn since the last step."""

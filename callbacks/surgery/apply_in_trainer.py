@@ -13,16 +13,10 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from prunerecover.callbacks.ledger import optimizer_groups as optimizers
 from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.ledger.optimizer_groups import (
-    check_held,
-    check_joinable,
-    forget_gradients,
-    return_adapters,
-    take_adapters,
-)
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.lora import Adapters, frozen_parameters
@@ -51,11 +45,11 @@ def apply_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: st
     network = unwrap(get_module(module, target))
     check_source(network, plan)
     check_tensors(network, plan)
-    check_held(trainer.optimizers, network)
+    optimizers.check_held(trainer.optimizers, network)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, LedgerCallback):
             callback.before_surgery(trainer, module, target)
-    forget_gradients(trainer.optimizers)
+    optimizers.forget_gradients(trainer.optimizers)
     with torch.inference_mode(False):  # Lightning's mode before test and predict: new weights could never train
         applied = Ledger.of(module).apply(module, target, plan)
         for optimizer in trainer.optimizers:
@@ -94,11 +88,11 @@ def inject_adapters_in_trainer(
         RuntimeError: If no optimizer holds any parameter of the network; the module stays unchanged.
     """
     ledger, network = Ledger.of(module), unwrap(get_module(module, target))
-    check_joinable(trainer.optimizers, network)
-    forget_gradients(trainer.optimizers)
+    optimizers.check_joinable(trainer.optimizers, network)
+    optimizers.forget_gradients(trainer.optimizers)
     with torch.inference_mode(False):
         injected, *_ = [Ledger.of(m).inject(m, target, adapters, seed) for m in (module, *averaged_copies(module))]
-    ledger.places[target] = take_adapters(trainer.optimizers, network, injected)
+    ledger.places[target] = optimizers.take_adapters(trainer.optimizers, network, injected)
     rewrap(trainer)
 
 
@@ -119,11 +113,11 @@ def merge_adapters_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, t
             f"The adapters on the network at '{target}' are merged for its surgery, and no callback here injects new "
             "ones: from now on all of its weights train. Pass LoRARecover, as in the run that is resumed."
         )
-    forget_gradients(trainer.optimizers)
+    optimizers.forget_gradients(trainer.optimizers)
     with torch.inference_mode(False):
         merged, *_ = [Ledger.of(m).merge_adapters(m, target) for m in (module, *averaged_copies(module))]
     thawed = frozen_parameters(network, adapters)
-    return_adapters(trainer.optimizers, merged, thawed, ledger.places.pop(target, {}))
+    optimizers.return_adapters(trainer.optimizers, merged, thawed, ledger.places.pop(target, {}))
     rewrap(trainer)
 
 
