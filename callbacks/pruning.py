@@ -41,8 +41,6 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.quality import Quality
 
-File = dict[str, Any]  # a checkpoint
-
 
 class PruneCallback(LedgerCallback):
     """Prune a network inside any LightningModule, and keep training it; see also `SurgeryArguments`.
@@ -180,11 +178,15 @@ class PruneCallback(LedgerCallback):
         """Bring the network to the wanted quality before files and reports are written."""
         self.surgeries.settle(trainer, pl_module, self._key(trainer))
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: File) -> None:
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Keep the state before a step, in case the step is undone."""
         self.surgeries.save(checkpoint, self._key(trainer))
 
-    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: File) -> None:
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Read the state before a step, in case the step is undone."""
         self.surgeries.load(checkpoint, self._key(trainer))
 
