@@ -28,18 +28,16 @@ from prunerecover.callbacks.schedules.scheduled import GivenPlan
 from prunerecover.callbacks.schedules.steps import step_of
 from prunerecover.callbacks.surgery import sharding
 from prunerecover.callbacks.surgery.announce import announce, warn_of_launcher, warn_of_missing, warn_of_untrained
-from prunerecover.callbacks.surgery.apply_in_trainer import (
-    apply_in_trainer,
-    merge_adapters_in_trainer,
-    merge_in_trainer,
-)
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
+from prunerecover.callbacks.surgery.in_trainer import apply_in_trainer, merge_adapters_in_trainer, merge_in_trainer
 from prunerecover.callbacks.surgery.reconstruction import Reconstruct, Reconstruction
 from prunerecover.model.arguments import check_whole
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.quality import Quality
+
+File = dict[str, Any]  # a checkpoint
 
 
 class PruneCallback(LedgerCallback):
@@ -178,15 +176,11 @@ class PruneCallback(LedgerCallback):
         """Bring the network to the wanted quality before files and reports are written."""
         self.surgeries.settle(trainer, pl_module, self._key(trainer))
 
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: File) -> None:
         """Keep the state before a step, in case the step is undone."""
         self.surgeries.save(checkpoint, self._key(trainer))
 
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: File) -> None:
         """Read the state before a step, in case the step is undone."""
         self.surgeries.load(checkpoint, self._key(trainer))
 
