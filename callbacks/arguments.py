@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from prunerecover.callbacks.schedules.schedule import PruneSchedule
 from prunerecover.callbacks.surgery.reconstruction import Reconstruct
+from prunerecover.model.arguments import check_number
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 
@@ -72,9 +73,8 @@ def check_distillation(teacher_weight: float, temperature: float) -> None:
         teacher_weight: Weight of the teacher, 0 to 1.
         temperature: Divisor of the logits.
     """
-    for argument, value in (("teacher_weight", teacher_weight), ("temperature", temperature)):
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"Expected argument {argument} to be a number, but got {value!r}.")
+    check_number("teacher_weight", teacher_weight)
+    check_number("temperature", temperature)
     if not 0 <= teacher_weight <= 1:
         raise ValueError(f"Expected argument teacher_weight to be between 0 and 1, but got {teacher_weight}.")
     if temperature <= 0:
@@ -85,17 +85,3 @@ def check_merge(merge: str) -> None:
     """Raise ValueError unless `merge` is a known time of merging."""
     if merge not in get_args(Merge):
         raise ValueError(f"Expected argument merge to be 'copy', 'at_surgery' or 'never', but got '{merge}'.")
-
-
-def check_whole(name: str, value: int, least: int) -> None:
-    """Raise TypeError unless an argument is a whole number, and ValueError if the number is too small.
-
-    Args:
-        name: Name of the argument.
-        value: Value passed by the user.
-        least: Smallest allowed value.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"Expected argument {name} to be a whole number, but got {value!r}.")
-    if value < least:
-        raise ValueError(f"Expected argument {name} to be at least {least}, but got {value}.")

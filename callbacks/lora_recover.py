@@ -9,15 +9,14 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info
 from pydantic import ValidationError
 
-from prunerecover.callbacks.arguments import check_whole
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.optimizer_groups import check_held
 from prunerecover.callbacks.pruning import PruneCallback
-from prunerecover.callbacks.surgery.adapters import inject_adapters_in_trainer, merge_adapters_in_trainer
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
+from prunerecover.callbacks.surgery.in_trainer import inject_adapters_in_trainer, merge_adapters_in_trainer
 from prunerecover.callbacks.surgery.sharding import SHARDED, save_copy
-from prunerecover.model.arguments import check_seed
+from prunerecover.model.arguments import check_seed, check_whole
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.recovery.lora import LoraSettings, plan_adapters
 

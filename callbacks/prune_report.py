@@ -10,7 +10,6 @@ import lightning.pytorch as pl
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from prunerecover.callbacks.arguments import check_whole
 from prunerecover.callbacks.calibration.capture import capture_inputs
 from prunerecover.callbacks.distillation.teacher import copy_dense
 from prunerecover.callbacks.ledger.callback import LedgerCallback
@@ -19,6 +18,7 @@ from prunerecover.callbacks.logs.history import LoggedHistory, logged_in_trainin
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
 from prunerecover.checkpoint.ledger_record import QualityTrail, SurgeryEvent
 from prunerecover.frontiers.frontier import Frontier
+from prunerecover.model.arguments import check_whole
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.evidence import PlanningCost, SearchEvidence
 from prunerecover.plan.plan import Plan

@@ -15,24 +15,23 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
-from prunerecover.callbacks.arguments import Merge, Schedule, check_merge, check_whole
+from prunerecover.callbacks.arguments import Merge, Schedule, check_merge
 from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.random_state import isolated, seed_all
 from prunerecover.callbacks.ledger.target import find_network
-from prunerecover.callbacks.planning.base import Planning
-from prunerecover.callbacks.planning_progress import planning_progress
+from prunerecover.callbacks.planning.base import Planning, planning_progress
 from prunerecover.callbacks.schedules.quality import surgeries_of
 from prunerecover.callbacks.schedules.schedule import PruneSchedule, schedule_of
 from prunerecover.callbacks.schedules.scheduled import GivenPlan
-from prunerecover.callbacks.schedules.steps import first_of
+from prunerecover.callbacks.schedules.steps import step_of
 from prunerecover.callbacks.surgery import sharding
-from prunerecover.callbacks.surgery.adapters import merge_adapters_in_trainer
 from prunerecover.callbacks.surgery.announce import announce, warn_of_launcher, warn_of_missing, warn_of_untrained
-from prunerecover.callbacks.surgery.apply_in_trainer import apply_in_trainer, merge_in_trainer
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
+from prunerecover.callbacks.surgery.in_trainer import apply_in_trainer, merge_adapters_in_trainer, merge_in_trainer
 from prunerecover.callbacks.surgery.reconstruction import Reconstruct, Reconstruction
+from prunerecover.model.arguments import check_whole
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
@@ -75,7 +74,7 @@ class PruneCallback(LedgerCallback):
             planning.check_alone(arguments)
         self.planning = planning(**arguments)
         if plan is None:
-            self.planning.check_budget(first_of(budget, step))
+            self.planning.check_budget(step_of(step, budget) if isinstance(budget, Quality) else budget)
         self.schedule, self.budget, self.step, self.target = schedule_of(schedule), budget, step, target
         self.surgeries = surgeries_of(budget, step, self.schedule, lambda module: find_network(module, self.target))
         self.seed: int = self.planning.config.seed

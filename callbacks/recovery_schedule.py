@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs, undisturbed
-from prunerecover.callbacks.calibration.training_loss import training_loss
+from prunerecover.callbacks.calibration.surgery import training_loss
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.random_state import isolated, seed_all

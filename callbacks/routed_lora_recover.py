@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from prunerecover.callbacks.arguments import check_distillation
 from prunerecover.callbacks.distill_recover import DistillRecover
-from prunerecover.callbacks.distillation.student import Student
-from prunerecover.callbacks.distillation.wrapped_method import WrappedMethod
+from prunerecover.callbacks.distillation.student import Student, WrappedMethod
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.lora_recover import LoRARecover
 from prunerecover.callbacks.pruning import PruneCallback
@@ -79,14 +78,7 @@ class RoutedLoRARecover(LoRARecover):
         distill: float | None = None,
     ) -> None:
         super().__init__(
-            rank,
-            alpha,
-            dropout,
-            target_modules,
-            modules_to_save=(),
-            start=start,
-            target=target,
-            seed=seed,
+            rank, alpha, dropout, target_modules, modules_to_save=(), start=start, target=target, seed=seed
         )
         self._given = sets
         if not isinstance(sets, PlanSet | str | Path):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,21 +142,16 @@ def run_once(seed: int, data: DigitsData, recipe: Recipe, progress: Progress) ->
     apply_plan(unrecovered, plan)
     pruned = copy.deepcopy(module.model).eval()
     plan = plan + merge(pruned)
-    accuracies = dict(
-        zip(
-            ("dense", "pruned", "recovered"),
-            _accuracy((dense, unrecovered, pruned), data.test_dataloader()),
-            strict=True,
-        )
-    )
-    (at_surgery,) = _accuracy((unrecovered,), data.val_dataloader())
+    models = {"dense": dense, "pruned": unrecovered, "recovered": pruned}
+    accuracies = _accuracies(models, data.test_dataloader())
+    at_surgery = _accuracies({"pruned": unrecovered}, data.val_dataloader())["pruned"]
     curves = {"dense": curve.points, "pruned and recovered": [(recipe.epochs, at_surgery), *after.points]}
     return Run(dense, pruned, plan, cost, curves, accuracies)
 
 
-def _accuracy(models: tuple[nn.Module, ...], batches: Iterable[Any]) -> list[float]:
-    scores = score(models, batches, {"top1": metric_named("top1")})
-    return [float(found["top1"].mean()) for found in scores]
+def _accuracies(models: Mapping[str, nn.Module], batches: Iterable[Any]) -> dict[str, float]:
+    scores = score(list(models.values()), batches, {"top1": metric_named("top1")})
+    return {name: float(found["top1"].mean()) for name, found in zip(models, scores, strict=True)}
 
 
 def report_on(runs: list[Run], data: DigitsData, recipe: Recipe, seconds: float) -> Report:

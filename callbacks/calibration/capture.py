@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -38,7 +38,6 @@ from torchmetrics import Metric
 
 from prunerecover.callbacks.ledger.random_state import isolated, seed_all
 from prunerecover.display.progress import progress
-from prunerecover.importance.u_score import labels_in
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.evaluation import evaluating, uncompiled
 from prunerecover.model.hooks import Reached, removed_after
@@ -56,12 +55,7 @@ class CapturedInputs(ModelInputs):
 
 
 def capture_inputs(
-    trainer: pl.Trainer,
-    module: pl.LightningModule,
-    target: str,
-    n_samples: int,
-    seed: int,
-    most: int | None = None,
+    trainer: pl.Trainer, module: pl.LightningModule, target: str, n_samples: int, seed: int, most: int | None = None
 ) -> list[CapturedInputs]:
     """Return the target's inputs for about `n_samples` training samples, or for all samples if there are fewer.
 
@@ -112,16 +106,6 @@ def capture_inputs(
     if not captured:
         raise ValueError("Expected training data to calibrate on, but the train dataloader gave no batch.")
     return captured
-
-
-def labels_of_captured(labels: Callable[[Any], Tensor] | None = None) -> Callable[[CapturedInputs], Tensor]:
-    """Return a function that reads class labels from the training batch of captured inputs.
-
-    Args:
-        labels: Function `labels(batch)` of a training batch; None: the second element of a tuple, or `labels` of a
-            mapping.
-    """
-    return lambda inputs: labels_in(inputs.batch) if labels is None else labels(inputs.batch)
 
 
 def _run_until_captured(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunerecover.callbacks.distillation.first_call import FirstCall
+from prunerecover.callbacks.distillation.student import FirstCall
 from prunerecover.families.describe import describe
 from prunerecover.model.paths import get_module
 from prunerecover.plan.plan import Plan

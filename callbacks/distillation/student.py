@@ -2,17 +2,88 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from torch import Tensor, nn
 
-from prunerecover.callbacks.distillation.first_call import FirstCall
-from prunerecover.callbacks.distillation.wrapped_method import WrappedMethod
 from prunerecover.model.batches import ModelInputs
 
 AddTerm = Callable[[pl.LightningModule, Tensor, ModelInputs, Any], Tensor]
+
+
+class FirstCall:
+    """Inputs and output of a module's first call, kept until taken: a step may call the module more than once.
+
+    Copies of the module do not copy the hook.
+
+    Args:
+        module: Module to watch, until `detach`.
+        gradients: Whether calls with gradients count, or calls without.
+    """
+
+    def __init__(self, module: nn.Module, gradients: bool = True) -> None:
+        self.seen: tuple[ModelInputs, Any] | None = None
+        self.gradients = gradients
+        self._handle = module.register_forward_hook(self, with_kwargs=True)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Note the call."""
+        if self.seen is None and torch.is_grad_enabled() == self.gradients:
+            self.seen = (ModelInputs(args, dict(kwargs)), output)
+
+    def take(self) -> tuple[ModelInputs, Any] | None:
+        """Return the kept call, and forget it."""
+        seen, self.seen = self.seen, None
+        return seen
+
+    def detach(self) -> None:
+        """Remove the hook."""
+        self._handle.remove()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return _nothing
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Replace the hook in a copied module."""
+
+
+class WrappedMethod:
+    """Callable in the place of a method on the instance, until `detach`; copies of the module have the plain method.
+
+    `__wrapped__` lets Lightning see the signature of the original.
+
+    Args:
+        module: LightningModule of the method.
+        name: Name of the method.
+        call: Function `call(original, *args, **kwargs)` that runs in the place of the method.
+    """
+
+    def __init__(self, module: pl.LightningModule, name: str, call: Callable[..., Any]) -> None:
+        self.module, self.name, self.call = module, name, call
+        self.own = getattr(type(module), name)
+        self.previous = vars(module).get(name)
+        self.__wrapped__ = inspect.unwrap(self.own)
+        object.__setattr__(module, name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function with the replaced method."""
+        original = self.previous or functools.partial(self.own, self.module)
+        return self.call(original, *args, **kwargs)
+
+    def detach(self) -> None:
+        """Restore the replaced method."""
+        vars(self.module).pop(self.name, None)
+        if self.previous is not None:
+            object.__setattr__(self.module, self.name, self.previous)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        return functools.partial(self.own, memo.get(id(self.module), self.module))
 
 
 class Student:

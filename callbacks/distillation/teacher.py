@@ -47,9 +47,7 @@ def save_teacher(trainer: pl.Trainer, network: nn.Module) -> TeacherFile | None:
     folder = artifact_folder(trainer)
     if folder is None:
         return None
-    record: TeacherFile | None = None
-    if trainer.is_global_zero:
-        record = _write(folder, network)
+    record = _write(folder, network) if trainer.is_global_zero else None
     return trainer.strategy.broadcast(record)
 
 

@@ -8,10 +8,8 @@ from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 
-from prunerecover.callbacks.ledger.adapter_precision import keep_adapters_precise
-from prunerecover.callbacks.ledger.batch_leaves import make_leaves_quietly
+from prunerecover.callbacks.ledger import lightning_corrections
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.ledger.resumed_progress import begin_next_epoch, load_loader_states, pass_over_validation
 from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.display.summary import call_text
 
@@ -64,19 +62,19 @@ class LedgerCallback(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Install the ledger before any checkpoint is read."""
         Ledger.of(pl_module).from_checkpoint = None
-        keep_adapters_precise(trainer)
-        make_leaves_quietly()
+        lightning_corrections.keep_adapters_precise(trainer)
+        lightning_corrections.make_leaves_quietly()
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resume from the ledger of a checkpoint, if a checkpoint was read."""
         Ledger.of(pl_module).resume(trainer, pl_module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Make a resumed fit continue from any file as the interrupted fit would have; see `resumed_progress`."""
+        """Make a resumed fit continue from any file as the interrupted fit would have; see `lightning_corrections`."""
         if isinstance(trainer, pl.Trainer):
-            begin_next_epoch(trainer)
-            load_loader_states(trainer)
-            pass_over_validation(trainer)
+            lightning_corrections.begin_next_epoch(trainer)
+            lightning_corrections.load_loader_states(trainer)
+            lightning_corrections.pass_over_validation(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restore the random numbers of training, whatever was drawn since the last step."""

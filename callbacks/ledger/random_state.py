@@ -65,10 +65,6 @@ def restore_this_rank(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def _uses_cuda() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
 def of_this_rank() -> dict[str, Any]:
     """Return the state of this rank."""
     version, internal, gauss = random.getstate()
@@ -78,5 +74,5 @@ def of_this_rank() -> dict[str, Any]:
         "python": (version, list(internal), gauss),
         "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
         # The rank's own device alone: reading the state of other devices would create a context on each.
-        "cuda": torch.cuda.get_rng_state() if _uses_cuda() else None,
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
     }

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import lightning.pytorch as pl
 from torch import nn
 
 from prunerecover.callbacks.calibration.surgery import Surgery
+from prunerecover.display.progress import hidden, progress
 from prunerecover.importance.measuring.names import name_of
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
@@ -85,3 +88,16 @@ def _as_kept(value: object, default: object) -> object:
     """Return an argument in the form stored by a configuration: a sequence, or a lone string, as a tuple."""
     alone = isinstance(value, str) and isinstance(default, tuple)
     return (value,) if alone else tuple(value) if isinstance(value, list) else value
+
+
+@contextmanager
+def planning_progress(trainer: pl.Trainer, description: str) -> Iterator[None]:
+    """Show the progress of planning on the first rank.
+
+    Args:
+        trainer: Trainer with its settings: without a progress bar of the Trainer, long work is reported in lines.
+        description: Text of the bar until an inner stage replaces the text.
+    """
+    bar = trainer.progress_bar_callback is not None
+    with hidden(not trainer.is_global_zero), progress(description, bar=bar):
+        yield

@@ -7,9 +7,9 @@ from typing import Any, Unpack
 
 from torch import nn
 
-from prunerecover.callbacks.calibration.capture import labels_of_captured
 from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.planning.base import Planning
+from prunerecover.importance.u_score import labels_in
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.planning.plan_width import width_plan
@@ -57,7 +57,8 @@ class WidthPlanning(Planning):
 
     def config_of(self, budget: Budget | None) -> WidthConfig:
         """Return the arguments for a budget; labels are read from the batch of the training step."""
-        return dataclasses.replace(self.config, labels=labels_of_captured(self.config.labels)).for_budget(budget)
+        own = self.config.labels or labels_in
+        return dataclasses.replace(self.config, labels=lambda inputs: own(inputs.batch)).for_budget(budget)
 
     def decide(self, surgery: Surgery, budget: Budget | None) -> Plan:
         """Return the plan of `plan_width`, scored on the network's inputs in training."""

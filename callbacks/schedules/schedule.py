@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import lightning.pytorch as pl
 
 from prunerecover.display.summary import call_text, changed_fields
+from prunerecover.model.arguments import check_whole
 from prunerecover.plan.budget import Budget
 
 Unit = Literal["epoch", "step"]
@@ -42,18 +43,13 @@ class PruneSchedule:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        for name in ("start", "every", "step", "times"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int if name == "start" else int | None):
-                raise TypeError(f"Expected argument {name} of a schedule to be a whole number, but got {value!r}.")
+        check_whole("start", self.start, 0)
         if self.by not in get_args(Unit):
             raise ValueError(f"Expected argument by of a schedule to be 'epoch' or 'step', but got {self.by!r}.")
-        if self.start < 0:
-            raise ValueError(f"Expected argument start to be an epoch >= 0, but got {self.start}.")
         for name in ("every", "step", "times"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"Expected argument {name} to be at least 1, but got {value}.")
+            if value is not None:
+                check_whole(name, value, 1)
             if value and self.every is None:
                 raise ValueError(f"Expected argument every with {name}: how many epochs lie between two surgeries.")
 

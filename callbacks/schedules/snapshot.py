@@ -22,7 +22,7 @@ from prunerecover.callbacks.ledger import optimizer_groups as optimizers
 from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.random_state import isolated
-from prunerecover.callbacks.surgery.apply_in_trainer import forget_best, rewrap
+from prunerecover.callbacks.surgery.in_trainer import forget_best, rewrap
 from prunerecover.checkpoint.ledger_record import LedgerRecord
 from prunerecover.plan.plan import Plan
 

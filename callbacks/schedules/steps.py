@@ -51,11 +51,6 @@ def step_of(step: float | Budget | None, quality: Quality) -> Budget:
     return step
 
 
-def first_of(budget: Budget | Quality | None, step: float | Budget | None) -> Budget | None:
-    """Return the first budget for planning: the budget, or one step; raises the errors of `step_of`."""
-    return step_of(step, budget) if isinstance(budget, Quality) else budget
-
-
 def _check_share(name: str, share: float, most: float) -> None:
     if not 0 < share <= most:
         raise ValueError(

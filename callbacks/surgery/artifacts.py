@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -65,8 +66,7 @@ def save_as_best(trainer: pl.Trainer) -> None:
     folder = artifact_folder(trainer)
     if folder is None:
         return
-    places = (folder / f"kept{f'-v{number}' if number else ''}.ckpt" for number in itertools.count())
-    path = trainer.strategy.broadcast(next(place for place in places if not place.exists()))
+    path = trainer.strategy.broadcast(next(p for p in _versions(folder / "kept.ckpt") if not p.exists()))
     trainer.save_checkpoint(path)
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, ModelCheckpoint):
@@ -91,8 +91,7 @@ def save_merged(module: pl.LightningModule, folder: Path) -> None:
         try:
             written = write_folder(network, composed, path, run)
         except FileExistsError as error:
-            other = next(_numbered(path, number) for number in itertools.count(1) if _is_free(_numbered(path, number)))
-            written = write_folder(network, composed, other, run)
+            written = write_folder(network, composed, next(filter(_is_free, _versions(path))), run)
             rank_zero_warn(f"{error} The merged copy of this fit is at {written}.")
         rank_zero_info(f"prunerecover: pruned network written to {written}; load_pruned opens it")
 
@@ -128,19 +127,14 @@ def own_place(path: Path, run: str, what: str) -> Path:
         run: Mark of the run; a resumed run finds its own files by the mark.
         what: Name of the files, for the warning.
     """
-    for number in itertools.count():
-        place = _numbered(path, number)
-        if _is_free(place):
-            if number:
-                rank_zero_warn(
-                    f"Expected nothing at {path}, or the {what} of this run, but got what another run or somebody else "
-                    f"has put there. It stays; the {what} of this run is at {place}. Give each run a "
-                    "ModelCheckpoint(dirpath=...) of its own."
-                )
-            return place
-        if _writer_of(place) == run:
-            return place
-    raise AssertionError
+    place = next(place for place in _versions(path) if _is_free(place) or _writer_of(place) == run)
+    if place != path and _is_free(place):
+        rank_zero_warn(
+            f"Expected nothing at {path}, or the {what} of this run, but got what another run or somebody else has put "
+            f"there. It stays; the {what} of this run is at {place}. Give each run a ModelCheckpoint(dirpath=...) of "
+            "its own."
+        )
+    return place
 
 
 def run_of(ledger: Ledger, target: str) -> str:
@@ -148,10 +142,12 @@ def run_of(ledger: Ledger, target: str) -> str:
     return f"{ledger.run}/{target}"
 
 
-def _numbered(path: Path, number: int) -> Path:
-    """Return the path itself, or another version, named as ModelCheckpoint names versions."""
-    end = ".json" if path.name.endswith(".json") else ""
-    return path.with_name(f"{path.name.removesuffix(end)}-v{number}{end}") if number else path
+def _versions(path: Path) -> Iterator[Path]:
+    """Yield a path, and further versions, named as ModelCheckpoint names versions."""
+    yield path
+    end = path.suffix if path.suffix in (".json", ".ckpt") else ""
+    for number in itertools.count(1):
+        yield path.with_name(f"{path.name.removesuffix(end)}-v{number}{end}")
 
 
 def _is_free(path: Path) -> bool:
@@ -171,12 +167,9 @@ def _writer_of(path: Path) -> str:
 def _plans_at(path: Path) -> list[Plan]:
     """Return the plan at a path, and all numbered versions; an unreadable file is not needed, and left alone."""
     found: list[Plan] = []
-    for number in itertools.count():
-        place = _numbered(path, number)
-        if not place.is_file():
-            return found
+    for place in itertools.takewhile(Path.is_file, _versions(path)):
         try:
             found.append(Plan.load(place))
         except (OSError, ValueError) as error:
             rank_zero_warn(f"{place} is not needed, since the checkpoint holds its edits, and is left alone. {error}")
-    raise AssertionError
+    return found

@@ -62,8 +62,7 @@ class AttachedTrainer(Trainer):  # type: ignore[misc]
             inputs: Batch.
             items: Number of items in the optimizer step; None: not counted.
         """
-        loss: Tensor = super().compute_loss(model, inputs, num_items_in_batch=items)
-        return loss
+        return super().compute_loss(model, inputs, num_items_in_batch=items)  # type: ignore[no-any-return]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log; values noted by callbacks are added to the entry with the loss."""

@@ -6,7 +6,6 @@ read are defined here: a test compares the names.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
@@ -157,7 +156,7 @@ class _Strategy:
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.precision_plugin = SimpleNamespace(
-            train_step_context=self._step_context, convert_input=lambda inputs: inputs
+            train_step_context=lambda: trainer.compute_loss_context_manager(), convert_input=lambda inputs: inputs
         )
 
     def broadcast(self, value: Any) -> Any:
@@ -167,10 +166,6 @@ class _Strategy:
     def batch_to_device(self, batch: Any, dataloader_idx: int = 0) -> Any:
         """Return a batch in the form expected by the training step."""
         return self.trainer._prepare_inputs(batch)
-
-    def _step_context(self) -> contextlib.AbstractContextManager[Any]:
-        context: contextlib.AbstractContextManager[Any] = self.trainer.compute_loss_context_manager()
-        return context
 
 
 def plain_loader(loader: Any, trainer: Any) -> Any:

@@ -16,7 +16,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 
-from prunerecover.callbacks.ledger.batch_leaves import make_leaves_quietly
+from prunerecover.callbacks.ledger.lightning_corrections import make_leaves_quietly
 from prunerecover.callbacks.ledger.random_state import isolated, seed_all
 
 QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}

@@ -186,9 +186,7 @@ class TrialRunner:
 
     def _key(self, trial: Trial) -> str:
         edits = [edit.model_dump(mode="json") for edit in trial.plan.edits]
-        given = (
-            self.module.hparams.items()
-        )  # names with an underscore are LightningCLI's: where the class is imported from
+        given = self.module.hparams.items()  # names with an underscore are LightningCLI's: the place of the class
         values = {name: v for name, v in given if isinstance(v, int | float | str) and not name.startswith("_")}
         samples = DepthEvidence.of(trial.plan.evidence).samples
         told = [edits, samples, self._weights, values, trial.seed, asdict(self.settings)]

@@ -12,6 +12,31 @@ def check_seed(seed: int) -> None:
         raise TypeError(f"Expected argument seed to be a whole number, but got {seed!r}. For example seed=0.")
 
 
+def check_number(name: str, value: float) -> None:
+    """Raise TypeError unless an argument is a number.
+
+    Args:
+        name: Name of the argument.
+        value: Given value.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"Expected argument {name} to be a number, but got {value!r}.")
+
+
+def check_whole(name: str, value: int, least: int) -> None:
+    """Raise TypeError unless an argument is a whole number, and ValueError if the number is too small.
+
+    Args:
+        name: Name of the argument.
+        value: Given value.
+        least: Smallest allowed value.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"Expected argument {name} to be a whole number, but got {value!r}.")
+    if value < least:
+        raise ValueError(f"Expected argument {name} to be at least {least}, but got {value}.")
+
+
 def check_flag(name: str, value: bool | None) -> None:
     """Raise TypeError unless an argument is True, False or None: any string would count as True.
 

@@ -38,6 +38,7 @@ from prunerecover.model.batches import Batches, ModelInputs, listed, with_sample
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan, check_plan
+from prunerecover.recovery import reconstruction_order as order
 from prunerecover.recovery.batchnorm import batchnorms
 from prunerecover.recovery.branch_ends import branch_ends
 from prunerecover.recovery.dense_reference import DenseNorm, DenseNorms, dense_reference, moved_at
@@ -51,13 +52,6 @@ from prunerecover.recovery.judged import (
     recalibration,
 )
 from prunerecover.recovery.norms_in_order import NormsInOrder, pooled
-from prunerecover.recovery.reconstruction_order import (
-    calls_of,
-    check_between,
-    kept_rows,
-    of_other_outputs,
-    reference_of,
-)
 from prunerecover.recovery.reconstruction_rows import FittedLayer, missing_outputs, rows_of
 from prunerecover.runtimes.subnormals import flush_subnormals
 
@@ -137,14 +131,16 @@ def fit_layers(
     Raises:
         ValueError: See `reconstruct`; also if a layer of `only` cannot be fitted.
     """
-    reference = reference_of(dense, plan)
-    rows = kept_rows(reference, plan)
+    reference = order.reference_of(dense, plan)
+    rows = order.kept_rows(reference, plan)
     with uncompiled(), evaluating(network, reference), torch.no_grad():
-        calls = calls_of(network, reference, rows, samples[0], all_layers=bool(only) or "activation" in plan.removed)
-        calls = {path: number for path, number in calls.items() if path not in of_other_outputs(plan)}
+        calls = order.calls_of(
+            network, reference, rows, samples[0], all_layers=bool(only) or "activation" in plan.removed
+        )
+        calls = {path: number for path, number in calls.items() if path not in order.of_other_outputs(plan)}
         if only is not None:
             calls = _these(calls, only)
-        check_between(network, reference, rows, calls)
+        order.check_between(network, reference, rows, calls)
     with all_or_nothing(network):
         with uncompiled(), evaluating(dense):
             norms = DenseNorms(dense, samples, pooled).after(plan)

@@ -16,6 +16,8 @@ from typing import Literal
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from prunerecover.model.arguments import check_number, check_whole
+
 Shape = Literal["linear", "cosine"]
 WARMUP, DECAY = 0.5, 1.0
 
@@ -48,8 +50,7 @@ class RecoveryCurve:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        if isinstance(self.warmup, bool) or not isinstance(self.warmup, int | float):
-            raise TypeError(f"Expected argument warmup to be a number of steps or a share, but got {self.warmup!r}.")
+        check_number("warmup", self.warmup)
         if not self.warmup >= 0 or (isinstance(self.warmup, float) and not self.warmup < 1):
             raise ValueError(
                 f"Expected argument warmup to be a whole number of steps or a share below 1, but got {self.warmup!r}. "
@@ -57,8 +58,7 @@ class RecoveryCurve:
             )
         if self.shape not in ("linear", "cosine"):
             raise ValueError(f"Expected argument shape to be 'linear' or 'cosine', but got {self.shape!r}.")
-        if isinstance(self.decay, bool) or not isinstance(self.decay, int | float):
-            raise TypeError(f"Expected argument decay to be a share of the steps, but got {self.decay!r}.")
+        check_number("decay", self.decay)
         if not 0 <= self.decay <= 1:
             raise ValueError(
                 f"Expected argument decay to be a share of the steps between 0 and 1, but got {self.decay!r}. For "
@@ -108,8 +108,5 @@ def recovery_schedule(
     >>> recovery_schedule(optimizer, steps=100, warmup=10).get_last_lr()
     [0.1]
     """
-    if isinstance(steps, bool) or not isinstance(steps, int):
-        raise TypeError(f"Expected argument steps to be a whole number, but got {steps!r}.")
-    if steps < 1:
-        raise ValueError(f"Expected argument steps to be at least 1, but got {steps}.")
+    check_whole("steps", steps, 1)
     return LambdaLR(optimizer, partial(RecoveryCurve(warmup, shape, decay).factor, steps=steps))

@@ -15,21 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from prunerecover.display.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    LIGHT,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    add_legend,
-    new_figure,
-)
+from prunerecover.display import style
 
-SERIES = tuple(zip((BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY), "osD^vP", strict=True))
+SERIES = tuple(
+    zip((style.BLUE, style.VERMILION, style.GREEN, style.ORANGE, style.PURPLE, style.SKY), "osD^vP", strict=True)
+)
 
 LABEL, NOTE = 36, 38  # letters along the height of the axes; longer texts take several lines
 
@@ -50,12 +40,12 @@ def plot_history(
         metric: Label of the y axis.
         percent: Whether values are shares, to be shown in percent.
     """
-    figure, axes = new_figure(6.8, 3.8)
+    figure, axes = style.new_figure(6.8, 3.8)
     for i, (epoch, label) in enumerate(surgeries):
-        axes.axvline(epoch, color=GREY, linewidth=1.2, linestyle=":", label="_" if i else "surgery", zorder=1)
+        axes.axvline(epoch, color=style.GREY, linewidth=1.2, linestyle=":", label="_" if i else "surgery", zorder=1)
         _note(axes, epoch, label)
     if dense is not None:
-        axes.axhline(dense, color=BLACK, linewidth=1, linestyle=(0, (6, 3)), label="dense", zorder=2)
+        axes.axhline(dense, color=style.BLACK, linewidth=1, linestyle=(0, (6, 3)), label="dense", zorder=2)
     for (name, points), (color, marker) in zip(history.items(), cycle(SERIES)):
         epochs, values = zip(*points, strict=True) if points else ((), ())
         axes.plot(epochs, values, color=color, marker=marker, markersize=4.5, linewidth=1.8, label=name, zorder=3)
@@ -89,12 +79,12 @@ def _lines(text: str) -> str:
 
 
 def _finish(figure: Figure, axes: Axes, percent: bool) -> None:
-    axes.grid(axis="y", color=LIGHT, linewidth=0.8)
+    axes.grid(axis="y", color=style.LIGHT, linewidth=0.8)
     if percent:
         axes.yaxis.set_major_formatter(FuncFormatter(_percent))
     handles, labels = axes.get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda i: labels[i] not in ("dense", "surgery"))
-    add_legend(figure, [handles[i] for i in order], [labels[i] for i in order], "upper left")
+    style.add_legend(figure, [handles[i] for i in order], [labels[i] for i in order], "upper left")
 
 
 def _percent(share: float, _: object = None) -> str:

@@ -116,26 +116,43 @@ def _attention(attention: Attention, head_size: int) -> Iterator[tuple[str, Tens
 
 def _no_attention(width: int, head_size: int) -> Attention:
     """Return an attention with a head of zeros."""
-    sizes = [(width, head_size)] * 3 + [(head_size, width)]
-    query, key, value, output = (skip_init(nn.Linear, *size, bias=False) for size in sizes)  # type: ignore[no-untyped-call]
-    for linear in (query, key, value, output):
-        nn.init.zeros_(linear.weight)
-    return Attention(torch.ones(width), query, key, value, output, heads=1, key_value_heads=1)
+    query, key, value = (_zeros(width, head_size) for _ in range(3))
+    return Attention(torch.ones(width), query, key, value, _zeros(head_size, width), heads=1, key_value_heads=1)
+
+
+def no_mlp(width: int, neurons: int) -> GatedMLP:
+    """Return an MLP of zeros.
+
+    Args:
+        width: Channels of the hidden states.
+        neurons: Number of neurons.
+    """
+    return GatedMLP(torch.ones(width), _zeros(width, neurons), _zeros(width, neurons), _zeros(neurons, width))
+
+
+def _zeros(inputs: int, outputs: int) -> nn.Linear:
+    linear: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=False)  # type: ignore[no-untyped-call]
+    nn.init.zeros_(linear.weight)
+    return linear
 
 
 def _mlp(layer: Layer, width: int) -> Iterator[tuple[str, Tensor]]:
-    mlp = layer.mlp
-    biases = [] if layer.shift is None else [layer.shift]
-    if mlp is None:
-        yield "ffn_norm.weight", torch.ones(width)
-        for name, shape in {"gate": (NEURONS, width), "up": (NEURONS, width), "down": (width, NEURONS)}.items():
-            yield f"ffn_{name}.weight", torch.zeros(shape)
-    else:
-        yield "ffn_norm.weight", mlp.norm
-        for name, linear in {"gate": mlp.gate, "up": mlp.up, "down": mlp.down}.items():
-            yield f"ffn_{name}.weight", linear.weight
-            if linear.bias is not None and name != "down":
-                yield f"ffn_{name}.bias", linear.bias
-        biases += [] if mlp.down.bias is None else [mlp.down.bias]
-    if biases:
-        yield "ffn_down.bias", torch.stack([bias.float() for bias in biases]).sum(0)
+    mlp = layer.mlp or no_mlp(width, NEURONS)
+    yield "ffn_norm.weight", mlp.norm
+    for name, linear in {"gate": mlp.gate, "up": mlp.up, "down": mlp.down}.items():
+        yield f"ffn_{name}.weight", linear.weight
+        if linear.bias is not None and name != "down":
+            yield f"ffn_{name}.bias", linear.bias
+    if (bias := bias_behind(mlp, layer.shift)) is not None:
+        yield "ffn_down.bias", bias
+
+
+def bias_behind(mlp: GatedMLP, shift: Tensor | None) -> Tensor | None:
+    """Return the bias of an MLP's last linear, with a shift added; None without either.
+
+    Args:
+        mlp: MLP of a layer.
+        shift: Constant that the layer adds to the residual stream, or None.
+    """
+    biases = [bias.float() for bias in (shift, mlp.down.bias) if bias is not None]
+    return torch.stack(biases).sum(0) if biases else None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from prunerecover.serving.deci_layers import Layer, layers_of
+from prunerecover.serving.deci_layers import Layer, bias_behind, layers_of, no_mlp
 from prunerecover.serving.decoder import Attention, Branch, Decoder, GatedMLP, LinearMap
 
 MULTIPLE = 256  # divisor of the widths of MLPs
@@ -152,17 +152,13 @@ def _padded(rows: Tensor, group: int, wanted: tuple[int, int], head_size: int) -
 
 
 def _mlp(layer: Layer, width: int) -> dict[str, Tensor]:
-    neurons, mlp = _neurons(layer), layer.mlp
-    if mlp is None:
-        shapes = {"gate_proj": (neurons, width), "up_proj": (neurons, width), "down_proj": (width, neurons)}
-        found = {f"mlp.{name}.weight": torch.zeros(shape) for name, shape in shapes.items()}
-        found["post_attention_layernorm.weight"] = torch.ones(width)
-    else:
-        more = neurons - mlp.up.out_features
-        found = {"post_attention_layernorm.weight": mlp.norm, "mlp.down_proj.weight": F.pad(mlp.down.weight, (0, more))}
-        for name, linear in {"gate_proj": mlp.gate, "up_proj": mlp.up}.items():
-            found[f"mlp.{name}.weight"] = F.pad(linear.weight, (0, 0, 0, more))
-            if linear.bias is not None:
-                found[f"mlp.{name}.bias"] = F.pad(linear.bias, (0, more))
-    biases = [bias for bias in (layer.shift, None if mlp is None else mlp.down.bias) if bias is not None]
-    return found | ({"mlp.down_proj.bias": torch.stack([bias.float() for bias in biases]).sum(0)} if biases else {})
+    neurons = _neurons(layer)
+    mlp = layer.mlp or no_mlp(width, neurons)
+    more = neurons - mlp.up.out_features
+    found = {"post_attention_layernorm.weight": mlp.norm, "mlp.down_proj.weight": F.pad(mlp.down.weight, (0, more))}
+    for name, linear in {"gate_proj": mlp.gate, "up_proj": mlp.up}.items():
+        found[f"mlp.{name}.weight"] = F.pad(linear.weight, (0, 0, 0, more))
+        if linear.bias is not None:
+            found[f"mlp.{name}.bias"] = F.pad(linear.bias, (0, more))
+    bias = bias_behind(mlp, layer.shift)
+    return found if bias is None else {**found, "mlp.down_proj.bias": bias}

@@ -26,20 +26,7 @@ from prunerecover.model.replacements import (
     carry_attributes,
     replacement_for,
 )
-from prunerecover.plan.edits import (
-    Bypass,
-    Config,
-    Fold,
-    FreeHeads,
-    Merge,
-    Narrow,
-    Patch,
-    Refit,
-    Remove,
-    Replace,
-    Reroute,
-    Rewrite,
-)
+from prunerecover.plan import edits
 from prunerecover.plan.units import number_of_block
 from prunerecover.surgery.compensation import refitted_values, stand_in_values
 from prunerecover.surgery.folding import folded_map, merged_linear
@@ -126,12 +113,12 @@ def execute(edit: BaseModel, context: EditContext) -> None:
 
 
 @execute.register
-def _(edit: Config, context: EditContext) -> None:
+def _(edit: edits.Config, context: EditContext) -> None:
     context.journal.set_config(context.model, edit.set)
 
 
 @execute.register
-def _(edit: Remove, context: EditContext) -> None:
+def _(edit: edits.Remove, context: EditContext) -> None:
     if edit.kind == "block":
         _remove_block(context, edit.unit)
         return
@@ -141,7 +128,7 @@ def _(edit: Remove, context: EditContext) -> None:
 
 
 @execute.register
-def _(edit: Replace, context: EditContext) -> None:
+def _(edit: edits.Replace, context: EditContext) -> None:
     if edit.kind == "activation":
         _replace_activation(context, edit)
     else:
@@ -149,23 +136,23 @@ def _(edit: Replace, context: EditContext) -> None:
 
 
 @execute.register
-def _(edit: Narrow, context: EditContext) -> None:
+def _(edit: edits.Narrow, context: EditContext) -> None:
     taken_over = {} if context.tensors is None else {k.partition(".")[2]: context.tensors[k] for k in edit.tensors}
     context.origins |= narrow(context.model, edit, context.journal, taken_over)
 
 
 @execute.register
-def _(edit: Fold, context: EditContext) -> None:
+def _(edit: edits.Fold, context: EditContext) -> None:
     context.set_values(edit.into, folded_map(context.model, edit, context.tensors))
 
 
 @execute.register
-def _(edit: Refit, context: EditContext) -> None:
+def _(edit: edits.Refit, context: EditContext) -> None:
     context.set_values(edit.unit, refitted_values(get_module(context.model, edit.unit), edit, context.tensors))
 
 
 @execute.register
-def _(edit: Rewrite, context: EditContext) -> None:
+def _(edit: edits.Rewrite, context: EditContext) -> None:
     shortcut = get_module(context.model, edit.unit)
     held = [name for name, _ in (*shortcut.named_parameters(), *shortcut.named_buffers())]
     if held:
@@ -185,23 +172,23 @@ def _(edit: Rewrite, context: EditContext) -> None:
 
 
 @execute.register
-def _(edit: FreeHeads, context: EditContext) -> None:
+def _(edit: edits.FreeHeads, context: EditContext) -> None:
     free_heads(context.model, edit, context.journal)
 
 
 @execute.register
-def _(edit: Reroute, context: EditContext) -> None:
+def _(edit: edits.Reroute, context: EditContext) -> None:
     context.journal.reroute(context.model, edit.unit, edit.calls)
 
 
 @execute.register
-def _(edit: Bypass | Patch, context: EditContext) -> None:
+def _(edit: edits.Bypass | edits.Patch, context: EditContext) -> None:
     if "" in edit.modules:
         raise ValueError("Expected the path of a module inside the network, but got the network itself.")
     before = {path: get_module(context.model, path) for path in edit.modules}
     for (path, old), one in zip(before.items(), edit.modules.values(), strict=True):
         new = replacement_for(one.leaves, one.returns, one.dim, one.window, one.channels)
-        if isinstance(edit, Bypass) and any(True for _ in new.parameters()):
+        if isinstance(edit, edits.Bypass) and any(True for _ in new.parameters()):
             around = get_module(context.model, parent_path(path)), context.model
             context.register(new, _likes(old, *before.values(), *around), stand_in_values(edit, context.tensors))
         carry_attributes(old, new)
@@ -236,7 +223,7 @@ def _branch(model: nn.Module, unit: str, kind: str) -> Branch:
     return branch
 
 
-def _replace_activation(context: EditContext, edit: Replace) -> None:
+def _replace_activation(context: EditContext, edit: edits.Replace) -> None:
     forward = describe(context.model).feed_forward(edit.unit)
     if forward is None or forward.state != "nonlinear":
         raise ValueError(
@@ -260,7 +247,7 @@ def _replace_activation(context: EditContext, edit: Replace) -> None:
         context.replace_module(forward.activation, nn.Identity())
 
 
-def _replace_branch(context: EditContext, edit: Replace) -> None:
+def _replace_branch(context: EditContext, edit: edits.Replace) -> None:
     branch = _branch(context.model, edit.unit, edit.kind)
     stand_in: nn.Module = PassThrough(branch.returns)
     if edit.leaves != "identity":
@@ -282,7 +269,7 @@ def _likes(*old: nn.Module) -> dict[str, Parameter]:
 
 
 @execute.register
-def _(edit: Merge, context: EditContext) -> None:
+def _(edit: edits.Merge, context: EditContext) -> None:
     new = merged_linear(context.model, edit)
     before = {p: get_module(context.model, p) for p in (edit.into, *edit.from_, edit.norm, edit.scale) if p}
     context.register(new, _likes(before[edit.into]), dict(new.named_parameters()))

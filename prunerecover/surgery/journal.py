@@ -16,7 +16,7 @@ from prunerecover.families.transformers_layers import is_transformers_config
 from prunerecover.model.evaluation import device_of
 from prunerecover.model.paths import get_module, holder_of, set_module
 from prunerecover.surgery.forward.changes import Change, moved
-from prunerecover.surgery.forward.rerouted import reroute
+from prunerecover.surgery.forward.rewritten_forward import reroute
 from prunerecover.surgery.transformers_depth import apply_config, check_depth, config_edits, numbered_after
 
 

@@ -21,8 +21,8 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from prunerecover.callbacks.ledger.batch_leaves import make_leaves_quietly
-from prunerecover.callbacks.planning_progress import planning_progress
+from prunerecover.callbacks.ledger.lightning_corrections import make_leaves_quietly
+from prunerecover.callbacks.planning.base import planning_progress
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.cli.callback_options import with_callback_options
 from prunerecover.recipes.cli.errors import in_one_line

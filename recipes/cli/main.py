@@ -39,7 +39,7 @@ depth, graph, boundary, boundary_dpt, width, per_cost, fair_pruner, joint, front
 # Functions of the commands without a trainer.
 PLAIN_COMMANDS = {
     "quickstart": "prunerecover.recipes.quickstart:run_quickstart",
-    "report": "prunerecover.recipes.cli.report:show_report",
+    "report": "prunerecover.recipes.cli.main:show_report",
     "export": "prunerecover.recipes.cli.export:export",
 }
 
@@ -137,6 +137,25 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--tokenizer", metavar="NAME", help="hub name or folder of the tokenizer, for GGUF and nemotron-nas"
     )
+
+
+def show_report(path: str) -> None:
+    """Print a saved report as Markdown, rendered for the terminal.
+
+    Args:
+        path: File `report.json`, or its folder.
+
+    Raises:
+        ValueError: If the file does not exist, or is no report.
+    """
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from prunerecover.report.report import Report
+
+    if not Path(path).exists():
+        raise ValueError(f"Expected a report at {path}, but there is none. `prunerecover quickstart` writes one.")
+    Console().print(Markdown(Report.load(path).to_markdown()))
 
 
 def _runner(command: str) -> Callable[..., object]:

@@ -42,9 +42,9 @@ METHODS = {
         "fair_pruner": "width.FairPrunerPlan",
         "joint": "joint.JointPlan",
         "pudding": "pudding.PuddingPlan",
-        "sensitivity": "sensitivity.SensitivityTable",
-        "sites": "sites.SitesTable",
-        "frontier": "frontier.FrontierTable",
+        "sensitivity": "tables.SensitivityTable",
+        "sites": "tables.SitesTable",
+        "frontier": "tables.FrontierTable",
     }.items()
 }
 CLASSES: dict[str, type] = {name: resolve_name(path) for name, path in METHODS.items()}

@@ -165,10 +165,7 @@ class SceneTransform:
         from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
 
         boxes = BoundingBoxes(
-            target["boxes"],
-            format=BoundingBoxFormat.XYXY,
-            canvas_size=(image.height, image.width),
-            clamping_mode=None,
+            target["boxes"], format=BoundingBoxFormat.XYXY, canvas_size=(image.height, image.width), clamping_mode=None
         )
         pixels, moved = self.steps(image, {**target, "boxes": boxes})
         scale = max(pixels.shape[-2:]) / max(image.height, image.width)

@@ -175,7 +175,7 @@ def open_scene_folder(path: Path) -> Any:
     Raises:
         ValueError: If there is no split, an image has no annotation, or an annotation no image.
     """
-    from datasets import Dataset, DatasetDict, Image
+    from datasets import Dataset, DatasetDict, Features, Image
 
     splits = {folder.name: _pairs(path, folder.name) for folder in sorted((path / IMAGES).iterdir()) if folder.is_dir()}
     if not splits:
@@ -183,10 +183,8 @@ def open_scene_folder(path: Path) -> Any:
             f"Expected folders of splits in {path / IMAGES}, such as training and validation, but found none. Check "
             "the path."
         )
-    tables = {name: Dataset.from_dict(pairs) for name, pairs in splits.items()}
-    return DatasetDict(
-        {name: rows.cast_column("image", Image()).cast_column("annotation", Image()) for name, rows in tables.items()}
-    )
+    features = Features({"image": Image(), "annotation": Image()})
+    return DatasetDict({name: Dataset.from_dict(pairs, features) for name, pairs in splits.items()})
 
 
 def _pairs(path: Path, split: str) -> dict[str, list[str]]:

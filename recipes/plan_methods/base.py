@@ -105,30 +105,6 @@ class AnyNetworkMethod(PlanMethod):
         return find_network(module, target)
 
 
-class TableMethod(AnyNetworkMethod):
-    """Method that shows a table of a network, and writes no plan.
-
-    Attributes:
-        seed: Seed of all random draws.
-    """
-
-    seed = 0
-
-    @abstractmethod
-    def look(self, surgery: Surgery, output: Path) -> Any:
-        """Return the table, which `write` and `written` find as `self.found`.
-
-        Args:
-            surgery: Network and captured inputs.
-            output: File of a plan; further files of the method go beside it.
-        """
-
-    def make(self, task: PlanTask) -> Plan:
-        """Look at the network; nothing is removed."""
-        self.found = task.at_start(lambda surgery: self.look(surgery, task.output), self.seed)
-        return Plan()
-
-
 class ShareArguments(TypedDict, total=False):
     """Types of the arguments of a budget in shares or amounts of costs."""
 

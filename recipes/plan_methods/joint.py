@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 from prunerecover.boundary.search import Trial
 from prunerecover.callbacks.planning.joint import JointPlanning, PruningArguments
@@ -27,22 +27,15 @@ from prunerecover.recipes.plan_methods.base import PlanTask, SearchMethod, Share
 
 
 class JointMethod(SearchMethod):
-    """Method that decides as `Prune` does.
+    """Method that decides as `Prune` does; see `PlanningMethod`.
 
-    Args:
-        planning: Planning of the callback.
-        budget: Budget of the callback.
+    Attributes:
         trials: Settings of training and evaluation in a short recovery of each split; None: splits are compared by
             their outputs.
-        where: Further arguments of `SearchMethod`.
     """
 
-    def __init__(
-        self, planning: JointPlanning, budget: Budget | None, *where: Any, trials: TrialSettings | None = None
-    ) -> None:
-        super().__init__(planning, budget, *where)
-        self.trials = trials
-        self._runner: TrialRunner | None = None
+    trials: TrialSettings | None = None
+    _runner: TrialRunner | None = None
 
     def make(self, task: PlanTask) -> Plan:
         """Return the plan of `Prune` at the start of a fit, or the plan of the split with the best recovery."""
@@ -97,8 +90,8 @@ class JointPlan(JointMethod):
         if trials is not None and not recover:
             raise ValueError("Expected no trials, as splits are compared by their outputs. Add recover=True.")
         budget, planning = parted(arguments)
-        how = (trials or TrialSettings()) if recover else None
-        super().__init__(JointPlanning(**planning), Budget(**budget), trials=how)
+        super().__init__(JointPlanning(**planning), Budget(**budget))
+        self.trials = (trials or TrialSettings()) if recover else None
 
 
 def page_of(plan: Plan, runner: TrialRunner) -> str:

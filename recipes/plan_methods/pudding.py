@@ -9,7 +9,6 @@ Intermediate results lie in `<plan>.search` until the plan is written, and an in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,7 @@ from prunerecover.language.likelihood import Encoding
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.data.language.tokenizers import context_in, name_of, open_tokenizer
-from prunerecover.recipes.plan_methods.base import (
-    PlanMethod,
-    PlanTask,
-    beside,
-    save_found,
-    search_store,
-)
+from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside, save_found, search_store
 from prunerecover.recipes.plan_methods.pudding_page import page, routing_of
 from prunerecover.recipes.plan_methods.pudding_questions import Asked, ask
 from prunerecover.recipes.tasks.route_picker import RouterObjective, prompt_features, train_router
@@ -42,23 +35,6 @@ from prunerecover.routing.router import EncoderRouter, PrefixRouter
 
 METRICS = ("log-likelihood per token", "accuracy")
 DENSE = (frozenset[int](),)  # set without blocks
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Results to write beside the plan.
-
-    Attributes:
-        routed: Model with its sets and its router.
-        compared: Comparisons by likelihood and by accuracy.
-        asked: Questions by their use.
-        weights: Whether the dense weights lie in no file that transformers opens.
-    """
-
-    routed: RoutedCausalLM
-    compared: list[RouteComparison]
-    asked: Asked
-    weights: bool
 
 
 class PuddingPlan(PlanMethod):
@@ -139,21 +115,21 @@ class PuddingPlan(PlanMethod):
         routed, picked = self._routed(network, sets, asked, encoding)
         compared = self._compared(routed, picked, asked, encoding)
         routed.routed = routed.router is not None and should_route(*compared)
-        self._found = _Found(routed, compared, asked, base is None or task.checkpoint is not None)
+        self._found = routed, compared, asked, base is None or task.checkpoint is not None
         return sets.plans[routed.default]
 
     def write(self, plan: Plan, output: Path) -> None:
         """Write the plan, the routed model and the page."""
-        found = self._found
+        routed, compared, asked, weights = self._found  # weights: the dense ones are in no file for transformers
         folder = beside(output, ".routed")
         save_found(plan, output)
-        save_routed(found.routed, folder, weights=found.weights)
-        write_text(beside(output, ".md"), page(found.routed, found.compared, found.asked, str(folder)))
+        save_routed(routed, folder, weights=weights)
+        write_text(beside(output, ".md"), page(routed, compared, asked, str(folder)))
 
     def written(self, plan: Plan, output: Path) -> str:
         """Describe the written files, and whether the saved model routes."""
         folder, about = beside(output, ".routed"), beside(output, ".md")
-        return f"{super().written(plan, output)}. {folder} {routing_of(self._found.routed)}; see {about}"
+        return f"{super().written(plan, output)}. {folder} {routing_of(self._found[0])}; see {about}"
 
     def _routed(
         self, network: nn.Module, sets: PlanSet, asked: Asked, encoding: Encoding
@@ -171,14 +147,9 @@ class PuddingPlan(PlanMethod):
         )
         likelihoods = route_table(network, sets.blocks, asked.router, encoding, batch_size=self.batch_size)
         static = int(likelihoods.mean(0).argmax())
-        how: dict[str, Any] = {
-            "objective": self.router_objective,
-            "epochs": self.epochs,
-            "seed": self.seed,
-            "static": static,
-        }
-        how["learning_rate"] = 1e-3 if isinstance(router, PrefixRouter) else 1e-5
-        train_router(router, features, likelihoods, asked.chosen, **how)
+        rate = 1e-3 if isinstance(router, PrefixRouter) else 1e-5
+        how: dict[str, Any] = {"objective": self.router_objective, "static": static, "learning_rate": rate}
+        train_router(router, features, likelihoods, asked.chosen, epochs=self.epochs, seed=self.seed, **how)
         routed = RoutedCausalLM(network, sets, router, tokenizer=encoding.tokenizer, default=sets.names[static])
         return routed, _picked(router, reported)
 

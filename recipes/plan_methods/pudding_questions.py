@@ -12,8 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from prunerecover.language.questions import Question
-from prunerecover.recipes.data.language.choice_columns import find_choice_columns
-from prunerecover.recipes.data.language.text_source import open_text
+from prunerecover.recipes.data.language.choice_data import find_choice_columns
+from prunerecover.recipes.data.language.language_data import open_text
 from prunerecover.recipes.tasks.route_picker import as_written_once, held_out
 
 APART = 0.4  # share of the router's questions held out: half to choose its epoch, half to report on

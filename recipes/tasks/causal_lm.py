@@ -86,11 +86,6 @@ class CausalLM(EvaluatedModule):
         """Return the likeliest next token at each position, `(N, T)`."""
         return self(batch["input_ids"], batch.get("attention_mask")).argmax(-1)  # type: ignore[no-any-return]
 
-    @property
-    def trained(self) -> nn.Module:
-        """Language model."""
-        return self.model
-
     def _loss(self, batch: TokenBatch) -> Tensor:
         return self.model(**batch, use_cache=False).loss  # type: ignore[no-any-return]
 
@@ -124,11 +119,8 @@ def _create(name: str, pretrained: bool, dtype: Weights, kwargs: dict[str, Any])
 
     if dtype not in get_args(Weights):
         raise ValueError(f"Expected dtype to be one of {', '.join(get_args(Weights))}, but got {dtype!r}. Use float32.")
-    model: nn.Module
     if pretrained:
-        model = from_pretrained(AutoModelForCausalLM.from_pretrained, name, dtype=dtype, **kwargs)
-    else:
-        config = from_pretrained(AutoConfig.from_pretrained, name, **kwargs)
-        stored = {} if dtype == "auto" else {"dtype": dtype}
-        model = AutoModelForCausalLM.from_config(config, **stored)
-    return model
+        return from_pretrained(AutoModelForCausalLM.from_pretrained, name, dtype=dtype, **kwargs)  # type: ignore[no-any-return]
+    config = from_pretrained(AutoConfig.from_pretrained, name, **kwargs)
+    stored = {} if dtype == "auto" else {"dtype": dtype}
+    return AutoModelForCausalLM.from_config(config, **stored)  # type: ignore[no-any-return]

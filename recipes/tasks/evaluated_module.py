@@ -1,8 +1,11 @@
-"""Base of the recipes' modules: AdamW under a cosine with linear warmup, and one evaluation for validation and test.
+"""Bases of the recipes' modules: AdamW under a cosine with linear warmup, one evaluation for validation and test.
 
 The optimizer and its schedule are as in DeiT (arXiv 2012.12877).
 
-Metrics and losses cover all samples, each counted once, on any number of processes (see `counted_once`).
+Metrics and losses cover all samples, each counted once, on any number of processes. Lightning deals the samples of a
+loader out in turn, equally many to all processes: if the turns are uneven, the last processes repeat some of the first
+samples (`torch.utils.data.DistributedSampler` pads). Metrics without the repeated samples equal those of a single
+process. All processes still run all batches, as DDP needs.
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
-from torchmetrics import Metric, MetricCollection
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DistributedSampler
+from torchmetrics import MeanMetric, Metric, MetricCollection
 
-from prunerecover.recipes.tasks.counted_once import counted
+Batch = tuple[Tensor, Tensor]
 
 
 class EvaluatedModule(pl.LightningModule):
@@ -29,7 +34,12 @@ class EvaluatedModule(pl.LightningModule):
         warmup_epochs: Length of the linear warmup, in epochs; may be a fraction.
         min_learning_rate: Learning rate at the end of the cosine.
         layer_decay: Ratio of each layer's learning rate to the rate of the next layer; None: equal rates.
+
+    Attributes:
+        trained: Name of the network that the optimizer trains.
     """
+
+    trained = "model"
 
     def __init__(
         self,
@@ -43,11 +53,6 @@ class EvaluatedModule(pl.LightningModule):
         self.learning_rate, self.weight_decay, self.layer_decay = learning_rate, weight_decay, layer_decay
         self.warmup_epochs, self.min_learning_rate = warmup_epochs, min_learning_rate
 
-    @property
-    @abstractmethod
-    def trained(self) -> nn.Module:
-        """Network that the optimizer trains."""
-
     @abstractmethod
     def evaluate(self, batch: Any, stage: str, where: tuple[int, int]) -> None:
         """Add a batch to the metrics, and log the metrics.
@@ -59,7 +64,7 @@ class EvaluatedModule(pl.LightningModule):
         """
 
     def counted(self, size: int, where: tuple[int, int]) -> int:
-        """Return the number of samples of a batch to count in this process; see `counted_once`."""
+        """Return the number of samples of a batch to count in this process; see `counted`."""
         return counted(self.trainer, where[0], size, where[1])
 
     def on_validation_epoch_start(self) -> None:
@@ -84,7 +89,8 @@ class EvaluatedModule(pl.LightningModule):
         Raises:
             ValueError: If the trainer has neither `max_epochs` nor `max_steps`, or `layer_decay` is not in (0, 1].
         """
-        groups = parameter_groups(self.trained, self.learning_rate, self.weight_decay, self.layer_decay)
+        network = self.get_submodule(self.trained)
+        groups = parameter_groups(network, self.learning_rate, self.weight_decay, self.layer_decay)
         optimizer = torch.optim.AdamW(groups, lr=self.learning_rate)
         steps = self.trainer.estimated_stepping_batches
         if not isinstance(steps, int):
@@ -102,6 +108,49 @@ class EvaluatedModule(pl.LightningModule):
         for name, child in self.named_children():
             if name.startswith(prefix) and isinstance(child, Metric | MetricCollection):
                 child.reset()
+
+
+class VisionModule(EvaluatedModule):
+    """Base with a loss and metrics in validation and test.
+
+    Subclasses set `val_metrics` and `test_metrics`.
+
+    Args:
+        arguments: Arguments of `EvaluatedModule`.
+    """
+
+    val_metrics: MetricCollection
+    test_metrics: MetricCollection
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.val_loss, self.test_loss = MeanMetric(nan_strategy="ignore"), MeanMetric(nan_strategy="ignore")
+
+    @abstractmethod
+    def loss_of(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Return the loss for validation and test, a mean over the scored targets."""
+
+    def scored(self, target: Tensor) -> int:
+        """Return the number of targets in the mean of the loss."""
+        return len(target)
+
+    def evaluate(self, batch: Batch, stage: str, where: tuple[int, int]) -> None:
+        """Score the counted samples of a batch; the network runs on all samples."""
+        images, target = batch
+        count = self.counted(len(images), where)
+        scores = self(images)[:count]
+        target = target[:count]
+        loss: MeanMetric = getattr(self, f"{stage}_loss")
+        metrics: MetricCollection = getattr(self, f"{stage}_metrics")
+        if count:
+            self.update_metrics(metrics, scores, target)
+            loss.update(self.loss_of(scores, target), self.scored(target))
+        self.log(f"{stage}_loss", loss, batch_size=len(images))
+        self.log_dict(metrics, prog_bar=True, batch_size=len(images))
+
+    def update_metrics(self, metrics: MetricCollection, scores: Tensor, target: Tensor) -> None:
+        """Add scored samples to the metrics."""
+        metrics.update(scores, target)
 
 
 def parameter_groups(
@@ -146,3 +195,21 @@ def cosine_with_warmup(optimizer: torch.optim.Optimizer, warmup: int, steps: int
         return cosine
     ramp = LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup)
     return SequentialLR(optimizer, [ramp, cosine], milestones=[warmup])
+
+
+def counted(trainer: pl.Trainer, batch_idx: int, size: int, dataloader_idx: int = 0) -> int:
+    """Return the number of samples of a batch to count here; the rest are repeated, and counted elsewhere.
+
+    Args:
+        trainer: Trainer in validation or test.
+        batch_idx: Number of the batch in its loader.
+        size: Number of samples in the batch.
+        dataloader_idx: Number of the loader.
+    """
+    loader: Any = tree_leaves(trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders)[dataloader_idx]
+    batches = getattr(loader, "batch_sampler", None)
+    sampler = getattr(batches, "sampler", None)
+    if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
+        return size
+    first, samples = batch_idx * batches.batch_size, len(sampler.dataset)  # type: ignore[arg-type, union-attr]
+    return sum(sampler.rank + i * sampler.num_replicas < samples for i in range(first, first + size))

@@ -22,7 +22,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from prunerecover.recipes.networks.model_names import expand, timm_name
-from prunerecover.recipes.tasks.vision_module import Batch, VisionModule
+from prunerecover.recipes.tasks.evaluated_module import Batch, VisionModule
 
 
 def read_label_map(source: str | Sequence[int]) -> Tensor:
@@ -101,11 +101,6 @@ class ImageClassifier(VisionModule):
         )
         self.val_metrics = metrics.clone(prefix="val_")
         self.test_metrics = metrics.clone(prefix="test_")
-
-    @property
-    def trained(self) -> nn.Module:
-        """Model of timm."""
-        return self.model
 
     def loss_of(self, scores: Tensor, target: Tensor) -> Tensor:
         """Return the cross-entropy with hard labels."""

@@ -48,6 +48,7 @@ class ObjectDetector(EvaluatedModule):
         ValueError: If the model does not exist, its weights cannot be loaded, or the model is no detector.
     """
 
+    trained = "network"
     label_index: Tensor
 
     def __init__(
@@ -105,11 +106,6 @@ class ObjectDetector(EvaluatedModule):
     def predict_step(self, batch: Batch | list[Tensor], batch_idx: int) -> list[dict[str, Tensor]]:
         """Return `boxes`, `scores` and `labels` (the head's classes) of each image."""
         return self(batch[0] if isinstance(batch, tuple) else batch)  # type: ignore[no-any-return]
-
-    @property
-    def trained(self) -> nn.Module:
-        """Whole network."""
-        return self.network
 
     def evaluate(self, batch: Batch, stage: str, where: tuple[int, int]) -> None:
         """Score the counted images of a batch; if none is counted, the network still runs on all images, for DDP."""

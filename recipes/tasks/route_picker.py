@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from prunerecover.callbacks.ledger.batch_leaves import make_leaves_quietly
+from prunerecover.callbacks.ledger.lightning_corrections import make_leaves_quietly
 from prunerecover.language.likelihood import Encoding
 from prunerecover.language.questions import Question
 from prunerecover.routing.router import Router

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassJaccardIndex
@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 from prunerecover.display.markdown import table
 from prunerecover.recipes.data.segmentation_data import IGNORED
 from prunerecover.recipes.networks.segmentation_networks import build_segmenter, scores_of
-from prunerecover.recipes.tasks.vision_module import Batch, VisionModule
+from prunerecover.recipes.tasks.evaluated_module import Batch, VisionModule
 
 
 class ImageSegmenter(VisionModule):
@@ -42,6 +42,8 @@ class ImageSegmenter(VisionModule):
     Raises:
         ValueError: If the network does not exist, or scores another number of classes.
     """
+
+    trained = "network"
 
     def __init__(
         self,
@@ -68,11 +70,6 @@ class ImageSegmenter(VisionModule):
         )
         self.val_metrics, self.test_metrics = metrics.clone(prefix="val_"), metrics.clone(prefix="test_")
         self.confusion = MulticlassConfusionMatrix(n, ignore_index=IGNORED)
-
-    @property
-    def trained(self) -> nn.Module:
-        """Whole network."""
-        return self.network
 
     def loss_of(self, scores: Tensor, target: Tensor) -> Tensor:
         """Return the cross-entropy over the scored pixels."""

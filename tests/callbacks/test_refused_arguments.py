@@ -61,8 +61,8 @@ VALUES: list[tuple[Call, dict[str, Any], str]] = [
     (attention, {"merge": "always"}, "merge to be 'copy', 'at_surgery' or 'never', but got 'always'"),
     (attention, {"calibration": 0}, "Expected argument calibration to be at least 1, but got 0"),
     # Schedules.
-    (attention, {"schedule": {"start": -1}}, "Expected argument start to be an epoch >= 0, but got -1"),
-    (attention, {"schedule": -1}, "Expected argument start to be an epoch >= 0, but got -1"),
+    (attention, {"schedule": {"start": -1}}, "Expected argument start to be at least 0, but got -1"),
+    (attention, {"schedule": -1}, "Expected argument start to be at least 0, but got -1"),
     (attention, {"schedule": {"every": 0, "step": 1}}, "Expected argument every to be at least 1, but got 0"),
     (attention, {"schedule": {"every": 1, "step": 0}}, "Expected argument step to be at least 1, but got 0"),
     (attention, {"schedule": {"step": 1}}, "Expected argument every with step"),

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 
 from prunerecover import Budget, plan_depth
 from prunerecover.callbacks import WidthPrune
-from prunerecover.callbacks.planning_progress import planning_progress
+from prunerecover.callbacks.planning.base import planning_progress
 from prunerecover.display import stages
 from prunerecover.display.progress import hidden, progress
 

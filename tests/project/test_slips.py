@@ -100,7 +100,7 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "DepthPrune with a share": (lambda _: DepthPrune("0.3"), "budget to be a Budget, but got str"),
     "DepthPrune with a mapping": (lambda _: DepthPrune({"block": 1}), r"budget to be a Budget, .* dict\. Use remove="),
     "DepthPrune with epochs in words": (lambda _: prune(schedule="3"), "schedule to be a PruneSchedule, .* got '3'"),
-    "DepthPrune with a start in words": (lambda _: prune(schedule={"start": "3"}), "start of a schedule .* got '3'"),
+    "DepthPrune with a start in words": (lambda _: prune(schedule={"start": "3"}), "start to be a whole .* got '3'"),
     "DepthPrune with samples in words": (lambda _: prune(calibration="64"), "calibration to be a whole .* got '64'"),
     "DepthPrune with a seed in words": (lambda _: prune(seed="0"), "seed to be a whole number, but got '0'"),
     "WidthPrune with a share": (lambda _: WidthPrune("0.3"), r"budget to be a Budget, but got str. Use Budget\(macs"),

@@ -18,7 +18,7 @@ from cases.width.narrow_models import SmallCnn
 from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 
 from prunerecover import load_pruned
-from prunerecover.callbacks.surgery.apply_in_trainer import apply_in_trainer
+from prunerecover.callbacks.surgery.in_trainer import apply_in_trainer
 from prunerecover.checkpoint.ledger_record import KEY
 from prunerecover.surgery.provenance import plan_for
 

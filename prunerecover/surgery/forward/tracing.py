@@ -17,7 +17,6 @@ import pickle
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -30,25 +29,15 @@ from torch.fx.proxy import TraceError
 from prunerecover.model.replacements import is_plain
 
 
-@dataclass(frozen=True)
-class Traced:
-    """A module's own forward.
-
-    Attributes:
-        graph: Calls in the order of execution.
-        settings: Names of plain attributes whose values are in the graph.
-    """
-
-    graph: fx.Graph
-    settings: frozenset[str]
-
-
-def trace_forward(module: nn.Module, where: str) -> Traced:
+def trace_forward(module: nn.Module, where: str) -> tuple[fx.Graph, frozenset[str]]:
     """Trace a module's own forward; the module and the random states stay unchanged.
 
     Args:
         module: Any module except containers.
         where: Name of the module in messages.
+
+    Returns:
+        The calls in the order of execution, and the names of plain attributes whose values are in the graph.
 
     Raises:
         ValueError: If a trace could not stand for the forward.
@@ -67,7 +56,7 @@ def trace_forward(module: nn.Module, where: str) -> Traced:
     _check_equal(graph, other_mode, where, "does something else in training than in evaluation")
     _check_equal(graph, by_default, where, "decides by an argument that need not be given")
     settings = {name for name in read - {"training"} if name in vars(module) and is_plain(vars(module)[name])}
-    return Traced(graph, frozenset(settings))
+    return graph, frozenset(settings)
 
 
 def refusal(where: str, reason: str) -> ValueError:

@@ -24,7 +24,7 @@ def without_calls(module: nn.Module, calls: Sequence[str]) -> nn.Module:
 
 def calls_of(module: nn.Module) -> tuple[str, ...]:
     """Return the names of all calls in a module's own forward."""
-    return tuple(named_calls(trace_forward(module, "this module").graph, module))
+    return tuple(named_calls(trace_forward(module, "this module")[0], module))
 
 
 class Block(nn.Module):

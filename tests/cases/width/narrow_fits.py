@@ -11,7 +11,7 @@ from torch import nn
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.surgery.announce import announce
-from prunerecover.callbacks.surgery.apply_in_trainer import apply_in_trainer
+from prunerecover.callbacks.surgery.in_trainer import apply_in_trainer
 from prunerecover.plan.edits import Edit
 from prunerecover.surgery.provenance import plan_for
 

@@ -13,7 +13,7 @@ from cases.models.language import llama_folder
 from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
-from prunerecover.recipes.tasks.counted_once import counted
+from prunerecover.recipes.tasks.evaluated_module import counted
 
 BATCH = 3
 Logged = dict[str, dict[str, float]]

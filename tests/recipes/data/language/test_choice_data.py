@@ -13,8 +13,7 @@ from cases.models.questions import question_rows, write_rows
 
 from prunerecover.language.likelihood import Encoding
 from prunerecover.language.questions import Question, question_of
-from prunerecover.recipes.data.language.choice_columns import find_choice_columns
-from prunerecover.recipes.data.language.choice_data import ChoiceData
+from prunerecover.recipes.data.language.choice_data import ChoiceData, find_choice_columns
 
 ROWS = question_rows(10)
 pytestmark = pytest.mark.usefixtures("own_cache")

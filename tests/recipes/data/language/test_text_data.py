@@ -13,8 +13,8 @@ import torch
 from cases.models.language import documents, llama_folder, packed, tokenizer_of, write_jsonl
 from transformers import AutoTokenizer
 
+from prunerecover.recipes.data.language.language_data import open_text
 from prunerecover.recipes.data.language.text_data import TextData
-from prunerecover.recipes.data.language.text_source import open_text
 
 SIZES = [5, 9, 1, 12, 7, 3]
 pytestmark = pytest.mark.usefixtures("own_cache")

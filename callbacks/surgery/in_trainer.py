@@ -9,16 +9,17 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from prunerecover.callbacks.ledger import optimizer_groups as optimizers
 from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.ledger.optimizer_groups import check_held, forget_gradients
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
+from prunerecover.recovery.lora import Adapters, frozen_parameters
 from prunerecover.surgery.apply_edits import check_source, check_tensors
 from prunerecover.surgery.merging import merge_edits
 from prunerecover.surgery.optimizer_update import update_optimizer
@@ -44,11 +45,11 @@ def apply_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: st
     network = unwrap(get_module(module, target))
     check_source(network, plan)
     check_tensors(network, plan)
-    check_held(trainer.optimizers, network)
+    optimizers.check_held(trainer.optimizers, network)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, LedgerCallback):
             callback.before_surgery(trainer, module, target)
-    forget_gradients(trainer.optimizers)
+    optimizers.forget_gradients(trainer.optimizers)
     with torch.inference_mode(False):  # Lightning's mode before test and predict: new weights could never train
         applied = Ledger.of(module).apply(module, target, plan)
         for optimizer in trainer.optimizers:
@@ -69,6 +70,55 @@ def merge_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: st
     """
     network = unwrap(get_module(module, target))
     apply_in_trainer(trainer, module, target, plan_for(network, merge_edits(network), method="merge"))
+
+
+def inject_adapters_in_trainer(
+    trainer: pl.Trainer, module: pl.LightningModule, target: str, adapters: Adapters, seed: int
+) -> None:
+    """Inject adapters on the plain network at `target`; adapters replace the frozen parameters in the optimizers.
+
+    Args:
+        trainer: Trainer in the middle of a fit, between steps.
+        module: LightningModule of the fit.
+        target: Path of the network, still without adapters.
+        adapters: Adapters planned for the network in its present state.
+        seed: Seed of the adapters' initial values; the same on every rank.
+
+    Raises:
+        RuntimeError: If no optimizer holds any parameter of the network; the module stays unchanged.
+    """
+    ledger, network = Ledger.of(module), unwrap(get_module(module, target))
+    optimizers.check_joinable(trainer.optimizers, network)
+    optimizers.forget_gradients(trainer.optimizers)
+    with torch.inference_mode(False):
+        injected, *_ = [Ledger.of(m).inject(m, target, adapters, seed) for m in (module, *averaged_copies(module))]
+    ledger.places[target] = optimizers.take_adapters(trainer.optimizers, network, injected)
+    rewrap(trainer)
+
+
+def merge_adapters_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: str) -> None:
+    """Merge the adapters of the network at `target`, if any: surgery begins from a plain network.
+
+    Args:
+        trainer: Trainer in the middle of a fit, between steps, or before any other loop.
+        module: LightningModule of the network.
+        target: Path of the network.
+    """
+    ledger = Ledger.of(module)
+    if target not in ledger.adapters:
+        return
+    network, adapters = unwrap(get_module(module, target)), ledger.adapters[target]
+    if trainer.state.fn == "fit" and not any(getattr(c, "adapts", False) for c in trainer.callbacks):  # type: ignore[attr-defined]
+        rank_zero_warn(
+            f"The adapters on the network at '{target}' are merged for its surgery, and no callback here injects new "
+            "ones: from now on all of its weights train. Pass LoRARecover, as in the run that is resumed."
+        )
+    optimizers.forget_gradients(trainer.optimizers)
+    with torch.inference_mode(False):
+        merged, *_ = [Ledger.of(m).merge_adapters(m, target) for m in (module, *averaged_copies(module))]
+    thawed = frozen_parameters(network, adapters)
+    optimizers.return_adapters(trainer.optimizers, merged, thawed, ledger.places.pop(target, {}))
+    rewrap(trainer)
 
 
 def rewrap(trainer: pl.Trainer) -> None:
