@@ -65,7 +65,7 @@ class DepthSearch:
         with session.evaluating():
             self.removals, self.units = units_that_may_go(self.model, session.traced, self.kinds, self.config)
             self.variants = self._judged()
-        self.costs = UnitCosts(session, self.removals, self.units)
+        self.costs = UnitCosts(session, self.removals, self.units, self.store)
         self._scores = self._saved_scores()
         how = {name: value for name, value in vars(self.config).items() if name not in ("scores", "store")}
         session.begin(self.store, type(self).__name__, self.kinds, how, self._scores)

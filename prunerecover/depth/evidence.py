@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from prunerecover.cost.met_share import FAR
-from prunerecover.depth.search.selection import smallest_share
+from prunerecover.depth.search.selection import cost_of
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Config, Edit
 from prunerecover.plan.evidence import DepthEvidence, RemovalStep, RemovedShare
@@ -61,7 +61,10 @@ def removed_by(
     if budget.share is None or not edits:
         return {}
     cost, asked = budget.share
-    smallest = None if cost == "latency" else smallest_share(units, lambda own: saved(own, cost), cost)
+    smallest = None
+    if cost != "latency":
+        by_size = sorted((unit for unit in units if cost_of(unit, cost)), key=lambda unit: cost_of(unit, cost))
+        smallest = next((share for unit in by_size if (share := saved([unit], cost)) > 0), 0.0)
     merged = measured_share(session, store, cost, edits)
     return share_evidence(session, edits, {cost: asked}, {cost: merged}, smallest)
 

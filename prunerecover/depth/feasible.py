@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig, kinds_of
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.removable import units_that_may_go
-from prunerecover.depth.search.selection import check_comparable, check_most, count_by_kind
+from prunerecover.depth.search.selection import check_comparable, cost_of, count_by_kind, outermost
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import is_supported
 from prunerecover.graph.block_lists import check_blocks_stay
@@ -41,7 +41,7 @@ def check_feasible(session: Session, budget: Budget, config: DepthConfig) -> Non
 def check_share(
     session: Session, removals: Removals, units: Sequence[Unit], budget: Budget, config: DepthConfig
 ) -> None:
-    """Raise ValueError if the units of a supported family cannot meet a share of a counted cost.
+    """Raise ValueError if all units of a supported family together hold less than a share of a counted cost.
 
     Args:
         session: Network and samples.
@@ -58,5 +58,12 @@ def check_share(
     if config.search not in SET_SEARCHES:
         check_comparable(units, config.registered)
     most_blocks = sum(unit.kind == "block" for unit in removals.units) - 1
+    staying = [unit for unit in units if unit.kind == "block"][most_blocks:]
+    able = [unit for unit in units if cost_of(unit, cost) > 0 and unit not in staying]
     with removals.fitted({}):
-        check_most(units, cost, share, lambda own: session.cost(cost).removed_share(removals.edits(own)), most_blocks)
+        most = session.cost(cost).removed_share(removals.edits(outermost(able))) if able else 0.0
+    if most < share:
+        raise ValueError(
+            f"Expected units that hold {share:.1%} of the {cost}, but all {len(able)} that may go hold {most:.1%}. "
+            "Lower the budget, or ignore fewer units."
+        )

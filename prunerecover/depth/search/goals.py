@@ -4,50 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from prunerecover.depth.search.selection import conflicting
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.units import Unit
 from prunerecover.refusal import Refusal
-
-
-class Goal(Protocol):
-    """Amount to remove."""
-
-    @property
-    def total(self) -> int | None:
-        """Number of units to remove; None if unknown."""
-
-    def units_to_score(self) -> Sequence[Unit]:
-        """Return the units that may ever go."""
-
-    def open(self, chosen: Sequence[Unit]) -> list[Unit]:
-        """Return the units that may go next."""
-
-    def price(self, units: Sequence[Unit]) -> float:
-        """Return the approximate part of the goal reached by units alone; 0 if no saving is known."""
-
-    def describe_missing(self, chosen: Sequence[Unit]) -> str:
-        """Describe the amount left to remove."""
-
-    def reached(self, chosen: Sequence[Unit]) -> float:
-        """Return the part of the goal reached by the chosen units together: 1 or more if enough."""
-
-
-def not_enough(goal: Goal, chosen: Sequence[Unit], reason: str = "") -> Refusal:
-    """Return the error for a goal that cannot be met.
-
-    Args:
-        goal: Goal of the search.
-        chosen: Units chosen so far.
-        reason: Reason why the last refused unit cannot go, ending in a space, or "".
-    """
-    return Refusal(
-        f"enough units outside the other removed ones for {goal.describe_missing(chosen)} more",
-        f"none is left that can go. {reason}".strip().removesuffix("."),
-        "Lower the budget, allow more kinds, or ignore fewer units.",
-    )
 
 
 def free(units: Sequence[Unit], chosen: Sequence[Unit]) -> list[Unit]:
@@ -148,3 +109,21 @@ class Share:
     def describe_missing(self, chosen: Sequence[Unit]) -> str:
         """Return the share of the cost left to remove."""
         return f"{self.share * (1 - self.reached(chosen)):.1%} of the cost"
+
+
+Goal = Counted | Share
+
+
+def not_enough(goal: Goal, chosen: Sequence[Unit], reason: str = "") -> Refusal:
+    """Return the error for a goal that cannot be met.
+
+    Args:
+        goal: Goal of the search.
+        chosen: Units chosen so far.
+        reason: Reason why the last refused unit cannot go, ending in a space, or "".
+    """
+    return Refusal(
+        f"enough units outside the other removed ones for {goal.describe_missing(chosen)} more",
+        f"none is left that can go. {reason}".strip().removesuffix("."),
+        "Lower the budget, allow more kinds, or ignore fewer units.",
+    )

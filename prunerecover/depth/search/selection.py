@@ -5,7 +5,7 @@ Units go with the unit around: no attention is counted in a removed block, no ac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from prunerecover.importance.registry import RegisteredImportance
 from prunerecover.model.paths import is_within
@@ -16,38 +16,6 @@ from prunerecover.plan.units import Unit
 def count_by_kind(units: Sequence[Unit]) -> dict[str, int]:
     """Return the number of units of each kind."""
     return {kind: sum(u.kind == kind for u in units) for kind in {u.kind for u in units}}
-
-
-def smallest_share(units: Sequence[Unit], saved: Callable[[Sequence[Unit]], float], cost: str) -> float:
-    """Return the share of the cost saved by the smallest unit with any saving."""
-    by_size = sorted((unit for unit in units if cost_of(unit, cost)), key=lambda unit: cost_of(unit, cost))
-    return next((share for unit in by_size if (share := saved([unit])) > 0), 0.0)
-
-
-def check_most(
-    units: Sequence[Unit],
-    cost: str,
-    share: float,
-    removed_share: Callable[[Sequence[Unit]], float],
-    most_blocks: int,
-) -> None:
-    """Raise ValueError, with the largest removable share, unless all removable units together hold a share of the cost.
-
-    Args:
-        units: Removable units.
-        cost: "macs" or "params".
-        share: Share to remove.
-        removed_share: Function from units to the share saved by the units.
-        most_blocks: Largest number of removed blocks.
-    """
-    staying = [unit for unit in units if unit.kind == "block"][most_blocks:]
-    able = [unit for unit in units if cost_of(unit, cost) > 0 and unit not in staying]
-    most = removed_share(outermost(able)) if able else 0.0
-    if most < share:
-        raise ValueError(
-            f"Expected units that hold {share:.1%} of the {cost}, but all {len(able)} that may go hold {most:.1%}. "
-            "Lower the budget, or ignore fewer units."
-        )
 
 
 def cost_of(unit: Unit, cost: str) -> int:
