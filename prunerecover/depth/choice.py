@@ -10,10 +10,9 @@ from typing import Protocol
 
 from prunerecover.cost.met_share import Wanted, met_share
 from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig
+from prunerecover.depth.greedy import GreedySearch
 from prunerecover.depth.runs import angles_at_the_end, cosine_distances, runs_for
-from prunerecover.depth.search.goals import Counted, Goal, Share, not_enough
-from prunerecover.depth.search.greedy import GreedySearch
-from prunerecover.depth.search.selection import check_comparable
+from prunerecover.depth.search.goals import Counted, Goal, Share, check_comparable, not_enough
 from prunerecover.depth.unit_costs import UnitCosts
 from prunerecover.depth.variants import Variants
 from prunerecover.display.progress import progress

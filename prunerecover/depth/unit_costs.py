@@ -50,12 +50,6 @@ class UnitCosts:
                 self._saved[key] = 0.0
         return self._saved[key]
 
-    def of_one(self, kind: str, cost: str) -> float:
-        """Return the share of a cost saved by a unit without a replacement: the mean over half of a kind."""
-        units = [unit for unit in self.units if unit.kind == kind][::2]
-        with self.removals.fitted({}):
-            return self.session.cost(cost).removed_share(self.removals.edits(units)) / len(units)
-
     def of_half(self, kind: str, cost: str) -> float:
         """Return the share of a cost saved by half of the units of a kind; latency on few samples."""
         dense, units = self.session.cost(cost), self._some_of(kind)
@@ -72,7 +66,7 @@ class UnitCosts:
     @cached_property
     def _latency_per_macs(self) -> dict[str, float]:
         """Share of the latency per share of the MACs, by kind; 0 where half of a kind saves no MACs."""
-        found = {}
+        found = dict[str, float]()
         for kind in dict.fromkeys(unit.kind for unit in self.units):
             macs = self.of_half(kind, "macs")
             clock = partial(self.of_half, kind, "latency")

@@ -9,9 +9,9 @@ import pytest
 from cases.models.habits import dataset, tiny_vit
 
 from prunerecover import Budget
+from prunerecover.depth.greedy import GreedySearch
 from prunerecover.depth.search.expected_passes import expected_passes
 from prunerecover.depth.search.goals import Share
-from prunerecover.depth.search.greedy import GreedySearch
 from prunerecover.depth.unit_costs import LEAST, UnitCosts
 from prunerecover.plan.units import Unit, names_of
 from prunerecover.session.session import Session
@@ -35,7 +35,7 @@ class Saturating:
 def test_what_a_unit_saves_beyond_the_budget_is_worth_nothing() -> None:
     units = [Unit(name, "layer", (name,), 1, 1) for name in PRICES]
     goal = Share(units, 0.2, lambda chosen: sum(PRICES[unit.name] for unit in chosen))
-    chosen = GreedySearch(Saturating(), goal).run()
+    chosen = GreedySearch(Saturating(), goal).run()  # type: ignore[arg-type]
     assert {unit.name[:5] for unit in chosen} == {"layer"}
     assert len(chosen) == 4
 
