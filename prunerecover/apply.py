@@ -5,7 +5,7 @@ The module stands above surgery, which knows edits alone, and above planning, wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from prunerecover.recovery.reconstruction import fit_layers
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import Applied, apply_and_check, check_source, check_tensors
 from prunerecover.width.expert_refit import LAST, narrowed_experts, refitted_experts
-from prunerecover.width.stages import fitted_in_stages
+from prunerecover.width.tuning import fitted_and_tuned
 
 
 def apply_plan(model: nn.Module, plan: Plan | str | Path, refit: Batches | None = None) -> Applied:
@@ -91,18 +91,53 @@ def refit(session: Session, plan: Plan) -> Plan:
         session: Network with the plan's initial structure, and samples.
         plan: Plan, as of `refit_plan`.
     """
+    tensors, done = dict[str, Tensor](), list[Edit]()
     with session.evaluating():
-
-        def depth(done: Sequence[Edit], stage: Sequence[Edit], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            refits = [edit for edit in stage if isinstance(edit, Refit)]
-            blocks = _blocks_gone([*stage, *plan.edits[len(done) + len(stage) :]])
-            if refits:
-                return _fit_layers(session, done, refits, tensors, blocks)
-            return _fit_replacements(session.pruned(done, tensors), stage, blocks)
-
-        tensors = fitted_in_stages(plan.edits, session.samples, session.output, depth)
+        for stage in _stages(plan.edits):
+            if any(isinstance(edit, Narrow) and edit.tensors for edit in stage):
+                edits, since = [*done, *stage], len(done)
+                tensors = fitted_and_tuned(edits, tensors, session.samples, session.output, since=since)
+            else:
+                tensors |= _fit_depth(session, done, stage, tensors, _blocks_gone(plan.edits[len(done) :]))
+            done += stage
     source = plan.source.model_copy(update={"weights": weights_hash(session.model)})
     return plan.model_copy(update={"source": source}).with_tensors(tensors)
+
+
+def _stages(edits: Sequence[Edit]) -> Iterator[list[Edit]]:
+    """Split edits into runs that can be fitted on one model, each after the edits of the earlier runs.
+
+    A new stage begins at a merge, at a unit named after blocks have moved or after narrowing or refitting, and at a
+    group narrowed a second time.
+    """
+    stage: list[Edit] = []
+    moved = False
+    for edit in edits:
+        is_block = isinstance(edit, Remove) and edit.kind == "block"
+        other = any(stage and isinstance(stage[-1], apart) != isinstance(edit, apart) for apart in (Narrow, Refit))
+        again = isinstance(edit, Narrow) and any(isinstance(e, Narrow) and e.unit == edit.unit for e in stage)
+        behind = other or again or (moved and not is_block and not isinstance(edit, Config))
+        if stage and (isinstance(edit, Merge) or behind):
+            yield stage
+            stage, moved = [], False
+        moved = moved or is_block
+        stage.append(edit)
+    if stage:
+        yield stage
+
+
+def _fit_depth(
+    session: Session,
+    done: Sequence[Edit],
+    stage: Sequence[Edit],
+    tensors: Mapping[str, Tensor],
+    blocks: Sequence[str],
+) -> dict[str, Tensor]:
+    """Return the tensors of a stage without narrowing, given all edits and tensors before, and the blocks that go."""
+    refits = [edit for edit in stage if isinstance(edit, Refit)]
+    if refits:
+        return _fit_layers(session, done, refits, tensors, blocks)
+    return _fit_replacements(session.pruned(done, tensors), stage, blocks)
 
 
 def _fit_layers(

@@ -10,8 +10,8 @@ from torch import nn
 from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.planning.base import Planning
 from prunerecover.depth.arguments import DepthArguments, DepthConfig, budget_of
-from prunerecover.depth.feasible import check_feasible
 from prunerecover.depth.layers.family_units import known_by_parts
+from prunerecover.depth.removable import check_feasible
 from prunerecover.families.describe import is_supported
 from prunerecover.model.arguments import check_patterns
 from prunerecover.plan.budget import Budget

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prunerecover.boundary.designs import ROUNDING, Split, affordable_splits, feasible_splits
 from prunerecover.depth.depth_search import DepthSearch
-from prunerecover.depth.search.selection import count_by_kind
+from prunerecover.depth.search.goals import count_by_kind
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 

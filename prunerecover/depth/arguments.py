@@ -15,10 +15,9 @@ from prunerecover.importance.context import Importance
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.importance.registry import RegisteredImportance, importance_of
 from prunerecover.importance.saved_scores import SavedScores, scores_from
-from prunerecover.model.arguments import check_flag, check_seed, matches, patterns_of
+from prunerecover.model.arguments import check_flag, check_seed, patterns_of
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS, kinds_among
-from prunerecover.plan.units import Unit
 from prunerecover.store.search_store import store_folder
 
 SEARCHES = ("program", "one_shot", "greedy", "exact", "run", "two_to_one", "rounds")
@@ -164,11 +163,6 @@ def kinds_of(model: nn.Module, budget: Budget | None, kinds: Sequence[str] | Non
     """
     usual = tuple(kinds or (FAMILY_KINDS if is_supported(model) else DEPTH_KINDS))
     return usual if budget is None else budget.kinds(usual) or usual
-
-
-def not_ignored(units: Sequence[Unit], ignore: Sequence[str]) -> tuple[Unit, ...]:
-    """Return the units without a match among shell patterns."""
-    return tuple(unit for unit in units if not matches(unit.name, ignore))
 
 
 def budget_of(budget: Budget | None, remove: Mapping[str, int] | None) -> Budget:

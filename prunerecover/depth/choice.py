@@ -8,13 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from prunerecover.cost.met_share import Wanted, met_share
 from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig
+from prunerecover.depth.greedy import GreedySearch
 from prunerecover.depth.runs import angles_at_the_end, cosine_distances, runs_for
-from prunerecover.depth.search.goals import Counted, Goal, Share, not_enough
-from prunerecover.depth.search.greedy import GreedySearch
-from prunerecover.depth.search.in_turn import in_turn
-from prunerecover.depth.search.latency_shares import LatencyShares, searched_for_latency
-from prunerecover.depth.search.selection import check_comparable
+from prunerecover.depth.search.goals import Counted, Goal, Share, check_comparable, not_enough
 from prunerecover.depth.unit_costs import UnitCosts
 from prunerecover.depth.variants import Variants
 from prunerecover.display.progress import progress
@@ -24,6 +22,7 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.units import Unit
 from prunerecover.session.session import Session
+from prunerecover.surgery.saved_cost import CLOCKS
 
 TINY = 1e-12  # a price that no unit has
 Searched = tuple[dict[str, float], Sequence[Unit]]  # divergence or importance of each unit alone, and removed units
@@ -99,10 +98,10 @@ class Choice:
 
     def _in_turn(self, pattern: Sequence[Callable[[Unit], bool]], ranked: Sequence[Unit], goal: Goal) -> list[Unit]:
         """Take ranked units in turn; each set is tried by a run if the network fails without the final set."""
-        chosen = in_turn(pattern, ranked, goal, self.removals.why_not)
+        chosen = _in_turn(pattern, ranked, goal, self.removals.why_not)
         if not self.removals.why_not(chosen, run=True):
             return chosen
-        return in_turn(pattern, ranked, goal, partial(self.removals.why_not, run=True))
+        return _in_turn(pattern, ranked, goal, partial(self.removals.why_not, run=True))
 
     def _by_sets(self, goal: Goal) -> Searched:
         """Return the set that the search finds; for a share in a supported family, the best of several."""
@@ -148,13 +147,21 @@ class Choice:
         return GreedySearch(self.variants, goal, self.search == "exact", self.ranking.known)
 
     def _for_latency(self, goal: Share) -> Searched:
-        """Return the best set by estimated shares of the latency; the saving of the set is measured."""
-        costs = self.costs
-        kinds = [unit.kind for unit in goal.units]
-        shares = LatencyShares(kinds, costs.of_half, lambda own: costs.saved(own, "macs"), self.variants.store)
-        return searched_for_latency(
-            goal, shares, self._by_sets, lambda found: costs.saved(found[1], "latency", goal.share)
-        )
+        """Return the best set by estimated shares of the latency; the saving of the set is measured.
+
+        If the set misses the goal, the search is repeated with a corrected share.
+        """
+        costs, store = self.costs, self.variants.store
+
+        def searched(asked: Mapping[str, float]) -> Searched:
+            return self._by_sets(replace(goal, share=asked["latency"], saved=costs.estimated_latency, alone=None))
+
+        def measured(found: Searched) -> dict[str, float]:
+            clock = partial(costs.saved, found[1], "latency", goal.share)
+            return {"latency": store.result("latency", (), clock)}
+
+        smallest = min((share for unit in goal.units if (share := costs.estimated_latency([unit])) > 0), default=0.0)
+        return met_share({"latency": Wanted(goal.share, above=smallest + CLOCKS)}, searched, measured)[0]
 
     def _in_rounds(self, goal: Goal) -> list[Unit]:
         """Score the units anew on the pruned network, and remove the lowest, in turn."""
@@ -180,6 +187,41 @@ class Choice:
         if not sets:
             raise not_enough(goal, (), "No run of blocks that may go is long enough. ")
         return min(sets, key=self.variants.divergence) if name == "output_divergence" else sets[0]
+
+
+def _in_turn(
+    pattern: Sequence[Callable[[Unit], bool]],
+    ranked: Sequence[Unit],
+    goal: Goal,
+    why_not: Callable[[Sequence[Unit]], str],
+) -> list[Unit]:
+    """Take units in turn until the goal is met, passing over units that cannot go with the chosen units.
+
+    Args:
+        pattern: Conditions of units, by place.
+        ranked: Units, the least important first.
+        goal: Amount to remove.
+        why_not: Function that returns why units cannot go together; empty if removable.
+
+    Raises:
+        ValueError: If the goal cannot be met.
+    """
+    chosen, reason = list[Unit](), ""
+    while goal.reached(chosen) < 1:
+        before = len(chosen)
+        for takes in pattern:
+            if goal.reached(chosen) >= 1:
+                break
+            open_ = [unit for unit in goal.open(chosen) if goal.price((unit,)) > 0]
+            for unit in (unit for unit in ranked if unit in open_ and takes(unit)):
+                refused = why_not([*chosen, unit])
+                if not refused:
+                    chosen.append(unit)
+                    break
+                reason = f"{refused} "
+        if len(chosen) == before:
+            raise not_enough(goal, chosen, reason)
+    return chosen
 
 
 def _holds(unit: Unit) -> int:

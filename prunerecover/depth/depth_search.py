@@ -13,17 +13,14 @@ from torch import Tensor
 from prunerecover.calibration.samples import MIN_SAMPLES
 from prunerecover.depth.arguments import DepthConfig, kinds_of
 from prunerecover.depth.choice import Choice
-from prunerecover.depth.evidence import removed_by, steps_of, warn_of_excess
-from prunerecover.depth.feasible import check_share
-from prunerecover.depth.finished import Finished, finished
-from prunerecover.depth.fits import fit_alone, leave_by_name
+from prunerecover.depth.evidence import steps_of, warn_of_excess
+from prunerecover.depth.fits import finished, fit_alone, leave_by_name
 from prunerecover.depth.graph_context import GraphContext
 from prunerecover.depth.layers.standard import with_blocks_taken_out
-from prunerecover.depth.removable import units_that_may_go
+from prunerecover.depth.removable import check_share, units_that_may_go
 from prunerecover.depth.search.expected_passes import expected_passes
-from prunerecover.depth.search.goals import Counted, Goal, Share
+from prunerecover.depth.search.goals import Counted, Goal, Share, cost_of, count_by_kind
 from prunerecover.depth.search.objectives import LossIncrease, Objective, OutputDivergence
-from prunerecover.depth.search.selection import count_by_kind
 from prunerecover.depth.unit_costs import UnitCosts
 from prunerecover.depth.variants import Variants
 from prunerecover.display.progress import progress
@@ -35,6 +32,7 @@ from prunerecover.plan.evidence import BudgetEvidence, DepthEvidence
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.units import Unit
+from prunerecover.session.removed_share import measured_share, share_evidence
 from prunerecover.session.session import Session
 from prunerecover.store.search_store import SearchStore
 from prunerecover.surgery.provenance import plan_for
@@ -65,7 +63,7 @@ class DepthSearch:
         with session.evaluating():
             self.removals, self.units = units_that_may_go(self.model, session.traced, self.kinds, self.config)
             self.variants = self._judged()
-        self.costs = UnitCosts(session, self.removals, self.units)
+        self.costs = UnitCosts(session, self.removals, self.units, self.store)
         self._scores = self._saved_scores()
         how = {name: value for name, value in vars(self.config).items() if name not in ("scores", "store")}
         session.begin(self.store, type(self).__name__, self.kinds, how, self._scores)
@@ -119,14 +117,10 @@ class DepthSearch:
             return self.session.cost(cost).removed_share(plan.edits)
 
     def share_of_one(self, kind: str, cost: str) -> float:
-        """Return the share of the network's cost saved by a unit of a kind; see `UnitCosts.of_one`."""
-        with self.session.evaluating():
-            return self.costs.of_one(kind, cost)
-
-    def divergence_without(self, units: Sequence[Unit]) -> float:
-        """Return the divergence of the output on held-out samples without units, fitted together as in a plan."""
-        with self.session.evaluating():
-            return self.session.output.divergence_of(self.session.output.pruned(*self._finished(units)))
+        """Return the share of the cost saved by a unit without a replacement: the mean over half of a kind."""
+        units = [unit for unit in self.units if unit.kind == kind][::2]
+        with self.session.evaluating(), self.removals.fitted({}):
+            return self.session.cost(cost).removed_share(self.removals.edits(units)) / len(units)
 
     def blocks_left_as_identity(self) -> list[str]:
         """Names of the blocks replaced by an identity, where transformers cannot construct the rest of the model."""
@@ -140,14 +134,16 @@ class DepthSearch:
             check_share(self.session, self.removals, self.units, budget, self.config)
             choice = Choice(self.session, self.variants, self.costs, self, self.config, self.search)
             scores, order = choice.chosen(self._goal(_aim(budget)), budget)
-            edits, tensors = self._finished(order)
+            edits, tensors = finished(
+                self.session, self.variants, order, fitted=self._fits, by_loss=self.config.by_loss
+            )
             found = DepthEvidence(
                 units={unit.name: unit.kind for unit in self.units},
                 importance={name: value for name, value in scores.items() if math.isfinite(value)},
                 samples=self.session.samples.n_samples,
                 divergence=self._divergence(order, edits, tensors),
             )
-            removed = removed_by(self.session, edits, budget, self.units, self.costs.saved, self.store)
+            removed = self._removed_share(edits, budget)
             steps = steps_of(self.session, edits, order)
         return plan_for(
             self.model,
@@ -165,9 +161,6 @@ class DepthSearch:
             example=self.session.example,
             evidence={**found.to_dict(), **removed, **steps},
         )
-
-    def _finished(self, units: Sequence[Unit]) -> Finished:
-        return finished(self.session, self.variants, units, fitted=self._fits, by_loss=self.config.by_loss)
 
     def _goal(self, budget: Budget) -> Goal:
         """Return the goal of a budget."""
@@ -227,6 +220,17 @@ class DepthSearch:
             return {}
         found = self.session.output.divergence_of(self.session.output.pruned(edits, tensors))
         return {chosen[-1].name: found} if math.isfinite(found) else {}
+
+    def _removed_share(self, edits: Sequence[Edit], budget: Budget) -> dict[str, Any]:
+        """Return the evidence of the removed share of a cost; empty for a budget in units."""
+        if budget.share is None or not edits:
+            return {}
+        (cost, asked), smallest = budget.share, None
+        if cost != "latency":
+            units = sorted((unit for unit in self.units if cost_of(unit, cost)), key=lambda unit: cost_of(unit, cost))
+            smallest = next((share for unit in units if (share := self.costs.saved([unit], cost)) > 0), 0.0)
+        merged = measured_share(self.session, self.store, cost, edits)
+        return share_evidence(self.session, edits, {cost: asked}, {cost: merged}, smallest)
 
     def _saved_scores(self) -> dict[str, float] | None:
         if not isinstance(self.config.scores, SavedScores):

@@ -1,21 +1,17 @@
-"""Evidence of a plan in depth: the model after each unit, and the removed share of a cost."""
+"""Evidence of a plan in depth: the model after each unit; and the warning about an excess over the budget."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from prunerecover.cost.met_share import FAR
-from prunerecover.depth.search.selection import smallest_share
-from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Config, Edit
 from prunerecover.plan.evidence import DepthEvidence, RemovalStep, RemovedShare
 from prunerecover.plan.removed_units import edits_without_others, leave_nothing
 from prunerecover.plan.units import Unit
-from prunerecover.session.removed_share import measured_share, share_evidence
 from prunerecover.session.session import Session
-from prunerecover.store.search_store import SearchStore
 from prunerecover.surgery.merging import removals_of
 from prunerecover.surgery.provenance import result_of
 
@@ -38,32 +34,6 @@ def steps_of(session: Session, edits: Sequence[Edit], order: Sequence[Unit]) -> 
         own = edits_without_others(edits, gone, config)
         steps.append(RemovalStep(unit=unit.name, config=config, result=result_of(session.model, own, session.example)))
     return DepthEvidence(order=tuple(steps)).to_dict() if steps else {}
-
-
-def removed_by(
-    session: Session,
-    edits: Sequence[Edit],
-    budget: Budget,
-    units: Sequence[Unit],
-    saved: Callable[[Sequence[Unit], str], float],
-    store: SearchStore,
-) -> dict[str, Any]:
-    """Return the evidence of the removed share of a cost; empty for a budget in units.
-
-    Args:
-        session: Network and samples.
-        edits: Edits of the plan.
-        budget: Budget.
-        units: Removable units.
-        saved: Function from units and the name of a cost to the share saved by the units.
-        store: Store of the search.
-    """
-    if budget.share is None or not edits:
-        return {}
-    cost, asked = budget.share
-    smallest = None if cost == "latency" else smallest_share(units, lambda own: saved(own, cost), cost)
-    merged = measured_share(session, store, cost, edits)
-    return share_evidence(session, edits, {cost: asked}, {cost: merged}, smallest)
 
 
 def warn_of_excess(cost: str, removed: RemovedShare) -> None:

@@ -55,15 +55,7 @@ class GraphContext(DepthContext):
             how: Loss and seed.
         """
         network, applied = _without(variants, gone)
-        return cls(
-            variants=variants,
-            units=units,
-            gone=gone,
-            model=network,
-            applied=applied,
-            batches=batches,
-            **how,
-        )
+        return cls(variants=variants, units=units, gone=gone, model=network, applied=applied, batches=batches, **how)
 
     def cannot_go(self, name: str) -> bool:
         """Whether a unit was refused, on top of the removed units."""

@@ -50,13 +50,21 @@ class Variants:
             found[unit.name] = Variant(leaves, leaves=leaves), Fit(stand_in=fit)
         return found
 
-    def divergence(self, units: Sequence[Unit]) -> float:
-        """Return the objective's value for the network without some units: higher is worse.
+    def divergence(self, units: Sequence[Unit], base: Sequence[Unit] | None = None) -> float:
+        """Return the objective's value for the network without some units, measured once: higher is worse.
+
+        Args:
+            units: Removed units.
+            base: Removed units of the base, whose beginning is shared; None: the present base.
 
         Raises:
             NotRemovable: If the widths around a layer cannot be reconciled.
         """
-        return self._divergence(units, None)
+        key = names_of(units)
+        if key not in self._known:
+            measure = partial(self._measured, units, self.objective.all, base)
+            self._known[key] = self.store.result("divergence", sorted(key), measure)
+        return self._known[key]
 
     def held_out(self, units: Sequence[Unit]) -> float:
         """Return the divergence without some units on held-out samples, which no replacement is fitted to.
@@ -83,7 +91,7 @@ class Variants:
         Raises:
             ValueError: If a divergence is NaN.
         """
-        return self._each(units, lambda unit: self._divergence((*gone, unit), gone))
+        return self._each(units, lambda unit: self.divergence((*gone, unit), gone))
 
     def _rebase(self, units: Sequence[Unit]) -> None:
         """Make the network without some units the base, so that later variants share its beginning."""
@@ -91,14 +99,6 @@ class Variants:
             with self.removals.trying(units):
                 self._scorer.rebase(self.chosen(units))
             self._base = names_of(units)
-
-    def _divergence(self, units: Sequence[Unit], base: Sequence[Unit] | None) -> float:
-        """Return the divergence without some units, measured once, from the network without the units of a base on."""
-        key = names_of(units)
-        if key not in self._known:
-            measure = partial(self._measured, units, self.objective.all, base)
-            self._known[key] = self.store.result("divergence", sorted(key), measure)
-        return self._known[key]
 
     def _measured(self, units: Sequence[Unit], numbers: Sequence[int], base: Sequence[Unit] | None) -> float:
         """Judge the network without some units on some batches.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -65,6 +65,19 @@ def apart_copy(model: nn.Module) -> nn.Module:
 def deep_copy(model: nn.Module) -> nn.Module:
     """Copy a model with its values: original and copy are independent."""
     return _copy(model, lambda tensor: _like(tensor, tensor.detach().clone()))
+
+
+def copy_with(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
+    """Copy as in `share_copy`, with other values of some parameters and buffers, by name; shared tensors stay shared.
+
+    >>> net = nn.Linear(2, 2)
+    >>> copied = copy_with(net, {"weight": torch.zeros(2, 2)})
+    >>> bool(copied.weight.any()), copied.bias is net.bias
+    (False, True)
+    """
+    held = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    new = {id(tensor): _like(tensor, values[name]) for name, tensor in held if name in values}
+    return _copy(model, lambda tensor: new.get(id(tensor), tensor))
 
 
 def _like(tensor: Tensor, value: Tensor) -> Tensor:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
+
+from prunerecover.model.batches import ModelInputs
 
 NUMBER = "layer_idx"  # index of a layer's keys and values in the cache
 # Arguments and outputs; `cache` since transformers 5.24, with all further names deprecated.
@@ -52,17 +55,17 @@ def caches_off(*models: nn.Module) -> Iterator[None]:
         yield
 
 
-def asking_for_cache(model: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return keyword arguments for a call with a cache; None if the model takes no such argument.
+def asking_for_cache(model: nn.Module, inputs: ModelInputs) -> ModelInputs | None:
+    """Return inputs with the request for a cache; None if the model takes no such argument.
 
     Args:
         model: Network to call. Forwards that pass on all arguments are known by the model's config.
-        kwargs: Keyword arguments of a call.
+        inputs: Inputs of a call.
     """
     parameters = inspect.signature(type(model).forward).parameters
     hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     known = SWITCH in parameters or (hands_on and hasattr(vars(model).get("config"), SWITCH))
-    return {**kwargs, SWITCH: True} if known else None
+    return replace(inputs, kwargs={**inputs.kwargs, SWITCH: True}) if known else None
 
 
 def takes_cache(module: nn.Module) -> bool:

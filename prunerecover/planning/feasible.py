@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from prunerecover.cost.units.cost_names import ALONE
-from prunerecover.depth.feasible import check_feasible as check_depth
+from prunerecover.depth.removable import check_feasible as check_depth
 from prunerecover.plan.budget import Budget
 from prunerecover.planning.arguments import PruningConfig, check_costs
 from prunerecover.planning.planner import Planner

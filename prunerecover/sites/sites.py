@@ -14,8 +14,7 @@ from prunerecover.plan.edits import FreeHeads, Rewrite
 from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import DEPTH_KINDS, WIDTH_KINDS, plural
 from prunerecover.plan.units import Site
-from prunerecover.width.groups.counted import CountedGroup
-from prunerecover.width.groups.found import FoundGroups
+from prunerecover.width.groups.found import CountedGroup, FoundGroups
 
 S = TypeVar("S", bound=Site, covariant=True)
 HEADER = ("site", "kind", "units", "parameters", "MACs", "block")

@@ -17,8 +17,7 @@ from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import plural
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.allocation.cost_model import cost_model
-from prunerecover.width.groups.counted import FIXED
-from prunerecover.width.groups.found import FoundGroups
+from prunerecover.width.groups.found import FIXED, FoundGroups
 from prunerecover.width.groups.refusals import stays
 
 

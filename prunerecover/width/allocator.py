@@ -23,29 +23,19 @@ from prunerecover.model.narrow.freeing import with_free_heads
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.evidence import WidthEvidence
-from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
-from prunerecover.session.asked import planned_as_asked
 from prunerecover.session.removed_share import measured_share, share_evidence
 from prunerecover.session.session import Session
 from prunerecover.store.search_store import SearchStore
 from prunerecover.surgery.provenance import plan_for
-from prunerecover.width.allocation.by_importance import lowest, per_cost
-from prunerecover.width.allocation.cost_model import CostModel
-from prunerecover.width.allocation.diagnostics import tolerance_evidence
+from prunerecover.width.allocation.by_importance import lowest, per_cost, removal_positions
 from prunerecover.width.allocation.equal_layers import equalised, warn_of_more
 from prunerecover.width.allocation.greedy_fill import RemovalTarget, Removed
-from prunerecover.width.allocation.kind_weights import (
-    KindWeights,
-    best_kind_weights,
-    number_of_trials,
-    weighted,
-)
+from prunerecover.width.allocation.kind_weights import KindWeights, best_kind_weights, number_of_trials, weighted
 from prunerecover.width.allocation.latency_budget import met_latency
 from prunerecover.width.allocation.measured_share import Shares, meet_measured, warn_if_inputs_decide
-from prunerecover.width.allocation.removal_order import removal_positions
-from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
+from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation, tolerance_evidence
 from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.channel_order import dealt_anew
 from prunerecover.width.groups.rounding import rounded
@@ -66,29 +56,18 @@ class WidthAllocator:
     Attributes:
         session: Network and samples.
         network: Network to narrow, with groups and costs.
+        groups: Groups that may be narrowed, in order of depth.
+        costs: Cost of every unit.
+        units: Number of units of each kind.
     """
 
     @ordinary_arithmetic()
     def __init__(self, session: Session, config: WidthConfig | None = None, store: SearchStore | None = None) -> None:
         self.session, self.config, self.store = session, config or WidthConfig(), store or SearchStore()
         self.network = NarrowableNetwork(session, self.config)
+        self.groups, self.costs, self.units = self.network.groups, self.network.costs, self.network.units
         self._scores: dict[str | int, tuple[str | Importance, Scores]] = {}
         self._weighed: list[tuple[WidthRule, str, float, KindWeights]] = []  # rule, cost and share
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """Groups that may be narrowed, in order of depth."""
-        return self.network.groups
-
-    @property
-    def costs(self) -> CostModel:
-        """Cost of every unit."""
-        return self.network.costs
-
-    @property
-    def units(self) -> dict[str, int]:
-        """Number of units of each kind."""
-        return self.network.units
 
     @ordinary_arithmetic()
     def scores(self, *importances: str | Importance) -> tuple[Scores, ...]:
@@ -134,11 +113,9 @@ class WidthAllocator:
         """Return the plan of one budget; see `plan_width`.
 
         Args:
-            budget: Budget; None: the rule has a tolerance.
+            budget: Budget in shares or units; None: the rule has a tolerance.
             rule: Rule of the choice and the treatment of readers; None: the planner's `config`.
         """
-        if budget is not None and budget.amounts:
-            return planned_as_asked(self.session, budget, lambda shares: self.plan(shares, rule))
         plan = self.decided(budget, rule)
         with ordinary_arithmetic():
             return self.network.finished(plan, (rule or self.config).replace) if plan.edits else plan
@@ -215,28 +192,25 @@ class WidthAllocator:
         return removed, {**evidence, **share}
 
     def _removed(self, budget: Budget | None, rule: WidthRule, weighing: KindWeights) -> tuple[Removed, dict[str, Any]]:
-        groups = rounded(self.groups, rule.round_to)
-        if not rule.by_tolerance:
+        groups, evidence = rounded(self.groups, rule.round_to), dict[str, Any]()
+        if rule.by_tolerance:
+            low, high = self.scores(*rule.importances)
+            costs = self.costs if budget else None
+            found = tolerance_allocation(groups, low, high, tolerance=rule.tolerance, budget=budget, costs=costs)
+            removed, evidence = found.removed, tolerance_evidence(groups, low, high, found, self.costs)
+            scores = removal_positions(groups, low)
+        else:
             assert budget is not None, "only tolerances go without"
             scores = self.ranking(rule)
-            if not weighing.rates:
+            if weighing.rates:
+                scores = weighted(groups, scores, weighing.rates)
+                removed = per_cost(groups, scores, self.costs, budget, damping=weighing.damping)
+                evidence = WidthEvidence(rates=dict(weighing.rates), damping=weighing.damping).to_dict()
+            else:
                 removed = rule.allocated_by(groups, scores, self.costs, budget)
-                return self._equalised(groups, removed, scores, budget, rule), {}
-            scores = weighted(groups, scores, weighing.rates)
-            removed = per_cost(groups, scores, self.costs, budget, damping=weighing.damping)
-            tried = WidthEvidence(rates=dict(weighing.rates), damping=weighing.damping)
-            return self._equalised(groups, removed, scores, budget, rule), tried.to_dict()
-        low, high = self.scores(*rule.importances)
-        found = tolerance_allocation(
-            groups, low, high, tolerance=rule.tolerance, budget=budget, costs=self.costs if budget else None
-        )
-        evidence = tolerance_evidence(groups, low, high, found, self.costs)
-        return self._equalised(groups, found.removed, removal_positions(groups, low), budget, rule), evidence
-
-    def _equalised(
-        self, groups: Sequence[Group], removed: Removed, scores: Scores, budget: Budget | None, rule: WidthRule
-    ) -> Removed:
-        return lowest(groups, scores, equalised(groups, removed, self.costs, budget)) if rule.equal_layers else removed
+        if rule.equal_layers:
+            removed = lowest(groups, scores, equalised(groups, removed, self.costs, budget))
+        return removed, evidence
 
     def _weighing(self, budget: Budget | None, rule: WidthRule) -> KindWeights:
         """Return the weights of the kinds; equal unless heads, experts or hidden features compete with other kinds.

@@ -110,15 +110,14 @@ def moments_of(model: nn.Module, readers: Sequence[Reader], batches: Sequence[Mo
 
 def predictions(edits: Sequence[Narrow], moments: Mapping[Reader, Moments]) -> list[dict[str, Tensor]]:
     """Return for each edit the predictions of its readers, given all moments; see `fit_compensation`."""
-    return [
-        {r.part.tensor: _prediction(edit, r, moments[r]) for r in own if r in moments}
-        for edit, own in zip(edits, readers_of_edits(edits), strict=True)
-    ]
-
-
-def _prediction(edit: Narrow, reader: Reader, seen: Moments) -> Tensor:
-    gone, kept = (entry_indices(units, reader.per_unit) for units in (edit.gone, edit.keep))
-    return seen.predict(gone, kept).float()
+    found = []
+    for edit, own in zip(edits, readers_of_edits(edits), strict=True):
+        values = dict[str, Tensor]()
+        for reader in (one for one in own if one in moments):
+            gone, kept = (entry_indices(units, reader.per_unit) for units in (edit.gone, edit.keep))
+            values[reader.part.tensor] = moments[reader].predict(gone, kept).float()
+        found.append(values)
+    return found
 
 
 def with_compensation(

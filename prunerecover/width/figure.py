@@ -15,15 +15,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from prunerecover.display.style import (
-    BLUE,
-    GREY,
-    LIGHT,
-    VERMILION,
-    add_legend,
-    empty_figure,
-    styled,
-)
+from prunerecover.display.style import BLUE, GREY, LIGHT, VERMILION, add_legend, empty_figure, styled
 from prunerecover.plan.edits import Narrow
 from prunerecover.width.allocation.tolerance import tolerance_of_difference
 

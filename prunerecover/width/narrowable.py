@@ -1,12 +1,13 @@
 """Network to narrow: groups and costs, the edits that remove units, and savings and changes by the edits.
 
-Units are chosen in `planner`. The weights stay the same during planning, so moments of activations and outputs are
+Units are chosen in `allocator`. The weights stay the same during planning, so moments of activations and outputs are
 computed once, on first use.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -16,9 +17,7 @@ from torch import Tensor, nn
 
 from prunerecover.calibration.moments import Moments
 from prunerecover.cost.macs import count_macs
-from prunerecover.model.batches import (
-    ModelInputs,
-)
+from prunerecover.model.batches import ModelInputs
 from prunerecover.model.checks import check_differentiable
 from prunerecover.model.copies import share_copy
 from prunerecover.plan.edits import Edit, Narrow, Rewrite
@@ -37,10 +36,8 @@ from prunerecover.width.arguments import WidthConfig, WidthReplace, WidthRule
 from prunerecover.width.channel_order import channel_orders
 from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
 from prunerecover.width.expert_refit import expert_refits
-from prunerecover.width.gates import with_a_gate
-from prunerecover.width.groups.counted import warn_of_counted
 from prunerecover.width.groups.discovery import find_groups
-from prunerecover.width.groups.found import freed_for
+from prunerecover.width.groups.found import freed_for, warn_of_counted
 from prunerecover.width.groups.narrow_edits import narrow_edits
 from prunerecover.width.groups.refusals import why_stay
 from prunerecover.width.groups.rounding import rounded
@@ -79,10 +76,8 @@ class NarrowableNetwork:
         self.attentions = found.attentions
         rewritten = share_copy(self.model)
         apply_edits(rewritten, self.rewrites)
-        costs = cost_model(rewritten, self.groups, session.example)
-        kept = partial(why_stay, found, config.kinds)
-        out_of_reach = dataclasses.replace(costs.out_of_reach, stays=kept)
-        self.costs: CostModel = dataclasses.replace(costs, out_of_reach=out_of_reach)
+        stays = partial(why_stay, found, config.kinds)
+        self.costs: CostModel = cost_model(rewritten, self.groups, session.example, stays)
         self._latest: tuple[tuple[Edit, ...], tuple[list[Edit], dict[str, Tensor]]] | None = None
 
     @property
@@ -204,3 +199,18 @@ class NarrowableNetwork:
     def _samples(self) -> Sequence[ModelInputs]:
         """Samples for fits of weights."""
         return fitted_to(self.session.samples, self.session.output)
+
+
+def with_a_gate(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """Return the groups with a place for gates, and warn of the rest; all groups if no group has one."""
+    kept = tuple(group for group in groups if group.taps)
+    left_out = [group.name for group in groups if not group.taps]
+    if not kept or not left_out:
+        return tuple(groups)
+    more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
+    warnings.warn(
+        f"{', '.join(left_out[:3])}{more} stay as they are: their units have no place where 'gate_taylor' could gate "
+        "them. Use importance='magnitude' to narrow them, too, or name them in ignore=.",
+        stacklevel=2,
+    )
+    return kept

@@ -27,8 +27,8 @@ from prunerecover.plan.plan import Plan
 from prunerecover.planning.plan_width import plan_with
 from prunerecover.recipes.plan_methods.base import BudgetArguments, PlanningMethod, PlanTask, beside, parted
 from prunerecover.recipes.plan_methods.width_page import page
+from prunerecover.width.allocation.by_importance import removal_positions
 from prunerecover.width.allocation.cost_model import Cost
-from prunerecover.width.allocation.removal_order import removal_positions
 from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthArguments, WidthConfig
 from prunerecover.width.figure import plot_rankings

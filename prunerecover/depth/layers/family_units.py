@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from prunerecover.families.describe import describe, is_supported
-from prunerecover.families.layout import Block, FeedForward
+from prunerecover.families.layout import Block
 from prunerecover.model.linears import check_plain, linear_shape
 from prunerecover.model.paths import get_module
 from prunerecover.plan.kinds import Kind
@@ -40,38 +40,55 @@ def family_units(model: nn.Module, kinds: Sequence[str], macs: Mapping[str, int]
 
 
 def _units_of(model: nn.Module, block: Block, macs: Mapping[str, int], kinds: Sequence[str]) -> list[Unit]:
-    units = [_unit(model, block, block.path, "block", (block.path,), macs)]
+    units = [unit_of(model, block.path, "block", (block.path,), macs, block.path)]
     for branch in (block.attention, block.mlp):
         if branch is not None:
             norm = (branch.norm,) if branch.norm else ()
-            units.append(_unit(model, block, branch.path, branch.kind, (*norm, branch.path, *branch.then), macs))
+            targets = (*norm, branch.path, *branch.then)
+            units.append(unit_of(model, branch.path, branch.kind, targets, macs, block.path))
     forward = block.feed_forward
     if forward is not None and forward.state == "nonlinear" and "activation" in kinds:
-        units.append(_activation(model, block, forward, macs))
+        for path in (forward.first, forward.second):
+            check_plain(path, get_module(model, path))
+        targets = (forward.activation, forward.first, forward.second)
+        units.append(activation_unit(model, targets, macs, block.path))
     return [unit for unit in units if unit.kind in kinds]
 
 
-def _unit(
-    model: nn.Module, block: Block, name: str, kind: Kind, targets: tuple[str, ...], macs: Mapping[str, int]
+def unit_of(
+    model: nn.Module, name: str, kind: Kind, targets: tuple[str, ...], macs: Mapping[str, int], block: str
 ) -> Unit:
-    params = sum(p.numel() for p in {p for path in targets for p in get_module(model, path).parameters()})
-    return Unit(name, kind, targets, params, sum(macs.get(path, 0) for path in targets), block.path)
+    """Return a unit with the parameters and MACs of the modules that go.
+
+    Args:
+        model: Unwrapped model.
+        name: Name of the unit.
+        kind: Kind of the unit.
+        targets: Paths of the modules.
+        macs: MACs of a forward pass, by module.
+        block: Path of the block around; empty: none.
+    """
+    return Unit(name, kind, targets, parameters_of(model, targets), sum(macs.get(path, 0) for path in targets), block)
 
 
-def _activation(model: nn.Module, block: Block, forward: FeedForward, macs: Mapping[str, int]) -> Unit:
-    for path in (forward.first, forward.second):
-        check_plain(path, get_module(model, path))
-    both = _unit(model, block, forward.activation, "activation", (forward.first, forward.second), macs)
-    width, hidden = linear_shape(get_module(model, forward.first))
-    merged_macs = macs.get(forward.first, 0) // hidden * width
-    return Unit(
-        forward.activation,
-        "activation",
-        (forward.activation, forward.first, forward.second),
-        both.params - width * width - width,
-        both.macs - merged_macs,
-        block.path,
-    )
+def activation_unit(model: nn.Module, targets: tuple[str, str, str], macs: Mapping[str, int], block: str) -> Unit:
+    """Return an activation, with the savings of merging the linears around.
+
+    Args:
+        model: Unwrapped model.
+        targets: Paths of the activation, and of the linears before and behind.
+        macs: MACs of a forward pass, by module.
+        block: Path of the block around; empty: none.
+    """
+    activation, first, second = targets
+    (width, hidden), (_, out) = (linear_shape(get_module(model, path)) for path in (first, second))
+    saved = macs.get(first, 0) + macs.get(second, 0) - macs.get(first, 0) // hidden * out
+    return Unit(activation, "activation", targets, parameters_of(model, targets) - out * (width + 1), saved, block)
+
+
+def parameters_of(model: nn.Module, paths: Sequence[str]) -> int:
+    """Return the number of parameters in modules, each counted once."""
+    return sum(p.numel() for p in {p for path in paths for p in get_module(model, path).parameters()})
 
 
 def explain_missing_activations(model: nn.Module) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,19 +22,6 @@ from prunerecover.model.paths import get_module, is_within
 
 PARTS = 24  # into about so many of the smallest pieces a network is cut
 MOST_KEPT = 1 << 30  # bytes of outputs of pieces; batches beyond are run as a whole
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Call of a module, with a kept output.
-
-    Attributes:
-        path: Path of the module.
-        last: Index of the call's last node.
-    """
-
-    path: str
-    last: int
 
 
 class PrefixRunner:
@@ -91,14 +77,14 @@ class PrefixRunner:
         """Let the pieces before a node answer with the kept outputs."""
         replaced: dict[str, nn.Module] = {}
         try:
-            for piece in self.pieces:
-                known = piece.last < first and piece.path in self._kept[batch]
-                if not known or any(is_within(piece.path, outer) for outer in replaced):
+            for path, last in self.pieces.items():
+                known = last < first and path in self._kept[batch]
+                if not known or any(is_within(path, outer) for outer in replaced):
                     continue
-                module = get_module(network, piece.path)
-                if not any(map(users_hooks, _inside(module))):  # hooks may hand tensors on
-                    replaced[piece.path] = module
-                    answer: Callable[..., Any] = partial(self._answer, self._kept[batch][piece.path])
+                module = get_module(network, path)
+                if not any(map(users_hooks, list(module.modules())[1:])):  # hooks inside may hand tensors on
+                    replaced[path] = module
+                    answer: Callable[..., Any] = partial(self._answer, self._kept[batch][path])
                     setattr(module, "forward", answer)  # noqa: B010  (mypy: a method)
             yield
         finally:
@@ -112,33 +98,31 @@ class PrefixRunner:
     def _keeping(self, network: nn.Module, batch: int, first: int) -> Iterator[None]:
         kept, handles, called = self._kept[batch], [], set[str]()
         modules = dict(network.named_modules())
-        for piece in self.pieces:
-            if piece.last >= first:
-                kept.pop(piece.path, None)
-            if piece.last >= first and piece.path in modules:  # else it went with a module around it
+        for changed in (path for path, last in self.pieces.items() if last >= first):
+            kept.pop(changed, None)
+            if changed in modules:  # else it went with a module around it
 
-                def keep(_: nn.Module, __: Any, output: Any, path: str = piece.path) -> None:
+                def keep(_: nn.Module, __: Any, output: Any, path: str = changed) -> None:
                     if path in called:  # the network ran several times, and each run has an output of its own
                         kept.pop(path, None)
                     else:
                         kept[path] = self._answer(output)
                     called.add(path)
 
-                handles.append(modules[piece.path].register_forward_hook(keep))
+                handles.append(modules[changed].register_forward_hook(keep))
         with removed_after(*handles):
             yield
 
 
-def _inside(module: nn.Module) -> list[nn.Module]:
-    """Return the modules inside a module."""
-    return [inner for inner in module.modules() if inner is not module]
+def _pieces(graph: ComputationGraph) -> dict[str, int]:
+    """Cut a network into calls, each path called once, down to calls with a small part of the layers; outer first.
 
-
-def _pieces(graph: ComputationGraph) -> tuple[Piece, ...]:
-    """Cut a network into calls, each path called once, down to calls with a small part of the layers; outer first."""
+    Returns:
+        Index of each call's last node, by path of the module.
+    """
     layers = [sum(graph.nodes[index].kind == "layer" for index in own) for own in graph.inside]
     most = max(1, len(graph.of_kind("layer")) // PARTS)
-    found, waiting = list[Piece](), [0]
+    found, waiting = dict[str, int](), [0]
     while waiting:
         number = waiting.pop()
         made = graph.calls[number]
@@ -146,7 +130,7 @@ def _pieces(graph: ComputationGraph) -> tuple[Piece, ...]:
             continue
         once = bool(made.path) and graph.times[made.path] == 1
         if once:
-            found.append(Piece(made.path, max(graph.inside[number])))
+            found[made.path] = max(graph.inside[number])
         if not once or (layers[number] > most and made.children):
             waiting += made.children
-    return tuple(found)
+    return found

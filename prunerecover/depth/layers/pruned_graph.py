@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from math import prod
 
 import numpy as np
 import torch
@@ -50,7 +49,6 @@ class PrunedGraph:
         model: The dense network; never changed.
         graph: Graph of the dense network.
         widths: Present widths.
-        importance: Importance of each weight of the dense network, by name; None: squared weights.
         gone: Indices of the nodes that hand on their input, or averages of the input.
         edits: Edits of the removals, but for the patches.
         rerouted: Calls that forwards are to make no more, by path of the module: activations that are functions, or
@@ -60,7 +58,6 @@ class PrunedGraph:
     model: nn.Module
     graph: ComputationGraph
     widths: Widths
-    importance: Mapping[str, Tensor] | None = None
     gone: frozenset[int] = frozenset()
     edits: tuple[Edit, ...] = ()
     rerouted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -136,22 +133,6 @@ class PrunedGraph:
             if not f"{path}.".startswith(emptied)
         ]
         return (*copies.edits, *([Patch(modules=found)] if found else []), *rerouted)
-
-    def parameters(self, dropped: Dropped = NOTHING_DROPPED, without: tuple[str, ...] = ()) -> int:
-        """Return the number of remaining parameters.
-
-        Args:
-            dropped: Branches removed as well.
-            without: Prefixes of the paths of modules removed by then.
-        """
-        bypassed = {path for edit in self.edits if isinstance(edit, Bypass) for path in edit.modules}
-        copies, total = self._copies(dropped), 0
-        bypassed |= patches(self.graph, self._handing_on(), dropped, copies.drop, self._pooled()).keys()
-        gone = (*(f"{path}." for path in bypassed), *without)
-        for name, parameter in self.model.named_parameters():
-            if not name.startswith(gone):
-                total += prod(len(copies.widths.units(name, dim, size)) for dim, size in enumerate(parameter.shape))
-        return total
 
     def _pooled(self) -> dict[int, StandIn]:
         """Poolings in the place of strided layers, by node."""
@@ -252,12 +233,12 @@ class PrunedGraph:
         return [edit.model_copy(update={"serves": path}) for edit in self.widths.remove(chosen)]
 
     def _along_dimensions(self) -> dict[tuple[str, int], Tensor]:
-        """Return the importance of each index along each dimension, summed over all further dimensions."""
+        """Return the squared weights of each index along each dimension, summed over all further dimensions."""
         if not self._along:
             tensors = dict(self.model.named_parameters())
             for name, dim in self.widths.along:
                 if name in tensors:
-                    values = tensors[name].detach().square() if self.importance is None else self.importance[name]
+                    values = tensors[name].detach().square()
                     others = [d for d in range(values.ndim) if d != dim]
                     self._along[name, dim] = (values.sum(others) if others else values).cpu()
         return self._along

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 
-from torch import Tensor, nn
+from torch import nn
 
 from prunerecover.calibration.places import Fit, with_fit
 from prunerecover.cost.macs import macs_by_module
-from prunerecover.depth.layers.family_units import family_units
+from prunerecover.depth.layers.family_units import activation_unit, family_units, parameters_of, unit_of
 from prunerecover.depth.layers.patching import Dropped, patches
 from prunerecover.depth.layers.pruned_graph import NotRemovable, PrunedGraph
 from prunerecover.depth.layers.trials import Companions, TrainingTrials, bypass, failure, joinable, merge_edit, trying
@@ -22,8 +22,7 @@ from prunerecover.graph.branches import BranchFinder, GraphUnit
 from prunerecover.graph.coupling import coupled_nodes, whole_modules
 from prunerecover.graph.layers import list_layers
 from prunerecover.graph.trace import Traced
-from prunerecover.model.linears import linear_shape
-from prunerecover.model.paths import get_module, is_within
+from prunerecover.model.paths import is_within
 from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass, Edit, Remove, Replace, Rewrite
 from prunerecover.plan.units import Unit
@@ -42,8 +41,6 @@ class Removals:
         traced: Trace of a copy of the model, on a batch; a sample is enough.
         kinds: Kinds of units to look for.
         include_strided: Whether layers that change spatial dimensions are units, too.
-        importance: Importance of each weight, by name, which chooses the units narrowed to remove a layer. None:
-            squared weights.
 
     Attributes:
         traced: The given trace.
@@ -57,15 +54,9 @@ class Removals:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        traced: Traced,
-        kinds: Sequence[str],
-        *,
-        include_strided: bool = False,
-        importance: Mapping[str, Tensor] | None = None,
+        self, model: nn.Module, traced: Traced, kinds: Sequence[str], *, include_strided: bool = False
     ) -> None:
-        self.model, self.traced, self.kinds, self.importance = model, traced, tuple(kinds), importance
+        self.model, self.traced, self.kinds = model, traced, tuple(kinds)
         self.graph, self.example, self._twin = traced.graph, traced.inputs, traced.model
         self.refused: dict[str, str] = {}
         self.fits: dict[str, Fit] = {}
@@ -88,7 +79,9 @@ class Removals:
             if "activation" in kinds:
                 self._pairs, apart = joinable(self._twin, self.example, find_linear_pairs(model, self.graph))
                 self.refused |= apart
-            units += [self._activation(pair, blocks, macs) for pair in self._pairs.values()]
+            for pair in self._pairs.values():
+                targets = (pair.activation, pair.first, pair.second)
+                units.append(activation_unit(model, targets, macs, _home(pair.first, blocks)))
         self.block_lists = block_lists(model, self.graph, blocks)
         if "layer" in kinds:
             listed = list_layers(model, self.graph, include_strided=include_strided)
@@ -203,7 +196,7 @@ class Removals:
     def _dense(self) -> PrunedGraph:
         found = self._groups
         widths = Widths.of(self.model, found.groups, self._rewrites, found.linked)
-        return PrunedGraph(self.model, self.graph, widths, self.importance)
+        return PrunedGraph(self.model, self.graph, widths)
 
     @cached_property
     def _groups(self) -> FoundGroups:
@@ -218,22 +211,13 @@ class Removals:
     def _layer(self, path: str, blocks: Sequence[str], macs: Mapping[str, int]) -> Unit:
         node = self.graph.by_module[path][0]
         targets = (path, *whole_modules(self.graph, coupled_nodes(self.graph, node, frozenset()))[0])
-        params = _parameters(self.model, targets)
-        return Unit(path, "layer", targets, params, sum(macs.get(t, 0) for t in targets), _home(path, blocks))
+        return unit_of(self.model, path, "layer", targets, macs, _home(path, blocks))
 
     def _unit(self, unit: GraphUnit, macs: Mapping[str, int]) -> Unit:
         targets = tuple(unit.modules)
         emptied = patches(self.graph, frozenset(), Dropped.of(self.graph, [unit]))
-        params = _parameters(self.model, (*targets, *emptied, *self._companions.of([unit])))
+        params = parameters_of(self.model, (*targets, *emptied, *self._companions.of([unit])))
         return Unit(unit.name, unit.kind, targets, params, sum(macs.get(path, 0) for path in targets), unit.block)
-
-    def _activation(self, pair: LinearPair, blocks: Sequence[str], macs: Mapping[str, int]) -> Unit:
-        """Describe an activation by the savings of merging the linears around the activation."""
-        (width, hidden), (_, out) = (linear_shape(get_module(self.model, path)) for path in (pair.first, pair.second))
-        targets, both = (pair.activation, pair.first, pair.second), macs.get(pair.first, 0) + macs.get(pair.second, 0)
-        merged_macs = macs.get(pair.first, 0) // hidden * out
-        params = _parameters(self.model, targets) - out * (width + 1)
-        return Unit(pair.activation, "activation", targets, params, both - merged_macs, _home(pair.first, blocks))
 
     def _can_do_without(self, unit: GraphUnit) -> bool:
         """Whether the network runs without a unit, where in doubt, and all remaining parameters train."""
@@ -287,7 +271,3 @@ class Removals:
 def _home(path: str, blocks: Sequence[str]) -> str:
     """Return the block around a module; empty if there is none."""
     return next((block for block in blocks if is_within(path, block)), "")
-
-
-def _parameters(model: nn.Module, paths: Sequence[str]) -> int:
-    return sum(p.numel() for p in {p for path in paths for p in get_module(model, path).parameters()})

@@ -11,7 +11,6 @@ not count positions).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,11 +72,11 @@ def _has_slots(model: nn.Module) -> bool:
 
 def _runs_with_cache(model: nn.Module, example: ModelInputs) -> bool:
     """Whether the network takes an example while keeping keys, values and states for a next call."""
-    kwargs = asking_for_cache(model, example.kwargs)
-    if kwargs is None:
+    keeping = asking_for_cache(model, example)
+    if keeping is None:
         return False
     try:
-        _output(model, replace(example, kwargs=kwargs))
+        _output(model, keeping)
     except Exception:  # whatever the network's own code raises
         return False
     return True

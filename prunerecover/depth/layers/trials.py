@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -162,8 +162,8 @@ class TrainingTrials:
 
     @cached_property
     def _passes(self) -> tuple[TrainingPass, ...]:
-        keeping = asking_for_cache(self.model, self.example.kwargs)
-        tried = (self.example,) if keeping is None else (self.example, replace(self.example, kwargs=keeping))
+        keeping = asking_for_cache(self.model, self.example)
+        tried = (self.example,) if keeping is None else (self.example, keeping)
         return tuple(filter(None, (training_pass(self.model, inputs, self.graph) for inputs in tried)))
 
     def _failure(self, edits: Sequence[Edit], inputs: ModelInputs) -> str:

@@ -24,14 +24,6 @@ TensorDim = tuple[str, int]
 Units = np.ndarray  # the number of a unit per index along a dimension
 
 
-@dataclass(frozen=True)
-class _Count:
-    """An attribute that counts units, by the numbers of the units."""
-
-    units: Units
-    setting: Setting
-
-
 @dataclass
 class Widths:
     """Units along the dimensions of tensors.
@@ -49,7 +41,7 @@ class Widths:
     kinds: list[WidthKind]
     reads: frozenset[TensorDim]
     names: list[str]
-    counts: list[_Count] = field(default_factory=list)
+    counts: list[tuple[Units, Setting]] = field(default_factory=list)  # attributes that count units
     bound: frozenset[int] = frozenset()  # runs of which a multiple must stay
     links: tuple[tuple[Units, ...], ...] = ()  # parts that must lose equal numbers of units
 
@@ -86,7 +78,7 @@ class Widths:
                     own[offset : offset + group.size * part.span] = first + units.repeat_interleave(part.span).numpy()
                 if not part.makes:
                     reads.add(place)
-            widths.counts += [_Count(first + units.numpy(), setting) for setting in group.settings]
+            widths.counts += [(first + units.numpy(), setting) for setting in group.settings]
             runs.append(np.full(group.size, number, dtype=np.int64))
             widths.kinds += [group.kind] * group.size
             widths.names.append(group.name)
@@ -150,7 +142,7 @@ class Widths:
                     self.bound |= {label[key]}
             run[unit] = label[key]
         self.along = {place: _renamed(own, into) for place, own in self.along.items()}
-        self.counts = [_Count(_renamed(count.units, into), count.setting) for count in self.counts]
+        self.counts = [(_renamed(units, into), setting) for units, setting in self.counts]
         self.links = tuple(tuple(_renamed(part, into) for part in link) for link in self.links)
         absorbed = np.flatnonzero(into != np.arange(len(into)))
         run[absorbed] = FIXED
@@ -192,13 +184,13 @@ class Widths:
             makes = (tensor, dim) not in self.reads
             parts.append(Slice(tensor=tensor, dim=dim, offsets=form[0], span=form[1], makes=makes))
         settings = []
-        for count in self.counts:
-            counted = np.isin(count.units, members)
+        for units, setting in self.counts:
+            counted = np.isin(units, members)
             if counted.any():
-                per_unit, rest = divmod(int(counted.sum()) * count.setting.per_unit, len(members))
+                per_unit, rest = divmod(int(counted.sum()) * setting.per_unit, len(members))
                 if rest:
-                    raise ValueError(f"Expected '{count.setting.attribute}' to count the units of '{self.names[run]}'.")
-                settings.append(count.setting.model_copy(update={"per_unit": per_unit}))
+                    raise ValueError(f"Expected '{setting.attribute}' to count the units of '{self.names[run]}'.")
+                settings.append(setting.model_copy(update={"per_unit": per_unit}))
         keep = tuple(np.flatnonzero(~gone).tolist())
         return Narrow(
             unit=self.names[run],
@@ -211,7 +203,7 @@ class Widths:
 
     def _delete(self, gone: Units) -> None:
         self.along = {place: own[~np.isin(own, gone)] for place, own in self.along.items()}
-        self.counts = [_Count(c.units[~np.isin(c.units, gone)], c.setting) for c in self.counts]
+        self.counts = [(units[~np.isin(units, gone)], setting) for units, setting in self.counts]
         self.links = tuple(tuple(part[~np.isin(part, gone)] for part in link) for link in self.links)
         self.run[gone] = FIXED
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from prunerecover.depth.search.selection import count_by_kind
+from prunerecover.depth.search.goals import count_by_kind
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.units import Unit
 

@@ -1,53 +1,18 @@
-"""Goals of a search: the amount to remove, counted in units of each kind or measured as a share of a cost."""
+"""Goals of a search: the amount to remove, counted in units of each kind or measured as a share of a cost.
+
+Units go with the unit around: no attention is counted in a removed block, no activation in a removed MLP.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from prunerecover.depth.search.selection import conflicting
+from prunerecover.importance.registry import RegisteredImportance
+from prunerecover.model.paths import is_within
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.units import Unit
 from prunerecover.refusal import Refusal
-
-
-class Goal(Protocol):
-    """Amount to remove."""
-
-    @property
-    def total(self) -> int | None:
-        """Number of units to remove; None if unknown."""
-
-    def units_to_score(self) -> Sequence[Unit]:
-        """Return the units that may ever go."""
-
-    def open(self, chosen: Sequence[Unit]) -> list[Unit]:
-        """Return the units that may go next."""
-
-    def price(self, units: Sequence[Unit]) -> float:
-        """Return the approximate part of the goal reached by units alone; 0 if no saving is known."""
-
-    def describe_missing(self, chosen: Sequence[Unit]) -> str:
-        """Describe the amount left to remove."""
-
-    def reached(self, chosen: Sequence[Unit]) -> float:
-        """Return the part of the goal reached by the chosen units together: 1 or more if enough."""
-
-
-def not_enough(goal: Goal, chosen: Sequence[Unit], reason: str = "") -> Refusal:
-    """Return the error for a goal that cannot be met.
-
-    Args:
-        goal: Goal of the search.
-        chosen: Units chosen so far.
-        reason: Reason why the last refused unit cannot go, ending in a space, or "".
-    """
-    return Refusal(
-        f"enough units outside the other removed ones for {goal.describe_missing(chosen)} more",
-        f"none is left that can go. {reason}".strip().removesuffix("."),
-        "Lower the budget, allow more kinds, or ignore fewer units.",
-    )
 
 
 def free(units: Sequence[Unit], chosen: Sequence[Unit]) -> list[Unit]:
@@ -148,3 +113,61 @@ class Share:
     def describe_missing(self, chosen: Sequence[Unit]) -> str:
         """Return the share of the cost left to remove."""
         return f"{self.share * (1 - self.reached(chosen)):.1%} of the cost"
+
+
+Goal = Counted | Share
+
+
+def not_enough(goal: Goal, chosen: Sequence[Unit], reason: str = "") -> Refusal:
+    """Return the error for a goal that cannot be met.
+
+    Args:
+        goal: Goal of the search.
+        chosen: Units chosen so far.
+        reason: Reason why the last refused unit cannot go, ending in a space, or "".
+    """
+    return Refusal(
+        f"enough units outside the other removed ones for {goal.describe_missing(chosen)} more",
+        f"none is left that can go. {reason}".strip().removesuffix("."),
+        "Lower the budget, allow more kinds, or ignore fewer units.",
+    )
+
+
+def count_by_kind(units: Sequence[Unit]) -> dict[str, int]:
+    """Return the number of units of each kind."""
+    return {kind: sum(u.kind == kind for u in units) for kind in {u.kind for u in units}}
+
+
+def cost_of(unit: Unit, cost: str) -> int:
+    """Return the cost of a unit alone; MACs stand for latency."""
+    return unit.params if cost == "params" else unit.macs
+
+
+def check_comparable(units: Sequence[Unit], importance: RegisteredImportance) -> None:
+    """Raise ValueError if a budget in cost would compare incomparable importances of several kinds."""
+    kinds = sorted({u.kind for u in units})
+    if len(kinds) > 1 and not importance.comparable:
+        raise ValueError(
+            f"Expected importance='output_divergence' for a share of cost over several kinds ({', '.join(kinds)}), but "
+            f"got '{importance.name}': its values differ in scale between kinds and must not be compared. Use "
+            "Budget(remove=...) with a number per kind, or ignore all kinds but one."
+        )
+
+
+def outermost(units: Sequence[Unit]) -> list[Unit]:
+    """Leave out units inside further units of the list."""
+    return [u for u in units if not any(is_inside(u, other) for other in units)]
+
+
+def is_inside(unit: Unit, other: Unit) -> bool:
+    """Whether `unit` goes when `other` goes: in a block, or the activation of an MLP."""
+    held = unit.kind in TRAITS[other.kind].holds
+    return held and any(is_within(unit.name, path) for path in other.targets)
+
+
+def conflicting(unit: Unit, other: Unit) -> bool:
+    """Whether two units cannot both go: a unit holds the second unit, or both change the same linears."""
+    if {unit.kind, other.kind} == {"activation", "layer"}:
+        activation, layer = sorted((unit, other), key=lambda one: one.kind)
+        return layer.name in activation.targets
+    return is_inside(unit, other) or is_inside(other, unit)

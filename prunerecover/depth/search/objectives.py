@@ -1,11 +1,14 @@
-"""Objectives that a search keeps low: the output divergence from the dense network, or a loss."""
+"""Objectives that a search keeps low: the output divergence from the dense network, or a loss.
+
+Networks are measured batch by batch, so that the shared part of two networks is computed once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,35 +23,6 @@ from prunerecover.model.batches import ModelInputs, as_inputs, call, on_device
 
 PART = 4  # a rough score reads a batch in four
 GROUPS = 16  # of samples, to tell the noise of a difference by
-
-
-class Objective(Protocol):
-    """Measure of networks, batch by batch, so that the shared part of two networks is computed once.
-
-    Attributes:
-        name: Name in messages.
-        n_samples: Number of samples.
-    """
-
-    name: str
-    n_samples: int
-
-    @property
-    def all(self) -> Sequence[int]:
-        """Numbers of the batches."""
-
-    @property
-    def few(self) -> Sequence[int]:
-        """Numbers of the batches for rough scores."""
-
-    def run(self, network: nn.Module, number: int) -> Any:
-        """Run a network on one batch, and return the judged result."""
-
-    def start(self, dense: nn.Module, found: Iterable[Any]) -> None:
-        """Take the dense network, which stays unchanged, and its results of `run`, batch by batch."""
-
-    def judge(self, numbers: Sequence[int], found: Iterable[Any]) -> float:
-        """Return the loss of a network against the dense network, from results of `run` on some batches."""
 
 
 class OutputDivergence:
@@ -130,3 +104,6 @@ class LossIncrease:
         """Return the difference of the losses."""
         more = sum(self._samples[i] * float(loss - self._dense[i]) for i, loss in zip(numbers, found, strict=True))
         return more / sum(self._samples[i] for i in numbers)
+
+
+Objective = OutputDivergence | LossIncrease

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.plan.budget import Budget
@@ -17,7 +18,6 @@ from prunerecover.plan.groups import Group
 from prunerecover.width.allocation.cost_model import Cost, CostModel
 from prunerecover.width.allocation.equal_layers import alike
 from prunerecover.width.allocation.greedy_fill import NEVER, PriorityKey, RemovalTarget, Removed, fill, max_removable
-from prunerecover.width.allocation.removal_order import removal_order
 
 
 def per_cost(
@@ -125,6 +125,27 @@ def lowest(groups: Sequence[Group], scores: Scores, counts: Mapping[str, int]) -
         counts: Number of removed units by group name.
     """
     return {g.name: removal_order(g, scores[g.name])[: counts.get(g.name, 0)].sort().values for g in groups}
+
+
+def removal_order(group: Group, scores: Tensor) -> Tensor:
+    """Return the numbers of all units, lowest score first; strata take turns, to give up equally many units.
+
+    >>> removal_order(Group("moe", "expert", 4, (), multiple=2, strata=2), torch.tensor([0.0, 1.0, 3.0, 2.0]))
+    tensor([0, 3, 1, 2])
+    """
+    within = scores.view(group.strata, -1).argsort(dim=1, stable=True)
+    starts = torch.arange(0, group.size, group.size // group.strata)
+    return (within + starts[:, None]).T.flatten()
+
+
+def removal_positions(groups: Sequence[Group], scores: Scores) -> Scores:
+    """Return, by group, each unit's position in the order of removal, a score without turns of strata.
+
+    >>> moe = Group("moe", "expert", 4, (), multiple=2, strata=2)
+    >>> removal_positions([moe], {"moe": torch.tensor([0.0, 1.0, 3.0, 2.0])})
+    {'moe': tensor([0, 2, 3, 1])}
+    """
+    return {group.name: removal_order(group, scores[group.name]).argsort() for group in groups}
 
 
 def _allocate(

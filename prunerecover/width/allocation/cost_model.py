@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -27,10 +27,11 @@ from prunerecover.cost.macs import macs_by_module
 from prunerecover.display.progress import progress
 from prunerecover.importance.measuring.unit_slices import check_names, tensor_named
 from prunerecover.model.batches import ModelInputs, as_inputs
+from prunerecover.model.checks import computed_in
 from prunerecover.model.narrow.freeing import uncalled_weights
 from prunerecover.model.paths import parent_path, unwrap
 from prunerecover.plan.groups import Group, Slice
-from prunerecover.width.allocation.out_of_reach import OutOfReach
+from prunerecover.width.groups.experts import find_experts
 
 
 class Cost(NamedTuple):
@@ -82,6 +83,44 @@ class NarrowingParameter:
             params *= left
             macs *= left if width.for_macs else width.full
         return macs, params
+
+
+@dataclass(frozen=True)
+class OutOfReach:
+    """Parts of a network without removable units, for the message about a budget beyond the units of width.
+
+    Attributes:
+        computed: Source of weights computed from other tensors; empty if there is none.
+        made_plain: Steps to take first, as sentences.
+        experts: Whether there are routed experts.
+        may_go: Whether routed experts are among the units.
+        stays: Function that returns the obstacles for further units, as clauses.
+    """
+
+    computed: str = ""
+    made_plain: str = ""
+    experts: bool = False
+    may_go: bool = False
+    stays: Callable[[], Sequence[str]] = field(default=tuple, compare=False)
+
+    @classmethod
+    def of(cls, model: nn.Module, groups: Sequence[Group], stays: Callable[[], Sequence[str]]) -> OutOfReach:
+        """Examine a network with some groups to narrow."""
+        may_go = any(group.kind == "expert" for group in groups)
+        return cls(*computed_in(model), may_go or bool(find_experts(model)), may_go, stays)
+
+    def reasons(self, cost: str) -> list[tuple[str, str]]:
+        """Return the reasons for the limit on a cost, as clauses, each with the way to save more, a sentence."""
+        found = [(f"Weights stay that are computed ({self.computed})", self.made_plain)] if self.computed else []
+        if self.experts and cost == "macs":
+            cause = "Routed experts save no MACs, for a token visits as many as before"
+            found.append((cause, 'To save memory, let experts go: kinds="expert" with Budget(params=...).'))
+        elif self.experts and not self.may_go:
+            found.append(("Routed experts stay", 'Let experts go, too: add "expert" to kinds.'))
+        if kept := self.stays():
+            way_out = "Let whole blocks, attentions or layers go, too: plan_pruning, or plan_depth before."
+            found.append((f"What keeps other units: {'; '.join(kept)}", way_out))
+        return found
 
 
 @dataclass(frozen=True)
@@ -146,13 +185,16 @@ class CostModel:
         return Cost(int(macs), int(params))
 
 
-def cost_model(model: nn.Module, groups: Sequence[Group], example_inputs: Any) -> CostModel:
+def cost_model(
+    model: nn.Module, groups: Sequence[Group], example_inputs: Any, stays: Callable[[], Sequence[str]] = tuple
+) -> CostModel:
     """Return the cost model of some groups of a network.
 
     Args:
         model: Module of any kind, also on the meta device; bit-identical afterwards.
         groups: Groups of different names.
         example_inputs: Batch with MACs to share out among its samples; None leaves MACs 0.
+        stays: Function that returns the obstacles for further units, as clauses.
 
     Raises:
         ValueError: If two groups share a name, or a group names entries beyond a tensor.
@@ -179,7 +221,7 @@ def cost_model(model: nn.Module, groups: Sequence[Group], example_inputs: Any) -
         sizes={group.name: group.size for group in groups},
         linear=linear,
         blocks={name: tuple(found) for name, found in blocks.items()},
-        out_of_reach=OutOfReach.of(network, groups),
+        out_of_reach=OutOfReach.of(network, groups, stays),
     )
 
 

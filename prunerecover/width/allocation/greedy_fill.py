@@ -12,6 +12,7 @@ import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from torch import Tensor
 
@@ -186,7 +187,8 @@ def _check_met(target: RemovalTarget, saved: int, costs: CostModel) -> None:
     """
     if saved < target.amount:
         can = str(saved) if target.in_units else f"{saved / target.full:.1%}"
-        routed = max((group for group in target.groups if group.kind == "expert"), key=_needed, default=None)
+        experts = (group for group in target.groups if group.kind == "expert")
+        routed = max(experts, key=attrgetter("at_least"), default=None)
         causes = [] if routed is None else [f"The router of '{routed.name}' needs {routed.at_least} experts"]
         multiple = max((group.multiple for group in target.groups if group.multiple > group.strata), default=0)
         causes += [f"Widths stay multiples of up to {multiple}: a lower round_to lets more go"] if multiple else []
@@ -196,10 +198,6 @@ def _check_met(target: RemovalTarget, saved: int, costs: CostModel) -> None:
             ". ".join((f"at most {can} can go", *causes, *(cause for cause, _ in reasons))),
             " ".join((*(way_out for _, way_out in reasons), "Lower the budget, or ignore fewer groups.")),
         )
-
-
-def _needed(group: Group) -> int:
-    return group.at_least
 
 
 def _push(heap: list[tuple[float, int]], number: int, step: Step | None) -> None:

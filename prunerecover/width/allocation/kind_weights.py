@@ -57,7 +57,8 @@ def best_kind_weights(kinds: Sequence[str], divergence_at: Callable[[KindWeights
 
     for kind in kinds[1:]:
         for factors in FACTORS:
-            keep_the_best([_at_another_rate(best, kind, factor) for factor in factors])
+            rates = [{**best.rates, kind: best.rates[kind] * factor} for factor in factors]
+            keep_the_best([replace(best, rates=tried) for tried in rates])
     keep_the_best([replace(best, damping=0.0)])
     return best
 
@@ -80,10 +81,6 @@ def weighted(groups: Sequence[Group], scores: Scores, rates: Mapping[str, float]
         rates: Rates by kind.
     """
     return {group.name: scores[group.name] * rates.get(group.kind, 1.0) for group in groups}
-
-
-def _at_another_rate(weighing: KindWeights, kind: str, factor: float) -> KindWeights:
-    return replace(weighing, rates={**weighing.rates, kind: weighing.rates[kind] * factor})
 
 
 def _or_infinite(divergence: float) -> float:

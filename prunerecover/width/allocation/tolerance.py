@@ -40,7 +40,8 @@ def tolerance_of_difference(low: Tensor, high: Tensor) -> Tensor:
     """
     if low.ndim != 1 or low.shape != high.shape:
         raise ValueError(f"Expected two scores per unit, but got shapes {tuple(low.shape)} and {tuple(high.shape)}.")
-    enters = torch.maximum(_ranks(low), _ranks(high, descending=True))
+    orders = low.argsort(stable=True), high.argsort(descending=True, stable=True)
+    enters = torch.maximum(*(order.argsort() for order in orders))  # ranks
     sizes = torch.arange(1, len(low) + 1, dtype=torch.float64)
     return torch.bincount(enters, minlength=len(low)).cumsum(0) / sizes
 
@@ -50,15 +51,11 @@ def depth_of(curve: Tensor, tolerance: float) -> int:
 
     Args:
         curve: ToD, as of `tolerance_of_difference`.
-        tolerance: Tolerance; 0 removes all units before the first unit in both sets.
-
-    Raises:
-        ValueError: If the tolerance is outside [0, 1].
+        tolerance: Tolerance in [0, 1]; 0 removes all units before the first unit in both sets.
 
     >>> depth_of(torch.tensor([0.0, 0.5, 0.33, 0.5, 1.0]), 0.4)
     3
     """
-    check_tolerance(tolerance)
     within = (curve[: len(curve) * 99 // 100] <= tolerance).nonzero()
     return int(within[-1]) + 1 if len(within) else 0
 
@@ -105,8 +102,3 @@ def exchange(low: Scores, high: Scores, depth: Mapping[str, int], other: Mapping
         taken += float(mass[other[name] : depth[name]].sum())
         spared += float(mass[depth[name] : other[name]].sum())
     return UniformComparison(taken=taken, spared=spared)
-
-
-def _ranks(scores: Tensor, descending: bool = False) -> Tensor:
-    order = scores.argsort(descending=descending, stable=True)
-    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))

@@ -10,24 +10,30 @@ reachable:
 
 A depth is at most n / (2 - tolerance): heavy budgets need a tolerance near 1, where the importances lose their meaning.
 In this case prune in several steps, each on new scores of the remaining units.
+
+The evidence answers three questions from the paper's analysis: the protected score of removed units, against the bound
+from ranks alone; the loss of protected score at ToD's depths, against uniform depths at the same cost; and the number
+of kept units as a function of the tolerance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.evidence import ToleranceEvidence, UniformComparison
 from prunerecover.plan.groups import Group
-from prunerecover.width.allocation.by_importance import check_scores, lowest
+from prunerecover.width.allocation.by_importance import check_scores, lowest, removal_positions, uniform
 from prunerecover.width.allocation.cost_model import Cost, CostModel
 from prunerecover.width.allocation.greedy_fill import RemovalTarget, Removed, allowed, fill, max_removable, saved_by
-from prunerecover.width.allocation.removal_order import removal_positions
-from prunerecover.width.allocation.tolerance import depth_of, tolerance_of_difference
+from prunerecover.width.allocation.tolerance import depth_of, exchange, protected_mass, tolerance_of_difference
 
 PRECISION = 1e-8  # two values of ToD with up to 10,000 units differ by more
 MOST = 0.99  # largest removable share of a group
+TOLERANCES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)  # in the evidence
 
 
 @dataclass(frozen=True)
@@ -66,10 +72,8 @@ def tolerance_allocation(
         costs: Cost model of the groups.
 
     Raises:
-        ValueError: If the groups cannot meet the budget, scores do not fit the groups, or an argument is out of range.
+        ValueError: If the groups cannot meet the budget, or scores do not fit the groups.
     """
-    if (tolerance is None) == (budget is None) or (budget is not None and costs is None):
-        raise ValueError("Expected either a tolerance, or a budget with costs. Use tolerance=0.1 to go by the book.")
     for group in groups:
         check_scores(group, low)
         check_scores(group, high)
@@ -78,7 +82,7 @@ def tolerance_allocation(
         target = RemovalTarget.of(budget, groups, costs)
         counts, tolerance, share = _for_budget(Solver(target.groups, low, high), costs, target)
         return ToleranceAllocation(lowest(groups, low, counts), tolerance, share)
-    assert tolerance is not None, "checked above"
+    assert tolerance is not None, "`WidthRule.check_budget` lets nothing else pass"
     found = Solver(groups, low, high).depths(tolerance)
     return ToleranceAllocation(lowest(groups, low, found), tolerance, 1.0)
 
@@ -131,3 +135,44 @@ class Solver:
             group.name: allowed(group, min(depth_of(self.curves[group.name], tolerance), self.rooms[group.name]))
             for group in self.groups
         }
+
+
+def tolerance_evidence(
+    groups: Sequence[Group], low: Scores, high: Scores, found: ToleranceAllocation, costs: CostModel
+) -> dict[str, Any]:
+    """Return the diagnostics for a plan's evidence: see `ToleranceEvidence`.
+
+    Args:
+        groups: Allocated groups.
+        low: First importance.
+        high: Second importance.
+        found: Allocation with the removed units.
+        costs: Cost model of the groups.
+    """
+    low = removal_positions(groups, low)
+    depth = {name: len(units) for name, units in found.removed.items()}
+    total = sum(group.size for group in groups)
+    solver = Solver(groups, low, high)
+    cost: Literal["macs", "params"] = "params" if all(group.kind == "expert" for group in groups) else "macs"
+    return ToleranceEvidence(
+        tolerance=found.tolerance,
+        share=found.share,
+        protected_mass={g.name: protected_mass(low[g.name], high[g.name], depth[g.name]) for g in groups},
+        exchange=_against_uniform(groups, low, high, depth, costs, cost),
+        compared_by=cost,
+        kept_by_tolerance={str(t): 1 - sum(solver.depths(t).values()) / total for t in TOLERANCES},
+    ).to_dict()
+
+
+def _against_uniform(
+    groups: Sequence[Group], low: Scores, high: Scores, depth: dict[str, int], costs: CostModel, cost: str
+) -> UniformComparison | None:
+    kept = {group.name: group.size - depth[group.name] for group in groups}
+    share = 1 - getattr(costs.total(kept), cost) / getattr(costs.full, cost)
+    if share <= 0:
+        return None
+    try:
+        even = uniform(groups, low, costs, Budget(**{cost: share}), most=MOST)
+    except ValueError:  # groups with a minimum of kept units cannot all give the same share
+        return None
+    return exchange(low, high, depth, {name: len(units) for name, units in even.items()})

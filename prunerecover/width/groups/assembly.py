@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from prunerecover.graph.dimensions.dimension_ids import Owner
@@ -24,9 +24,8 @@ from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS, SHORT_HEADS, alo
 from prunerecover.plan.groups import Group, Place, Setting, Slice, Tap
 from prunerecover.plan.kinds import WidthKind
 from prunerecover.width.groups.alike import AlikeUnits, alike_units
-from prunerecover.width.groups.counted import CountedGroup, named_operation
 from prunerecover.width.groups.equal_parts import balance
-from prunerecover.width.groups.found import FoundGroups
+from prunerecover.width.groups.found import CountedGroup, FoundGroups, named_operation
 
 Form = tuple[tuple[int, ...], int]
 
@@ -56,7 +55,10 @@ def assemble(traced: Traced, *, hidden: bool = False) -> FoundGroups:
     over = [found[i][2] for i in order]
     free = [i for i, statistic in enumerate(over) if statistic is None]
     strata, together = balance([units[order[i]] for i in free], traced.ties.splits)
-    parted = [_in_strata(groups[i], number) for i, number in zip(free, strata, strict=True)]
+    parted = [
+        groups[i] if number == 1 else replace(groups[i], strata=number, multiple=number)
+        for i, number in zip(free, strata, strict=True)
+    ]
     linked = {i for one in together for i in one}
     return FoundGroups(
         tuple(group for i, group in enumerate(parted) if i not in linked),
@@ -67,10 +69,6 @@ def assemble(traced: Traced, *, hidden: bool = False) -> FoundGroups:
             if statistic is not None
         ),
     )
-
-
-def _in_strata(group: Group, number: int) -> Group:
-    return group if number == 1 else replace(group, strata=number, multiple=number)
 
 
 def linear_form(units: np.ndarray, size: int) -> Form | None:
@@ -118,8 +116,9 @@ def _group(traced: Traced, units: AlikeUnits) -> tuple[int, Group, Statistic | N
     slices = _slices(ties, units)
     if kind is None or slices is None:
         return None
+    owner: Owner = ties.ids.owners[units.among.owner[int(dense[0][1].made[0])]]
     group = Group(
-        name=_tensor_of(ties, units, dense[0][1].made),
+        name=owner.tensor,
         kind=kind,
         size=units.size,
         slices=slices,
@@ -129,12 +128,6 @@ def _group(traced: Traced, units: AlikeUnits) -> tuple[int, Group, Statistic | N
     )
     over = next((statistic for statistic in ties.statistics if units.touch(statistic.ids)), None)
     return dense[0][0], group, over
-
-
-def _tensor_of(ties: Ties, units: AlikeUnits, ids: Tensor) -> str:
-    """Return the tensor of the ids of a dimension."""
-    owner: Owner = ties.ids.owners[units.among.owner[int(ids[0])]]
-    return owner.tensor
 
 
 def _kind(model: nn.Module, ties: Ties, units: AlikeUnits, dense: list[Product]) -> WidthKind | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import numpy as np
@@ -27,25 +27,22 @@ from prunerecover.model.evaluation import evaluating
 from prunerecover.model.key_values import asking_for_cache
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.groups import Group
-from prunerecover.width.groups.counted import CountedGroup, named_operation
 from prunerecover.width.groups.equal_parts import units_that_moved
-from prunerecover.width.groups.found import FoundGroups
+from prunerecover.width.groups.found import CountedGroup, FoundGroups, named_operation
 from prunerecover.width.groups.numbers import arithmetic_of, changed_numbers, data_numbers, same_numbers
-from prunerecover.width.groups.trial_copies import (
+from prunerecover.width.groups.trials import (
     Stays,
-    masked_copy,
-    narrow_copy,
-    positions_that_stay,
-    reweighted_copies,
-    units_that_stay,
-)
-from prunerecover.width.groups.trial_sizes import (
     in_whole_strata,
     later_in_tensor,
     linked_sizes,
+    masked_copy,
+    narrow_copy,
     other_sizes,
+    positions_that_stay,
+    reweighted_copies,
     trial_sizes,
     units_left,
+    units_that_stay,
 )
 
 LONGEST = 100  # characters of an error message
@@ -227,8 +224,8 @@ class _Trials:
     @cached_property
     def _in_training(self) -> tuple[ModelInputs, ...]:
         """Inputs in training mode, with a request for a cache if the model trains with one; empty if training fails."""
-        keeping = asking_for_cache(self.model, self.inputs.kwargs)
-        tried = (self.inputs,) if keeping is None else (replace(self.inputs, kwargs=keeping), self.inputs)
+        keeping = asking_for_cache(self.model, self.inputs)
+        tried = (self.inputs,) if keeping is None else (keeping, self.inputs)
         return tuple(filter(partial(_trains, self.model), tried))[:1]
 
     def _counting(self, narrowed: Sequence[Arithmetic], stays: Stays) -> Arithmetic | None:

@@ -15,8 +15,7 @@ from prunerecover.model.checks import NAMED, computed_in, listed
 from prunerecover.model.narrow.freeing import sizes_heads
 from prunerecover.model.paths import get_module
 from prunerecover.refusal import Refusal, Stay
-from prunerecover.width.groups.counted import CountedGroup
-from prunerecover.width.groups.found import FoundGroups
+from prunerecover.width.groups.found import CountedGroup, FoundGroups, named_operation
 
 KINDS = {"conv": "channel", "linear": "neuron"}
 
@@ -80,7 +79,7 @@ def stays(found: FoundGroups, kinds: Sequence[str]) -> Iterator[Stay]:
         if pin.operation == OUTPUT:
             yield Stay(name, OUTPUT, "give the network another head to change it")
         else:
-            by = f"{pin.operation} (`{pin.line}`)" if pin.line else _named(pin)
+            by = f"{pin.operation} (`{pin.line}`)" if pin.line else named_operation(pin)
             yield Stay(name, by, "do it another way there, or remove layers as a whole")
 
 
@@ -142,7 +141,3 @@ def _would_make(ties: Ties, kinds: Sequence[str]) -> Iterator[tuple[str, Tensor,
         for product in () if len(attention.ids) else ties.products:  # the ties of the projections are lost
             if product.path.startswith(f"{attention.path}."):
                 yield attention.path, product.made, False
-
-
-def _named(pin: Pin) -> str:
-    return f"{pin.operation} in '{pin.path}'" if pin.path else f"{pin.operation} in the model itself"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from dataclasses import replace
+from os.path import commonprefix
 
 from torch import nn
 
@@ -68,8 +69,7 @@ def _group(heads: Group, layout: HeadLayout, settings: tuple[Setting, ...], powe
 def _around(heads: Group) -> str:
     """Return the path of the innermost module around all tensors of a group."""
     paths = [parent_path(part.tensor).split(".") for part in heads.slices]
-    alike = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
-    return ".".join(names[0] for names in alike)
+    return ".".join(commonprefix(paths))
 
 
 def _tried(
@@ -85,11 +85,11 @@ def _tried(
         trial = HeadTrial.of(module, called[path], inner, _inside(settings, path))
         if not trial.reads_one_input():
             raise _SizeStays("queries and keys that are made of different inputs")
-        ordered = (one for one in layout.orders() if trial.of_layout(one.inside(path)).by_products_alone())
+        ordered = (one for one in layout.orders() if replace(trial, layout=one.inside(path)).by_products_alone())
         found = next(ordered, None)
         if found is None:
             raise _SizeStays(_more_than_products(module, trial))
-        power = trial.of_layout(found.inside(path)).scaled_by()
+        power = replace(trial, layout=found.inside(path)).scaled_by()
     except _SizeStays:
         raise
     except Exception as error:  # code may raise anything when sizes do not fit
@@ -165,7 +165,7 @@ def _settings(model: nn.Module, heads: Group, layout: HeadLayout) -> tuple[Setti
 def _more_than_products(module: nn.Module, trial: HeadTrial) -> str:
     """Name the operation of an attention on its heads beyond products of queries and keys and sums of values."""
     layout = trial.layout
-    if not any(trial.of_layout(one).by_products_alone(products=False) for one in layout.orders()):
+    if not any(replace(trial, layout=one).by_products_alone(products=False) for one in layout.orders()):
         return "a gate or a norm between its heads and the weight that reads them"
     heads = {part.tensor for part in layout.slices}
     for path, parameter in module.named_parameters():

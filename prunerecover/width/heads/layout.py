@@ -30,16 +30,7 @@ class HeadLayout:
 
     @classmethod
     def of(cls, group: Group) -> HeadLayout:
-        """Return the layout of a group of kind "head_dim", with its tensors in the order of `slices`.
-
-        Raises:
-            ValueError: If the group is of another kind.
-        """
-        if group.kind != "head_dim":
-            raise ValueError(
-                f"Expected a group of kind head_dim, but '{group.name}' is of kind {group.kind}. Look for it with "
-                'find_groups(model, batches, kinds="head_dim").'
-            )
+        """Return the layout of a group of kind "head_dim", with its tensors in the order of `slices`."""
         output = next(part for part in group.slices if not part.makes)
         made = _per_matrix([part for part in group.slices if part.makes], len(output.offsets))
         by_place = {(parent_path(part.tensor), part.offsets): part for part in made[3:]}
@@ -105,8 +96,7 @@ def entries_of(tensor: Tensor, part: Slice, size: int, heads: Sequence[int] | No
     tensor([[[2.],
              [3.]]])
     """
-    chosen = range(len(part.offsets)) if heads is None else heads
-    return tensor.movedim(part.dim, 0)[_indices(part, size, chosen).to(tensor.device)]
+    return tensor.movedim(part.dim, 0)[_indices(part, size, heads).to(tensor.device)]
 
 
 def with_entries(tensor: Tensor, part: Slice, values: Tensor, heads: Sequence[int] | None = None) -> Tensor:
@@ -118,14 +108,14 @@ def with_entries(tensor: Tensor, part: Slice, values: Tensor, heads: Sequence[in
         values: New entries, `(heads, dimensions, ...)`, as of `entries_of`.
         heads: Numbers of heads; None: all.
     """
-    chosen = range(len(part.offsets)) if heads is None else heads
     new = tensor.detach().clone()
-    new.movedim(part.dim, 0)[_indices(part, values.shape[1], chosen).to(new.device)] = values.to(new)
+    new.movedim(part.dim, 0)[_indices(part, values.shape[1], heads).to(new.device)] = values.to(new)
     return new
 
 
-def _indices(part: Slice, size: int, heads: Sequence[int]) -> Tensor:
-    return torch.tensor([part.offsets[head] for head in heads])[:, None] + torch.arange(size)
+def _indices(part: Slice, size: int, heads: Sequence[int] | None) -> Tensor:
+    offsets = part.offsets if heads is None else [part.offsets[head] for head in heads]
+    return torch.tensor(offsets)[:, None] + torch.arange(size)
 
 
 def mapped(entries: Tensor, maps: Tensor) -> Tensor:

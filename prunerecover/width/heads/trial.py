@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from prunerecover.model.batches import ModelInputs
-from prunerecover.model.copies import deep_copy, share_copy
+from prunerecover.model.copies import copy_with, deep_copy
 from prunerecover.model.hooks import Called, calls_of, first_tensor
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.edits import Narrow
@@ -72,10 +72,6 @@ class HeadTrial:
             drawn = spread * torch.randn(parameter.shape, generator=generator)
             parameter.data = drawn.to(parameter)
         return trial
-
-    def of_layout(self, layout: HeadLayout) -> HeadTrial:
-        """Return the trial of another order of queries, keys and values."""
-        return replace(self, layout=layout)
 
     def by_products_alone(self, *, products: bool = True) -> bool:
         """Whether the output is unchanged by maps of heads that preserve products and sums.
@@ -158,10 +154,7 @@ class HeadTrial:
 
     def _output(self, values: Mapping[str, Tensor], edit: Narrow | None = None) -> Tensor:
         """Return the first output tensor with other values, optionally after an edit."""
-        twin = share_copy(self.attention)
-        for path, value in values.items():
-            holder, _, name = path.rpartition(".")
-            get_module(twin, holder)._parameters[name] = nn.Parameter(value)
+        twin = copy_with(self.attention, values)
         if edit is not None:
             narrow(twin, edit, Journal())
         args, kwargs = copy.deepcopy(self.called)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from prunerecover import Plan
-from prunerecover.depth.layers.patching import Dropped
-from prunerecover.depth.layers.pruned_graph import NotRemovable
+from prunerecover.depth.layers.patching import NOTHING_DROPPED, Dropped, patches
+from prunerecover.depth.layers.pruned_graph import NotRemovable, PrunedGraph
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.graph.trace import trace
 from prunerecover.model.batches import ModelInputs, as_inputs, call
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import evaluating
+from prunerecover.plan.edits import Bypass
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.provenance import plan_for
@@ -80,7 +82,19 @@ def predicted(removals: Removals, units: Sequence[Unit]) -> int:
     paths = [path for unit in branches for path in unit.targets]
     companions = removals._companions.of(found) if found else {}
     gone = tuple(f"{path}." for path in (*paths, *companions, *shared_norms(removals.model, paths)))
-    return state.parameters(Dropped.of(removals.graph, found), gone)
+    return parameters_left(state, Dropped.of(removals.graph, found), gone)
+
+
+def parameters_left(state: PrunedGraph, dropped: Dropped = NOTHING_DROPPED, without: tuple[str, ...] = ()) -> int:
+    """Return the number of remaining parameters, with further branches, and modules by prefixes of paths, removed."""
+    bypassed = {path for edit in state.edits if isinstance(edit, Bypass) for path in edit.modules}
+    copies, total = state._copies(dropped), 0
+    bypassed |= patches(state.graph, state._handing_on(), dropped, copies.drop, state._pooled()).keys()
+    gone = (*(f"{path}." for path in bypassed), *without)
+    for name, parameter in state.model.named_parameters():
+        if not name.startswith(gone):
+            total += prod(len(copies.widths.units(name, dim, size)) for dim, size in enumerate(parameter.shape))
+    return total
 
 
 def shared_norms(model: nn.Module, gone: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from prunerecover import apply_plan, find_units, load_pruned, plan_depth, save_pruned
 from prunerecover.depth.layers.removals import Removals
-from prunerecover.depth.search.selection import conflicting
+from prunerecover.depth.search.goals import conflicting
 from prunerecover.graph.trace import trace
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.replacements import Pool

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
 from cases.models.habits import dataset, tiny_vit
 
 from prunerecover import Budget
+from prunerecover.depth.greedy import GreedySearch
 from prunerecover.depth.search.expected_passes import expected_passes
 from prunerecover.depth.search.goals import Share
-from prunerecover.depth.search.greedy import GreedySearch
-from prunerecover.depth.search.latency_shares import LEAST, LatencyShares
+from prunerecover.depth.unit_costs import LEAST, UnitCosts
 from prunerecover.plan.units import Unit, names_of
 from prunerecover.session.session import Session
+from prunerecover.store.search_store import SearchStore
 
 PRICES = {"stem": 0.3, **{f"layer{i}": 0.05 for i in range(8)}}
 
@@ -34,7 +35,7 @@ class Saturating:
 def test_what_a_unit_saves_beyond_the_budget_is_worth_nothing() -> None:
     units = [Unit(name, "layer", (name,), 1, 1) for name in PRICES]
     goal = Share(units, 0.2, lambda chosen: sum(PRICES[unit.name] for unit in chosen))
-    chosen = GreedySearch(Saturating(), goal).run()
+    chosen = GreedySearch(Saturating(), goal).run()  # type: ignore[arg-type]
     assert {unit.name[:5] for unit in chosen} == {"layer"}
     assert len(chosen) == 4
 
@@ -51,8 +52,15 @@ def half(kind: str, cost: str) -> float:
     return 6 * (LATENCY if cost == "latency" else MACS)[kind]
 
 
-def macs_of(chosen: Sequence[Unit]) -> float:
-    return sum(MACS[unit.kind] for unit in chosen)
+class MadeUpCosts(UnitCosts):
+    """Costs of units of some kinds, from a function for half of a kind."""
+
+    def __init__(self, half: Callable[[str, str], float], **counts: int) -> None:
+        super().__init__(None, None, units(**counts), SearchStore())  # type: ignore[arg-type]
+        self.of_half = half  # type: ignore[method-assign]
+
+    def saved(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:
+        return sum(MACS[unit.kind] for unit in units)
 
 
 def test_a_set_saves_what_its_kinds_save_which_are_measured_once() -> None:
@@ -62,19 +70,19 @@ def test_a_set_saves_what_its_kinds_save_which_are_measured_once() -> None:
         asked.append((kind, cost))
         return half(kind, cost)
 
-    shares = LatencyShares(["attention", "mlp", "attention"], noted, macs_of)
+    costs = MadeUpCosts(noted, attention=2, mlp=1)
     for count in (2, 3):
-        saved = shares.of(units(attention=count, mlp=3))
+        saved = costs.estimated_latency(units(attention=count, mlp=3))
         assert saved == pytest.approx(count * LATENCY["attention"] + 3 * LATENCY["mlp"])
-    assert shares.of([]) == 0.0
+    assert costs.estimated_latency([]) == 0.0
     assert sorted(asked) == [(kind, cost) for kind in ("attention", "mlp") for cost in ("latency", "macs")]
 
 
 def test_what_costs_no_macs_saves_nothing_and_noise_is_no_saving() -> None:
     """A clock may say that a tiny network gets slower by what goes."""
-    slower = LatencyShares(["attention"], lambda _, cost: -0.1 if cost == "latency" else 0.2, macs_of)
-    assert slower.of(units(attention=1)) == pytest.approx(LEAST * MACS["attention"])
-    assert LatencyShares(["activation"], half, macs_of).of(units(activation=2)) == 0.0
+    slower = MadeUpCosts(lambda _, cost: -0.1 if cost == "latency" else 0.2, attention=1)
+    assert slower.estimated_latency(units(attention=1)) == pytest.approx(LEAST * MACS["attention"])
+    assert MadeUpCosts(half, activation=1).estimated_latency(units(activation=2)) == 0.0
 
 
 ATTENTIONS = [Unit(f"blocks.{i}.attn", "attention", (), 0, 0) for i in range(12)]

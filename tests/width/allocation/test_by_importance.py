@@ -176,11 +176,8 @@ def test_what_no_rule_takes_is_refused(rule: Any, budget: Budget, scores: Any, h
         rule(groups, {**drawn(groups), **scores}, costs, budget, **how)
 
 
-def test_a_tolerance_needs_scores_of_all_groups_and_no_budget_without_costs() -> None:
+def test_a_tolerance_needs_scores_of_all_groups() -> None:
     groups, _ = small()
     scores = drawn(groups)
-    for budget in (None, THIRD):
-        with pytest.raises(ValueError, match="Expected either a tolerance, or a budget with costs"):
-            tolerance_allocation(groups, scores, scores, budget=budget)
     with pytest.raises(ValueError, match=r"Expected one finite score per unit of 'conv1'.*but got none"):
         tolerance_allocation(groups, {n: s for n, s in scores.items() if n != "conv1"}, scores, tolerance=0.1)

@@ -20,8 +20,7 @@ from prunerecover.session.pruned_output import judge_of
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.allocator import WidthAllocator
-from prunerecover.width.taken_over import TakenOver, taken_over
-from prunerecover.width.tuning import tuned_tensors
+from prunerecover.width.tuning import TakenOver, taken_over, tuned_tensors
 
 
 def in_place(

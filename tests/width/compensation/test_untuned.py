@@ -15,12 +15,11 @@ from prunerecover.calibration.samples import split_batches
 from prunerecover.calibration.steps import FEWEST_SAMPLES
 from prunerecover.session.pruned_output import judge_of
 from prunerecover.width import tuning
-from prunerecover.width.taken_over import numbers_in_memory
-from prunerecover.width.tuning import tuned_tensors
+from prunerecover.width.tuning import numbers_in_memory, tuned_tensors
 
 
 def test_least_squares_stay_where_every_epoch_is_worse(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prunerecover.width.taken_over.RATE", 100.0)
+    monkeypatch.setattr("prunerecover.width.tuning.RATE", 100.0)
     model, edits, tensors, samples = narrowed(vit)
     assert untouched(tensors, tuned_tensors(edits, tensors, samples, judge_of(model, samples)))
 

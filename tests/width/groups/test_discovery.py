@@ -21,8 +21,8 @@ from prunerecover import Budget, apply_plan, find_groups, plan_width
 from prunerecover.cost.macs import count_macs, macs_by_module
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.copies import share_copy
-from prunerecover.width.gates import with_a_gate
 from prunerecover.width.groups.found import FoundGroups
+from prunerecover.width.narrowable import with_a_gate
 
 TRANSFORMERS = ("deit", "torchvision_vit", "llama", "llama_gqa", "llama_gqa_eager", "qwen3", "opt", "gpt2", "qwen2_moe")
 EXPECTED = {  # groups by kind, counted by hand from the architectures

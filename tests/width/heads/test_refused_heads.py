@@ -122,9 +122,3 @@ def test_a_scale_that_follows_another_size_is_refused() -> None:
         ),
     ):
         apply_edits(model, [edit])
-
-
-def test_another_kind_has_no_layout() -> None:
-    (heads, *_) = find_groups(tiny_timm(), tiny_images(), "head")
-    with pytest.raises(ValueError, match="Expected a group of kind head_dim, but 'blocks.0.attn.qkv' is of kind head"):
-        HeadLayout.of(heads)

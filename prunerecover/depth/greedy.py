@@ -9,37 +9,16 @@ bounds the present divergence from below.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from prunerecover.depth.search.goals import Goal, not_enough
-from prunerecover.depth.search.selection import conflicting
+from prunerecover.depth.search.goals import Goal, conflicting, not_enough
+from prunerecover.depth.variants import Variants
 from prunerecover.display.progress import progress
 from prunerecover.plan.units import Unit
 
 SLACK = 0.7  # least true divergence of a unit, as a share of the rough score
 SMALLEST = 1e-6  # of the missing part: a goal may be missed by less than any unit holds
-
-
-class Judge(Protocol):
-    """Judge of the output's distance from the dense output without some units.
-
-    Attributes:
-        refused: Reason why the last refused set cannot go, or "".
-    """
-
-    refused: str
-
-    def scores(self, gone: Sequence[Unit], units: Sequence[Unit]) -> list[float]:
-        """Return the divergence without removed units and each unit; infinite for refused units.
-
-        Raises:
-            ValueError: If a divergence is NaN.
-        """
-
-    def rough(self, units: Sequence[Unit]) -> list[float]:
-        """Return the rough divergence without each unit alone, from a part of the samples."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +48,7 @@ class GreedySearch:
             best, else on a part of the samples; infinite for units that cannot go.
     """
 
-    judge: Judge
+    judge: Variants
     goal: Goal
     exact: bool = False
     known: Mapping[str, float] = field(default_factory=dict)
