@@ -182,8 +182,6 @@ GUIDED = [
 ]
 OTHERS = ("paper's 22, polynomial", "5 spread, parabola", DEFAULT)
 BENCHMARK = Benchmark(
-    name="map_synthetic",
-    doc=__doc__,
     title="Regret of accuracy maps on synthetic surfaces",
     text=f"""{TRIALS * len(FAMILIES)} trials at the scale of DeiT-B, budgets of 6, 8 and 10 layers of 24; runs have
     noise of {NOISE} points, as the maps assume, or, in the second table, another. Regret: true accuracy of the best
@@ -205,7 +203,6 @@ BENCHMARK = Benchmark(
         Table(GUIDED, line=("divergences", "method"), where=lambda row: bool(row["divergences"])),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

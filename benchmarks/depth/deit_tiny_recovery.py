@@ -101,8 +101,6 @@ def closing(rows: Sequence[Row]) -> list[str]:
 
 
 BENCHMARK = Benchmark(
-    name="deit_tiny_recovery",
-    doc=__doc__,
     title="DeiT-Tiny recovered in one epoch of 2,000 images (tiny_imagenet, its 200 classes, 5,000 validation images)",
     text="""Gain: over the same units removed without training, on the same images, paired. The network of a checkpoint,
     of a saved folder and of a merged copy are the same.""",
@@ -126,7 +124,6 @@ BENCHMARK = Benchmark(
     closing=closing,
     pictures={"_layers": picture},
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -39,8 +39,6 @@ def closing(rows: Sequence[Row]) -> list[str]:
 
 
 BENCHMARK = Benchmark(
-    name="quickstart",
-    doc=__doc__,
     title="The quickstart, mean of three seeds",
     text="The report of `prunerecover quickstart`, as it writes it.",
     measure=measure,
@@ -48,7 +46,6 @@ BENCHMARK = Benchmark(
     closing=closing,
     threads=0,
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -94,8 +94,6 @@ def measure(budget: float, method: str) -> Iterator[dict[str, Any]]:
 
 
 BENCHMARK = Benchmark(
-    name="tuning_samples",
-    doc=__doc__,
     title="Samples to tune on",
     text=f"""One choice of variants of DeiT-Tiny for each budget of the MACs, made on {SAMPLES} images, its fitted
     values tuned on different numbers of training images. Callbacks draw the largest number by themselves; functions
@@ -120,7 +118,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

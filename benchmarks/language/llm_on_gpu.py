@@ -187,8 +187,6 @@ def milliseconds(line: Line) -> str:
 
 NAMED = (text("what"), text("mode"), text("batch"), text("method", "network"))
 BENCHMARK = Benchmark(
-    name="llm_on_gpu",
-    doc=__doc__,
     title="Whole blocks and routing on a GPU",
     text=f"""A Llama of {BLOCKS} blocks with random weights in bf16, of the shape of Llama-3.1-8B at a hidden size of
     {HIDDEN}. Decode: one token behind {PROMPT}, with room for {LENGTH} in the cache; eager calls one module after
@@ -227,7 +225,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

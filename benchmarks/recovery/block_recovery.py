@@ -121,8 +121,6 @@ def scores(model: str, other: nn.Module) -> dict[str, Figure]:
 
 
 BENCHMARK = Benchmark(
-    name="block_recovery",
-    doc=__doc__,
     title="Blocks that learn dense hidden states",
     text=f"""Blocks are removed without replacements: number 2 of the five of stories260K, numbers 14 to 18 of the 30 of
     SmolLM2-135M. "blocks": `reconstruct_blocks` with its defaults, in single precision, on {SAMPLES[STORIES]} and
@@ -150,7 +148,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

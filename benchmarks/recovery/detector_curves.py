@@ -185,8 +185,6 @@ def picture(rows: Sequence[Row]) -> Picture:
 
 
 BENCHMARK = Benchmark(
-    name="detector_curves",
-    doc=__doc__,
     title="A detector in depth, in width and in both",
     text=f"""FastestDet without a share of its MACs, by each callback's defaults, on coco128. Untrained: right after
     surgery, with BatchNorm statistics and weights reconstructed where that is nearer. Distilled: {EPOCHS} epochs on
@@ -217,7 +215,6 @@ BENCHMARK = Benchmark(
     closing=ahead,
     pictures={"": picture},
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -110,8 +110,6 @@ def score(line: Line, rate: str) -> str:
 
 
 BENCHMARK = Benchmark(
-    name="distillation",
-    doc=__doc__,
     title="What a pruned network learns from",
     text=f"""What a pruned network learns from, in fits that differ in nothing else, at constant rates under
     `RecoverySchedule(lr=None)`: a warm-up of half of the steps, times a decay to zero. "labels": no `DistillRecover`.
@@ -149,7 +147,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

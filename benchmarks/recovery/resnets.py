@@ -178,7 +178,6 @@ def kept(line: Line) -> str:
 
 BENCHMARK = Benchmark(
     name="reconstruction",
-    doc=__doc__,
     title="Reconstruction of ResNets",
     text=f"""Top-1 on {TESTED:,} test images of CIFAR-10 (JPEG), the mean over seeds; the networks train on for {EPOCHS}
     epochs of SGD, momentum 0.9, in batches of {BATCH}, 60 steps of warm-up where the column says so. Behind it: the
@@ -205,7 +204,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -152,8 +152,6 @@ def spread(name: str, metric: str, head: str, form: str, scale: float = 1) -> Co
 
 RIGHT, LIKELY = METRICS
 BENCHMARK = Benchmark(
-    name="pudding",
-    doc=__doc__,
     title="Prompt-routed depth on SmolLM2-135M",
     text=f"""{BLOCKS} of {DEPTH} blocks go, nothing is trained but the router. Sets are searched on {CALIBRATED}
     questions each of the training splits of {", ".join(TASKS)}; the router learns from {LEARNT} others each, a fifth of
@@ -216,7 +214,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

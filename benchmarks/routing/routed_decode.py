@@ -67,8 +67,6 @@ def measure(phase: str) -> Iterator[dict[str, Any]]:
 
 
 BENCHMARK = Benchmark(
-    name="routed_decode",
-    doc=__doc__,
     title="What a routed language model costs",
     text=f"""A Llama of 8 blocks with random weights (hidden {HIDDEN}, fp32) writes 128 tokens after a prompt of 64
     (generation), and the first token after one of 256 (prefill): whole, without {len(SETS[0])} of its blocks, and
@@ -91,7 +89,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

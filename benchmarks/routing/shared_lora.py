@@ -144,8 +144,6 @@ def closing(rows: Sequence[Row]) -> list[str]:
 
 OTHERS = (OWN, ALONE, LONG)
 BENCHMARK = Benchmark(
-    name="shared_lora",
-    doc=__doc__,
     title="One set of adapters for all sets of blocks",
     text=f"""Adapters on the linears of the blocks, {BATCH} sequences of {LENGTH} tokens a step, AdamW under a cosine,
     half of the loss from the whole model (none with *{ALONE}*). *{SHARED}* takes as many steps in all as the *{OWN}*
@@ -178,7 +176,6 @@ BENCHMARK = Benchmark(
     ),
     closing=closing,
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

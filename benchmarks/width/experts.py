@@ -130,8 +130,6 @@ def measure(seed: int, budget: float, method: str) -> dict[str, Any]:
 
 
 BENCHMARK = Benchmark(
-    name="experts",
-    doc=__doc__,
     title="Routed experts at matched budgets, prune-only",
     text=f"""A Qwen3-MoE of {LAYERS} layers with {EXPERTS} experts each. Loss per token on unseen text, mean over seeds
     (each in brackets); the default lower by: on the same sequences and seeds, with the paired 95% interval over
@@ -165,7 +163,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()
