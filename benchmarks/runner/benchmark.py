@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import cleandoc
 from itertools import product
 from pathlib import Path
 from typing import Any
