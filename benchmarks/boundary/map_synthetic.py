@@ -18,15 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.boundary.synthetic_surfaces import (
-    FAMILIES,
-    LAYERS,
-    SCATTER,
-    Trial,
-    exchanged,
-    make_trials,
-    shuffled,
-)
+from benchmarks.boundary.synthetic_surfaces import FAMILIES, LAYERS, SCATTER, Trial, exchanged, make_trials, shuffled
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.page import Table, figure, signed, text
 from benchmarks.runner.rows import Figure

@@ -24,16 +24,7 @@ from torch.utils.data import DataLoader
 from benchmarks.data.language_models import STORIES
 from benchmarks.data.text import losses
 from benchmarks.language.llm_depth_lora import BATCH, LENGTH
-from benchmarks.routing.shared_lora_subjects import (
-    ALONE,
-    ARMS,
-    LLM,
-    LONG,
-    OWN,
-    SHARED,
-    SUBJECTS,
-    Subject,
-)
+from benchmarks.routing.shared_lora_subjects import ALONE, ARMS, LLM, LONG, OWN, SHARED, SUBJECTS, Subject
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.fits import fit
 from benchmarks.runner.page import Column, Line, Table, across, figure, paired, text, told
