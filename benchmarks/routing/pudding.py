@@ -110,7 +110,7 @@ def asked_of(tasks: str, files: Sequence[str], every: Sequence[frozenset[int]]) 
     how: dict[str, Any] = {"questions": asked, "encoding": encoding(), "batch_size": TOGETHER}
     likely, right = kept(KEPT / f"choices-{tasks}.pt", lambda: choice_tables(model(), every, **how))
     features = kept(KEPT / f"features-{tasks}.pt", lambda: features_of(asked))
-    return Asked(tasks, features, right, likely)
+    return Asked(features, right, likely)
 
 
 @cache

@@ -59,11 +59,6 @@ class Dimension:
     pruned: Step
     row: Row
 
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """Steps of a trial, each in a process of its own."""
-        return self.pruned, reloaded, exported
-
 
 SHARE: Row = {"asked": width_trial.ASKED, "removed": None} | UNKNOWN
 DIMENSIONS = {
@@ -112,8 +107,8 @@ def measure_networks(options: argparse.Namespace) -> None:
     drawn = Random(SEED).sample(chosen, min(options.sample or len(chosen), len(chosen)))
     chosen = [name for name in chosen if name in drawn]
     due = [name for name in chosen if is_due(rows.get(name), options.again_failed, dimension)]
-    steps = dimension.steps[: -1 if options.no_onnx else None]
-    workers = {step: Worker(prepare) for step in steps}
+    steps = (dimension.pruned, reloaded, *(() if options.no_onnx else (exported,)))
+    workers = {step: Worker(prepare) for step in steps}  # each step in a process of its own
     for count, name in enumerate(track(due, "networks")):
         if count % CALLS == 0:
             stop(workers.values())
