@@ -105,8 +105,6 @@ def picture(rows: Sequence[Row]) -> Picture:
 
 SHOWN = [text("method"), text("stage"), figure("top1", "top-1 (95%)", 2, 100)]
 BENCHMARK = Benchmark(
-    name="boundary_dpt",
-    doc=__doc__,
     title="BoundaryDPT against its peers: DeiT-Tiny on tiny_imagenet, 200 classes, 5,000 validation images",
     text=f"""What each method is: `benchmarks/boundary/boundary_methods.py`. Recovered: one epoch of
     {IMAGES_TO_RECOVER:,} training images with distillation, the same for all. The published recovery takes hundreds of
@@ -137,7 +135,6 @@ BENCHMARK = Benchmark(
     ),
     pictures={"": picture},
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

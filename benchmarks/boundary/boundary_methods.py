@@ -228,8 +228,5 @@ SIZED: dict[str, tuple[Callable[[int], Plan], int]] = {
     "c one ranking of both": (ranked, 23),
     "f whole blocks, Block Influence": (blocks, 11),
 }
-SEARCHED: dict[str, Callable[[float], Plan]] = {
-    "d BoundaryDPT as published": by_the_book,
-    OURS: ours,
-}
+SEARCHED: dict[str, Callable[[float], Plan]] = {"d BoundaryDPT as published": by_the_book, OURS: ours}
 METHODS = (*SIZED, *SEARCHED, "d1 BoundaryDPT's units, our replacements", "d2 our units, identities", WIDTH)

@@ -110,8 +110,6 @@ def curves(rows: Sequence[Row]) -> list[str]:
 
 DENSE = {"seed": 0, "budget": 0.0, "method": "dense"}
 BENCHMARK = Benchmark(
-    name="long_recovery",
-    doc=__doc__,
     title="Recovery as long as training: a small ViT on CIFAR-10's JPEGs, 10,000 test images",
     text=f"""A ViT of 12 blocks (width 64, mlp_ratio 4, convolutional stem) trained here for {EPOCHS} epochs of
     {TRAINED:,} training images. Recovery: a tenth is {TENTH} epochs, the whole {EPOCHS}, as long as training; each is a
@@ -154,7 +152,6 @@ BENCHMARK = Benchmark(
     ),
     closing=curves,
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

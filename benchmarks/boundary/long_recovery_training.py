@@ -21,8 +21,9 @@ import torch
 from timm.models.vision_transformer import Attention, VisionTransformer
 from torch import Tensor, nn
 
-from benchmarks.data.cifar import cropped, cross_entropy, training_images
+from benchmarks.data.cifar import batches, cropped, cross_entropy, training_images
 from benchmarks.runner import fits
+from benchmarks.runner.plans import kept
 from benchmarks.runner.rows import CHECKPOINTS, RESULTS
 from prunerecover import Plan, apply_plan
 from prunerecover.boundary.search import Trial
@@ -76,7 +77,7 @@ def _pixels() -> tuple[Tensor, Tensor]:
 
 def calibration() -> list[tuple[Tensor, Tensor]]:
     """Return training images with labels, in batches."""
-    return list(zip(*(tensor[:CALIBRATION].split(64) for tensor in _pixels()), strict=True))
+    return batches(CALIBRATION, DATA_SEED, 64)
 
 
 def held_out(network: nn.Module) -> float:
@@ -110,13 +111,13 @@ def train(network: nn.Module, epochs: float, rate: float, seed: int) -> list[tup
     marks = {round(steps * tenth / 10) for tenth in (1, 2, 4, 6, 8, 10)} if epochs >= EPOCHS else set()
     curve = []
 
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+    def drawn() -> Iterator[tuple[Tensor, Tensor]]:
         for step, chosen in enumerate(islice(_order(generator), steps), 1):
             yield cropped(pixels[chosen], SIDE, generator), labels[chosen]
             if step in marks:  # the network has made the step
                 curve.append((round(step * BATCH / TRAINED, 1), held_out(network)))
 
-    fits.train(network, batches(), cross_entropy, optimizer, scheduler, clip=1.0)
+    fits.train(network, drawn(), cross_entropy, optimizer, scheduler, clip=1.0)
     return curve
 
 
@@ -138,18 +139,17 @@ def schedule(steps: int) -> Callable[[int], float]:
     return factor
 
 
+def _weights() -> dict[str, Tensor]:
+    network = small_vit()
+    train(network, EPOCHS, RATE, seed=0)
+    return network.state_dict()
+
+
 @cache
 def _dense() -> nn.Module:
-    path = WEIGHTS / "dense.pt"
     network = small_vit()
-    if path.is_file():
-        network.load_state_dict(torch.load(path, weights_only=True))
-        return network.eval()
-    curve = train(network, EPOCHS, RATE, seed=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(network.state_dict(), path)
-    (WEIGHTS / "dense.json").write_text(json.dumps(curve))
-    return network
+    network.load_state_dict(kept(WEIGHTS / "dense.pt", _weights))
+    return network.eval()
 
 
 def dense() -> nn.Module:

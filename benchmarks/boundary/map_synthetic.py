@@ -18,15 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.boundary.synthetic_surfaces import (
-    FAMILIES,
-    LAYERS,
-    SCATTER,
-    Trial,
-    exchanged,
-    make_trials,
-    shuffled,
-)
+from benchmarks.boundary.synthetic_surfaces import FAMILIES, LAYERS, SCATTER, Trial, exchanged, make_trials, shuffled
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.page import Table, figure, signed, text
 from benchmarks.runner.rows import Figure
@@ -182,8 +174,6 @@ GUIDED = [
 ]
 OTHERS = ("paper's 22, polynomial", "5 spread, parabola", DEFAULT)
 BENCHMARK = Benchmark(
-    name="map_synthetic",
-    doc=__doc__,
     title="Regret of accuracy maps on synthetic surfaces",
     text=f"""{TRIALS * len(FAMILIES)} trials at the scale of DeiT-B, budgets of 6, 8 and 10 layers of 24; runs have
     noise of {NOISE} points, as the maps assume, or, in the second table, another. Regret: true accuracy of the best
@@ -205,7 +195,6 @@ BENCHMARK = Benchmark(
         Table(GUIDED, line=("divergences", "method"), where=lambda row: bool(row["divergences"])),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

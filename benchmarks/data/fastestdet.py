@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -174,6 +175,7 @@ class Scenes:
     sizes: Tensor
 
 
+@cache
 def scenes(split: str) -> Scenes:
     """Return the images of a split of COCO, "train2017" or "val2017"."""
     root = data_root() / "data" / "coco128"

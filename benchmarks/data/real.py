@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from torch import Tensor, nn
-
-from prunerecover.recipes.data.image_data import ImageData
+from torch import nn
 
 INSTRUCTIONS: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not known to older releases of torch
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # networks are fitted and scored here
@@ -27,29 +24,16 @@ def data_root() -> Path:
     return Path(root)
 
 
+def deit_tiny_name() -> str:
+    """Return timm's name of DeiT-Tiny (ImageNet-1k) with its weights."""
+    return f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}"
+
+
 def deit_tiny() -> nn.Module:
-    """Load DeiT-Tiny (ImageNet-1k)."""
-    name = f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}"
-    return timm.create_model(name, pretrained=True).eval()
-
-
-def image_data(name: str, **kwargs: Any) -> ImageData:
-    """Return an image set with DeiT-Tiny's transforms, without augmentation."""
-    model = f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}"
-    return ImageData(str(data_root() / "data" / name), model=model, **kwargs)
+    """Load DeiT-Tiny."""
+    return timm.create_model(deit_tiny_name(), pretrained=True).eval()
 
 
 def autocast() -> torch.autocast:
     """Return a context for bf16, where the device multiplies in bf16 natively and takes half the time."""
     return torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16)
-
-
-def correct(model: nn.Module, loader: Iterable[Any], classes: Tensor | None = None) -> Tensor:
-    """Return per-sample correctness `(N,)`; `classes` restricts a larger head to a subset, in label order."""
-    hits = []
-    with torch.inference_mode():
-        for images, labels in loader:
-            logits = model.to(DEVICE).eval()(images.to(DEVICE)).cpu()
-            logits = logits if classes is None else logits[:, classes]
-            hits.append(logits.argmax(1) == labels)
-    return torch.cat(hits)

@@ -42,6 +42,12 @@ def calibration(tokenizer: Any, source: tuple[str, str], texts: int, tokens: int
     return torch.tensor(list(islice((ids for ids in tokenized if len(ids) == tokens), texts)))
 
 
+def next_token_loss(network: nn.Module, ids: Tensor) -> Tensor:
+    """Return the loss of a language model of transformers on the next tokens of `ids`, `(N, T)`."""
+    loss: Tensor = network(input_ids=ids, labels=ids, use_cache=False).loss
+    return loss
+
+
 @torch.inference_mode()
 def losses(network: nn.Module, ids: Tensor, together: int = 32) -> Scores:
     """Return the mean loss per token of each text of `ids`, `(N, T)` to `(N,)`, so many at a time."""

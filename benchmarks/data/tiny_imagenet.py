@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.data.real import BF16, DEVICE, autocast, correct, data_root, deit_tiny, image_data
+from benchmarks.data.real import BF16, DEVICE, autocast, data_root, deit_tiny, deit_tiny_name
 from benchmarks.runner.fits import fit
 from prunerecover.callbacks import DistillRecover
 from prunerecover.recipes.data.image_data import ImageData
@@ -29,7 +29,7 @@ PRECISION = {"precision": "bf16-mixed" if BF16 else "32-true"}
 def module(network: nn.Module) -> ImageClassifier:
     """Return the recipe's LightningModule around a network."""
     made = ImageClassifier(
-        f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}",
+        deit_tiny_name(),
         pretrained=True,
         label_map=str(data_root() / "data" / "tiny_imagenet" / "imagenet1k_index.json"),
         learning_rate=1e-4,
@@ -51,7 +51,12 @@ def data(limit_train: int, limit_held_out: int = 1, **options: Any) -> ImageData
     """
     augmentation = {"scale": [0.5, 1.0], "color_jitter": 0.0}
     settings = {"augment_kwargs": augmentation, "batch_size": 16, "num_workers": 1, "val_fraction": 0.25, "seed": 0}
-    return image_data("tiny_imagenet", limit_train=limit_train, limit_val=limit_held_out, **{**settings, **options})
+    return image_data(limit_train=limit_train, limit_val=limit_held_out, **{**settings, **options})
+
+
+def image_data(**options: Any) -> ImageData:
+    """Return the images with DeiT-Tiny's transforms, without augmentation."""
+    return ImageData(str(data_root() / "data" / "tiny_imagenet"), model=deit_tiny_name(), **options)
 
 
 @cache
@@ -101,14 +106,22 @@ def recover(network: nn.Module, images: int, seed: int) -> nn.Module:
 def hits(network: nn.Module, batches: Iterable[Any] | None = None) -> NDArray[np.float64]:
     """Return per image whether the network is right, `(n,)`; None: all 5,000 validation images."""
     with autocast():
-        found = correct(unfused(network), validation() if batches is None else batches, classes())
-    return found.double().numpy()
+        return correct(unfused(network), validation() if batches is None else batches)
+
+
+def correct(network: nn.Module, batches: Iterable[Any]) -> NDArray[np.float64]:
+    """Return per image whether the network is right among the 200 classes, `(n,)`, in its own precision."""
+    found, network = [], network.to(DEVICE).eval()
+    with torch.inference_mode():
+        for images, labels in batches:
+            found.append(network(images.to(DEVICE)).cpu()[:, classes()].argmax(1) == labels)
+    return torch.cat(found).double().numpy()
 
 
 @cache
 def validation(limit: int | None = None) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
     """Return the validation images in batches of 50, in the dtype of autocast; None: all 5,000."""
-    source = image_data("tiny_imagenet", batch_size=50, num_workers=1, limit_val=limit)
+    source = image_data(batch_size=50, num_workers=1, limit_val=limit)
     source.setup("validate")
     dtype = torch.bfloat16 if BF16 else torch.float32
     return tuple((images.to(dtype), labels) for images, labels in source.val_dataloader())

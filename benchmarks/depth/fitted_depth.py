@@ -58,8 +58,6 @@ def measure(model: str, seed: int, budget: str, method: str) -> dict[str, Any]:
 
 
 BENCHMARK = Benchmark(
-    name="fitted_depth",
-    doc=__doc__,
     title="Fitted stand-ins in depth, on the graph",
     text=f"""CIFAR-10, planned with `plan_depth` on {CALIBRATED} unlabelled training images, untrained afterwards. Top-1
     in percent on the 10,000 test JPEGs. Ahead by: over nothing fitted, on the same images, with the paired 95%
@@ -90,7 +88,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

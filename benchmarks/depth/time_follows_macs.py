@@ -41,8 +41,6 @@ def over_macs(line: Line) -> str:
 
 
 BENCHMARK = Benchmark(
-    name="time_follows_macs",
-    doc=__doc__,
     title="Time follows MACs: DeiT-Tiny, batch 8, CPU",
     text="""Shares of the dense network's time and MACs, pruned and merged.""",
     measure=measure,
@@ -61,7 +59,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -140,8 +140,6 @@ def above(rows: Any) -> str:
 
 
 BENCHMARK = Benchmark(
-    name="edge_matrix",
-    doc=__doc__,
     title="Pruned networks on small devices",
     text=f"""Each network is exported by `export` with a batch of one, and converted by the runtime's own tools.
     **Converts**: the largest difference of the outputs from PyTorch's over {COMPARED} samples, as a share of the
@@ -179,7 +177,6 @@ BENCHMARK = Benchmark(
         Table([text("runtime"), text("installed", "versions", "{}")], "Versions", line=("runtime",)),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from benchmarks.data import cifar, fastestdet
 from benchmarks.data.language_models import stories260k
-from benchmarks.data.real import data_root
+from benchmarks.data.real import data_root, deit_tiny_name
 from benchmarks.data.text import TEXTS, calibration
 from benchmarks.edge.runtimes import Arrays, Exported
 from benchmarks.end_to_end.segmentation import Counts, counted, drawn, interval, miou
@@ -99,11 +99,11 @@ class Subject:
         (folder / "shares.json").write_text(json.dumps(shares))
 
 
-def paired(found: Scores, others: Scores | None, scale: float = 1) -> Figure:
+def paired(found: Scores, others: Scores | None) -> Figure:
     """Return the mean of scores, or of the change to others on the same samples, with the interval."""
     if others is None:
-        return Figure.of(scale * found)
-    return Figure.within(paired_difference(scale * found, scale * others, seed=0), len(found))
+        return Figure.of(found)
+    return Figure.within(paired_difference(found, others, seed=0), len(found))
 
 
 def top1(found: Outputs, others: Outputs | None) -> Figure:
@@ -169,9 +169,8 @@ def stories(file: str, n: int) -> Tensor:
 @cache
 def camvid(split: str) -> tuple[Tensor, Tensor]:
     """Return the scenes of CamVid, `(N, 3, 160, 224)`, without augmentation, and the classes of pixels."""
-    size, root = (160, 224), data_root()
-    model = f"local-dir:{root / 'models' / 'deit_tiny_patch16_224'}"
-    data = SegmentationData(str(root / "data" / "camvid"), model=model, image_size=size, ignore=CLASSES, num_workers=0)
+    how: dict[str, Any] = {"image_size": (160, 224), "ignore": CLASSES, "num_workers": 0}
+    data = SegmentationData(str(data_root() / "data" / "camvid"), model=deit_tiny_name(), **how)
     data.prepare_data()
     data.setup("test")
     if split == "test":
@@ -188,8 +187,7 @@ def _joined(loader: Any) -> tuple[Tensor, Tensor]:
 
 def segmenter() -> nn.Module:
     """Return a DeiT-Tiny with a linear decoder, fitted to scenes of the validation split by least squares."""
-    name = f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}"
-    network: Any = ImageSegmenter(CLASSES, name, pretrained=True, image_size=(160, 224)).network.eval()
+    network: Any = ImageSegmenter(CLASSES, deit_tiny_name(), pretrained=True, image_size=(160, 224)).network.eval()
     images, classes = camvid("val")
     backbone = network.backbone
     with torch.inference_mode():

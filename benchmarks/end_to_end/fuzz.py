@@ -178,8 +178,6 @@ def outcomes(rows: Sequence[Row]) -> str:
 
 
 BENCHMARK = Benchmark(
-    name="fuzz",
-    doc=__doc__,
     title="Broken files",
     text="""Files end well with the same network, with one of the structure that the file's hash says, or with an error
     that says what was expected; the model that was passed is untouched, nothing is executed and no file is written.""",
@@ -190,7 +188,6 @@ BENCHMARK = Benchmark(
     threads=0,
     tables=(Table((), "{n} broken files, seed {seed}", by=("n", "seed"), text=outcomes),),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

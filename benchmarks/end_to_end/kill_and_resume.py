@@ -147,8 +147,6 @@ def about(rows: Sequence[Row]) -> str:
 
 
 BENCHMARK = Benchmark(
-    name="kill_and_resume",
-    doc=__doc__,
     title="Kills of pruning runs",
     text="""A run is killed by SIGKILL at seeded moments, resumed from the newest readable checkpoint until it is done,
     and compared with one that was left alone.""",
@@ -162,7 +160,6 @@ BENCHMARK = Benchmark(
     threads=0,
     tables=(Table((), "{kills} kills of one run", by=("kills", "epochs", "seed"), text=about),),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

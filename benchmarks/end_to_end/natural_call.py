@@ -173,7 +173,6 @@ def scored(subject: Subject, network: nn.Module, cost: str) -> dict[str, Any]:
 OURS = {"DepthPrune": "DepthPrune default", "Prune": "Prune (joint)"}
 BENCHMARK = Benchmark(
     name=NAME,
-    doc=__doc__,
     title="One budget, one argument: depth, width and both",
     text="""Each callback with a budget and its defaults, in one short epoch with distillation, which adapts a dense
     network, too. Passes: images through all blocks while planning, timed ones included, per calibration image. In

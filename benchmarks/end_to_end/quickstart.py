@@ -9,12 +9,11 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.runner.benchmark import Benchmark
-from benchmarks.runner.rows import RESULTS, Row
+from benchmarks.runner.rows import RESULTS
 from prunerecover.recipes.quickstart import run_quickstart, summary
 
 
@@ -33,22 +32,14 @@ def measure() -> dict[str, Any]:
     return {"seconds": seconds, "report": record, "page": "\n\n".join([text.strip(), "\n".join(lines)])}
 
 
-def closing(rows: Sequence[Row]) -> list[str]:
-    """Return the report."""
-    return [row["page"] for row in rows]
-
-
 BENCHMARK = Benchmark(
-    name="quickstart",
-    doc=__doc__,
     title="The quickstart, mean of three seeds",
     text="The report of `prunerecover quickstart`, as it writes it.",
     measure=measure,
     references=[{}],
-    closing=closing,
+    closing=lambda rows: [row["page"] for row in rows],
     threads=0,
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

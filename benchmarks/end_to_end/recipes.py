@@ -63,8 +63,6 @@ def measure(method: str, seed: int) -> dict[str, Any]:
 
 
 BENCHMARK = Benchmark(
-    name="recipes",
-    doc=__doc__,
     title="Recipes that were run",
     text="""Recipes through `prunerecover fit` on one core, beside other work. Test metric of the best checkpoint
     before the first surgery, or of the network that the recipe starts from, and of the best checkpoint of the pruned
@@ -88,7 +86,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -185,8 +185,6 @@ def classes(rows: Sequence[Row]) -> str:
 
 
 BENCHMARK = Benchmark(
-    name="segmentation",
-    doc=__doc__,
     title="A segmenter on CamVid without three tenths of its MACs: 233 test scenes",
     text=f"""The recipe `{RECIPE}`: DeiT-Tiny with a linear decoder, trained on 367 scenes. The dense network goes on
     from the epoch of the surgery as the pruned one does, for as many epochs under the same schedule. Checkpoints are
@@ -214,7 +212,6 @@ BENCHMARK = Benchmark(
         Table((), "IoU of each class, %", text=classes),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

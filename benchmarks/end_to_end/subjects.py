@@ -47,6 +47,7 @@ LLAMA = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
 }
+Mutation = Callable[[Path, Random], str]
 IMAGES = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
@@ -87,8 +88,13 @@ class Subject:
     name: str
     opened: Callable[[Path, nn.Module | None], nn.Module]
     dense: Callable[[], nn.Module] | None
-    mutations: tuple[Callable[[Path, Random], str], ...]
+    mutations: tuple[Mutation, ...]
     files: Path
+
+
+def in_tensors(name: str) -> tuple[Mutation, Mutation]:
+    """Return the mutations of a file of tensors."""
+    return _at(name, mutations.mutate_bytes), _at(name, mutations.mutate_tensors)
 
 
 def make_subjects(folder: Path) -> list[Subject]:
@@ -97,15 +103,15 @@ def make_subjects(folder: Path) -> list[Subject]:
     deep = plan_depth(vit(), remove={"attention": 1, "activation": 1, "block": 1}, batches=rows)
     heads, wide = (plan_width(make(), Budget(macs=0.3), batches=rows, loss=_loss) for make in (vit, cnn))
     subjects = []
-    in_plan = (_bytes("plan.json"), _json, _json, _json)
+    in_plan = (_at("plan.json", mutations.mutate_bytes), *[_at("plan.json", mutations.mutate_json)] * 3)
     for name, dense, plan in (("depth", vit, deep), ("heads", vit, heads), ("channels", cnn, wide)):
         plan.save(folder / name / "plan.json")
-        fitted = (_bytes("plan.safetensors"), _tensors("plan.safetensors")) if plan.tensors else ()
+        fitted = in_tensors("plan.safetensors") if plan.tensors else ()
         subjects.append(Subject(f"plan of {name}", _apply, dense, (*in_plan, *fitted, _swapped), folder / name))
     model = vit()
     apply_plan(model, deep)
     save_pruned(model, deep + merge(model), folder / "folder")
-    weights = (_bytes("model.safetensors"), _tensors("model.safetensors"), _swapped)
+    weights = (*in_tensors("model.safetensors"), _swapped)
     for how, passed in (("alone", None), ("with the dense network", vit)):
         files = folder / "folder"
         subjects.append(Subject(f"folder, {how}", _load("."), passed, (*in_plan, *weights), files))
@@ -114,7 +120,7 @@ def make_subjects(folder: Path) -> list[Subject]:
     trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", enable_progress_bar=False)
     trainer.strategy.connect(module)
     trainer.save_checkpoint(folder / "checkpoint" / "last.ckpt")
-    broken = (_bytes("last.ckpt"), _checkpoint, _checkpoint)
+    broken = (_at("last.ckpt", mutations.mutate_bytes), *[_at("last.ckpt", mutations.mutate_checkpoint)] * 2)
     for how, passed in (("alone", None), ("with the dense network", vit)):
         subjects.append(Subject(f"checkpoint, {how}", _load("last.ckpt"), passed, broken, folder / "checkpoint"))
     subjects.append(Subject("checkpoint, with the class", _load_class, None, broken, folder / "checkpoint"))
@@ -185,20 +191,9 @@ def _loss(network: nn.Module, images: Tensor) -> Tensor:
     return network(images).square().mean()
 
 
-def _bytes(name: str) -> Callable[[Path, Random], str]:
-    return lambda folder, draw: mutations.mutate_bytes(folder / name, draw)
-
-
-def _tensors(name: str) -> Callable[[Path, Random], str]:
-    return lambda folder, draw: mutations.mutate_tensors(folder / name, draw)
-
-
-def _json(folder: Path, draw: Random) -> str:
-    return mutations.mutate_json(folder / "plan.json", draw)
-
-
-def _checkpoint(folder: Path, draw: Random) -> str:
-    return mutations.mutate_checkpoint(folder / "last.ckpt", draw)
+def _at(name: str, mutate: Mutation) -> Mutation:
+    """Return a mutation of a file in a folder."""
+    return lambda folder, draw: mutate(folder / name, draw)
 
 
 def _swapped(folder: Path, draw: Random) -> str:

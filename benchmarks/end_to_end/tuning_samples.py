@@ -33,23 +33,16 @@ from prunerecover.solvers.state import State
 from prunerecover.surgery.apply_edits import apply_edits
 
 BUDGETS = (0.33, 0.5)
-FURTHER = (0, steps.WANTED_OUTPUTS - SAMPLES * 3 // 4)  # images; the last is the default of the callbacks
+FURTHER = steps.WANTED_OUTPUTS - SAMPLES * 3 // 4  # images; the default of the callbacks
 BATCH, BLOCKS, SEED = 16, 12, 0
 ALONE = "192 images"
-
-
-def name_of(further: int) -> str:
-    """Return the name of a method in the table."""
-    return ALONE if not further else f"192 + {further:,} images"
-
-
-METHODS = {name_of(further): further for further in FURTHER}
+METHODS = {ALONE: 0, f"192 + {FURTHER:,} images": FURTHER}
 
 
 @cache
 def training_images() -> tuple[Tensor, Tensor]:
     """Return the images to choose by, followed by all further ones, and labels."""
-    return tiny_imagenet.training_images(SAMPLES + max(FURTHER))
+    return tiny_imagenet.training_images(SAMPLES + FURTHER)
 
 
 @cache
@@ -94,8 +87,6 @@ def measure(budget: float, method: str) -> Iterator[dict[str, Any]]:
 
 
 BENCHMARK = Benchmark(
-    name="tuning_samples",
-    doc=__doc__,
     title="Samples to tune on",
     text=f"""One choice of variants of DeiT-Tiny for each budget of the MACs, made on {SAMPLES} images, its fitted
     values tuned on different numbers of training images. Callbacks draw the largest number by themselves; functions
@@ -120,7 +111,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -115,8 +115,6 @@ def _step(step: dict[str, Any]) -> tuple[object, ...]:
 
 
 BENCHMARK = Benchmark(
-    name="until_quality_falls",
-    doc=__doc__,
     title="Until the metric falls",
     text=f"""A digits ViT of 4 blocks and 32 channels after {TRAINED} epochs, 149 validation images, 809 test images,
     `WidthPrune` with `RecoverySchedule`. In steps: one fit of `Quality("{MONITOR}", drop={DROP}), step={STEP}`, {EVERY}
@@ -157,7 +155,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -170,8 +170,6 @@ def gone(line: Line) -> str:
 
 
 BENCHMARK = Benchmark(
-    name="llm_depth",
-    doc=__doc__,
     title="Blocks out of SmolLM2-135M",
     text=f"""Everybody reads the same {CALIBRATED} texts of {LENGTH} tokens of wikitext2's validation split; SLEB judges
     its sets on a quarter of them, as {OURS} does. Loss in nats per token on windows of {WINDOW} held-out tokens,
@@ -222,7 +220,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

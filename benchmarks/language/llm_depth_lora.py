@@ -2,7 +2,7 @@
 
 Adapters train on sequences of wikitext2's validation split, also the calibration text of all methods, and of
 tinystories' training split, half each, in the same order for all. `LEARNING_RATE` was picked on other sequences of the
-same two splits, among 0.001, 0.003 and 0.006 (`--learning-rates`).
+same two splits, among 0.001, 0.003 and 0.006.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.data.real import BF16, DEVICE
 from benchmarks.data.smollm2 import tokenizer
-from benchmarks.data.text import documents, token_ids
+from benchmarks.data.text import documents, next_token_loss, token_ids
 from benchmarks.runner.fits import Learner, fit
 from prunerecover.callbacks import LoRARecover
 from prunerecover.callbacks.ledger.ledger import Ledger
@@ -27,25 +27,12 @@ SOURCES = (("wikitext2", "valid.txt"), ("tinystories", "train.jsonl"))
 STEPS, BATCH, LENGTH = 96, 4, 128
 RANK, LEARNING_RATE, SEED = 16, 3e-3, 0
 PRECISION = {"precision": "bf16-mixed" if BF16 else "32-true", "gradient_clip_val": 1.0}
-HELD_OUT = 16  # sequences that the learning rate was picked on, of each source
 
 
 def next_token(network: nn.Module, learning_rate: float) -> Learner:
     """Return an ordinary module: next-token loss, AdamW under a cosine over the steps of the fit."""
     optimizer = partial(torch.optim.AdamW, lr=learning_rate, weight_decay=0.0)
     return Learner(network, next_token_loss, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR)
-
-
-def next_token_loss(network: nn.Module, batch: Tensor) -> Tensor:
-    """Return the loss of the next tokens."""
-    loss: Tensor = network(input_ids=batch, labels=batch, use_cache=False).loss
-    return loss
-
-
-@cache
-def sequences() -> tuple[Tensor, Tensor]:
-    """Return training and held-out sequences, `(STEPS * BATCH, LENGTH)` and `(2 HELD_OUT, LENGTH)`."""
-    return drawn_sequences(STEPS * BATCH), torch.cat([drawn[-HELD_OUT:] for drawn in packed()])
 
 
 def drawn_sequences(count: int) -> Tensor:
@@ -68,7 +55,7 @@ def recovered(
     network: nn.Module, learning_rate: float = LEARNING_RATE, steps: int = STEPS, texts: Tensor | None = None
 ) -> nn.Module:
     """Return a copy of a network after the recovery, with adapters merged."""
-    texts = sequences()[0] if texts is None else texts
+    texts = drawn_sequences(STEPS * BATCH) if texts is None else texts
     pl.seed_everything(SEED, verbose=False)
     module = next_token(copy.deepcopy(network).train(), learning_rate)
     adapters = LoRARecover(rank=RANK, modules_to_save=("norm",), seed=SEED)

@@ -24,16 +24,8 @@ from prunerecover.language.continuation import continued_right
 from prunerecover.model.copies import deep_copy
 
 WINDOWS, WINDOW = {"wikitext2": 400, "tinystories": 222}, 160
-QUESTIONS = {  # by name in the rows
-    "arc-easy": "arc-easy.test",
-    "arc-challenge": "arc-challenge.test",
-    "boolq": "boolq.test",
-    "openbookqa": "openbookqa.test",
-    "piqa": "piqa.test",
-    "social_i_qa": "social_i_qa.test",
-    "winogrande": "winogrande.test",
-    "hellaswag": "hellaswag.validation",
-}
+TESTED = ("arc-easy", "arc-challenge", "boolq", "openbookqa", "piqa", "social_i_qa", "winogrande")
+QUESTIONS = {**{name: f"{name}.test" for name in TESTED}, "hellaswag": "hellaswag.validation"}  # files by name
 ASKED, LONGEST = 250, 64  # questions of a set, and tokens of a prompt
 WRITTEN = 32  # last tokens of a window
 TOGETHER = 16 if DEVICE.type == "cuda" else 4  # questions

@@ -19,21 +19,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.data.language_models import random_llama, weight_bytes
+from benchmarks.data.language_models import random_llama, routed, weight_bytes, without_blocks
 from benchmarks.data.real import DEVICE
 from benchmarks.language.llm_on_gpu_steps import LENGTH, MODES, PROMPT
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Column, Line, Table, figure, text, told
 from benchmarks.runner.rows import Figure, Scores
 from benchmarks.runner.turns import in_turns
-from prunerecover import PlanSet, RoutedCausalLM, apply_plan, merge
+from prunerecover import apply_plan, merge
 from prunerecover.cost.environment import device_name
 from prunerecover.cost.latency import stopwatch_for
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of
-from prunerecover.routing.router import PrefixRouter
-from prunerecover.surgery.merging import block_removals
-from prunerecover.surgery.provenance import plan_for
 
 HIDDEN, BLOCKS, SEED = 4096, 32, 0
 REMOVED, BATCHES = (3, 5, 7), (1, 2, 4, 8)
@@ -56,14 +53,9 @@ def networks(hidden: int) -> dict[str, Any]:
     dense, found = llama(hidden), {}
     for count in REMOVED:
         found[f"{count} blocks out"] = other = share_copy(dense)
-        apply_plan(other, plan_without(dense, range(16, 16 + count)))
+        apply_plan(other, without_blocks(dense, range(16, 16 + count)))
         merge(other)
     return {"dense": dense, **found}
-
-
-def plan_without(dense: Any, blocks: range) -> Any:
-    """Return the plan without some blocks."""
-    return plan_for(dense, block_removals(dense, blocks), method="by hand")
 
 
 def decoding(dense: Any, others: Mapping[str, Any], mode: str, batch: int) -> Iterator[Found]:
@@ -93,24 +85,20 @@ def reading(dense: Any, others: Mapping[str, Any], mode: str, batch: int) -> Ite
 
 def generating(dense: Any, others: Mapping[str, Any], mode: str, batch: int) -> Iterator[Found]:
     """Time a generation, routed and not, and the routing alone."""
-    plans = tuple(plan_without(dense, blocks) for blocks in SETS)
-    torch.manual_seed(SEED)
-    router = PrefixRouter(dense.config.hidden_size, len(SETS)).eval().to(device_of(dense))
-    routed = RoutedCausalLM(dense, PlanSet(names=("a", "b"), plans=plans), router)
-    ids = prompt(dense, 1, PROMPT)
+    both, ids = routed(dense, SETS), prompt(dense, 1, PROMPT)
     how: dict[str, Any] = {
         "attention_mask": torch.ones_like(ids),
         "do_sample": False,
         "min_new_tokens": GENERATED,
         "max_new_tokens": GENERATED,
     }
-    pruned = routed.network(routed.route(ids)[0])
+    pruned = both.network(both.route(ids)[0])
     runs: dict[str, Callable[[], object]] = {
         "dense": lambda: dense.generate(ids, **how),
         "5 blocks out": lambda: pruned.generate(ids, **how),  # type: ignore[operator]
-        "routed": lambda: routed.generate(ids, **how),
+        "routed": lambda: both.generate(ids, **how),
     }
-    alone = {"route": lambda: routed.route(ids)}
+    alone = {"route": lambda: both.route(ids)}
     times = {**in_turns(runs, GENERATIONS, WARMUP, DEVICE), **in_turns(alone, ROUNDS, WARMUP, DEVICE)}
     yield from compared({"dense": dense, "5 blocks out": pruned}, times)
     yield {"method": "routed / 5 blocks out", "time": Figure.median(times["routed"] / times["5 blocks out"], SEED)}
@@ -119,12 +107,11 @@ def generating(dense: Any, others: Mapping[str, Any], mode: str, batch: int) -> 
 
 def swapping(dense: Any, others: Mapping[str, Any], mode: str, batch: int) -> Iterator[Found]:
     """Time the change between two sets, with only one set's blocks on the device."""
-    plans = tuple(plan_without(dense, blocks) for blocks in SETS)
-    routed = RoutedCausalLM(dense.cpu(), PlanSet(names=("a", "b"), plans=plans), device=DEVICE)
+    both = routed(dense.cpu(), SETS, prefix=False, device=DEVICE)
     ids = prompt(dense, 1, 4).to(DEVICE)
 
     def turn(number: int) -> Callable[[], object]:
-        return lambda: routed(ids, routes=[number])
+        return lambda: both(ids, routes=[number])
 
     with torch.inference_mode():
         for _ in range(WARMUP):
@@ -187,8 +174,6 @@ def milliseconds(line: Line) -> str:
 
 NAMED = (text("what"), text("mode"), text("batch"), text("method", "network"))
 BENCHMARK = Benchmark(
-    name="llm_on_gpu",
-    doc=__doc__,
     title="Whole blocks and routing on a GPU",
     text=f"""A Llama of {BLOCKS} blocks with random weights in bf16, of the shape of Llama-3.1-8B at a hidden size of
     {HIDDEN}. Decode: one token behind {PROMPT}, with room for {LENGTH} in the cache; eager calls one module after
@@ -227,7 +212,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

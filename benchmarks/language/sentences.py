@@ -89,8 +89,6 @@ def measure(budget: int, method: str) -> dict[str, Any]:
 
 FIGURES = {"rank": ("rank correlation", 3, 1), "cosine": ("cosine", 3, 1), "nearest": ("same nearest, %", 1, 100)}
 BENCHMARK = Benchmark(
-    name="sentences",
-    doc=__doc__,
     title="Sentences by a pruned MiniLM",
     text=f"""all-MiniLM-L6-v2 without the parameters of so many of its 6 blocks, planned from {2 * CALIBRATED} sentences
     without labels and not trained. On {2 * JUDGED:,} held-out sentences of two texts, compared with the dense one: the
@@ -115,7 +113,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -69,8 +69,6 @@ def largest(rows: Sequence[Row]) -> str:
 
 
 BENCHMARK = Benchmark(
-    name="install_size",
-    doc=__doc__,
     title="The size of an installation",
     text="Files of the package, of its dependencies and of theirs, without extras.",
     measure=measure,
@@ -78,7 +76,6 @@ BENCHMARK = Benchmark(
     also=("method",),
     tables=(Table((), text=largest),),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -125,8 +125,6 @@ def about(rows: Sequence[Row]) -> str:
 
 
 BENCHMARK = Benchmark(
-    name="best_rates",
-    doc=__doc__,
     title="Recovery at the best of three learning rates",
     text="""Every method, ours and theirs, trains at three rates under `recovery_schedule`: a warm-up, then a straight
     line to zero, which reaches about half of the rate. The rate is chosen on training images that were left out of the
@@ -160,7 +158,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.data import smollm2
-from benchmarks.data.language_models import STORIES, stories260k
+from benchmarks.data.language_models import STORIES, stories260k, without_blocks
 from benchmarks.data.real import DEVICE
 from benchmarks.data.text import TEXTS, calibration
 from benchmarks.language.llm_depth_lora import BATCH, LEARNING_RATE, LENGTH, RANK, STEPS, drawn_sequences, recovered
 from benchmarks.language.llm_depth_scores import window_losses, windows
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Table, ahead, figure, text
-from benchmarks.runner.plans import pruned, saved_plan
-from benchmarks.runner.rows import CHECKPOINTS, Figure
-from prunerecover import Plan, plan_depth, reconstruct_blocks
+from benchmarks.runner.plans import pruned
+from benchmarks.runner.rows import Figure
+from prunerecover import Plan, reconstruct_blocks
 from prunerecover.cost.memory import LiveStorages
 
 LLM, SEED, FEW = "SmolLM2-135M", 0, STEPS // 4
@@ -72,13 +72,7 @@ def held_out(model: str) -> Tensor:
 @cache
 def plan(model: str) -> Plan:
     """Return the plan, without replacements."""
-
-    def known(context: Any) -> dict[str, float]:
-        return {unit.name: float(int(unit.name.rpartition(".")[2]) not in BLOCKS[model]) for unit in context.units}
-
-    how: dict[str, Any] = {"importance": known, "search": "one_shot", "replace": "zero"}
-    how |= {"remove": {"block": len(BLOCKS[model])}, "batches": [{"input_ids": texts(model)[:BATCH].to(DEVICE)}]}
-    return saved_plan(model, partial(plan_depth, opened(model)[0], **how), CHECKPOINTS / "block_recovery")
+    return without_blocks(opened(model)[0], BLOCKS[model])
 
 
 def by_blocks(model: str, other: nn.Module) -> nn.Module:
@@ -121,8 +115,6 @@ def scores(model: str, other: nn.Module) -> dict[str, Figure]:
 
 
 BENCHMARK = Benchmark(
-    name="block_recovery",
-    doc=__doc__,
     title="Blocks that learn dense hidden states",
     text=f"""Blocks are removed without replacements: number 2 of the five of stories260K, numbers 14 to 18 of the 30 of
     SmolLM2-135M. "blocks": `reconstruct_blocks` with its defaults, in single precision, on {SAMPLES[STORIES]} and
@@ -150,7 +142,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

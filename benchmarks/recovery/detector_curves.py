@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from benchmarks.data.fastestdet import Scenes, boxes_of, detection_loss, fastestdet, mean_precision, scenes
+from benchmarks.data.fastestdet import boxes_of, detection_loss, fastestdet, mean_precision, scenes
 from benchmarks.end_to_end.segmentation import interval
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.fits import AfterSurgery, Learner, fit
@@ -56,7 +56,7 @@ def loss(network: nn.Module, batch: tuple[Tensor, list[Tensor]]) -> Tensor:
 
 def training_batches() -> DataLoader[Any]:
     """Return the training images with their objects, mirrored at random, in batches."""
-    data = seen("train2017")
+    data = scenes("train2017")
     boxes = [own["boxes"] / size.repeat(2) for own, size in zip(data.objects, data.sizes, strict=True)]
     told = [torch.cat([own, one["labels"][:, None]], 1) for own, one in zip(boxes, data.objects, strict=True)]
 
@@ -76,12 +76,6 @@ def mirrored(image: Tensor, objects: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def seen(split: str) -> Scenes:
-    """Return a split of coco128."""
-    return scenes(split)
-
-
-@cache
 def draws(n: int) -> NDArray[np.int64]:
     """Return numbers of images drawn with replacement, the same for all networks."""
     return np.random.default_rng(SEED).integers(0, n, (DRAWS, n))
@@ -89,7 +83,7 @@ def draws(n: int) -> NDArray[np.int64]:
 
 def scored(network: nn.Module) -> dict[str, Any]:
     """Return mAP50 and mAP of a network in percent, with the interval over images, and the costs once merged."""
-    dense, merged, tested = fastestdet(), copy.deepcopy(network).eval(), seen("val2017")
+    dense, merged, tested = fastestdet(), copy.deepcopy(network).eval(), scenes("val2017")
     merge(merged)
     with torch.no_grad():
         outputs = torch.cat([network.eval()(part) for part in torch.split(tested.images, BATCH)])
@@ -185,8 +179,6 @@ def picture(rows: Sequence[Row]) -> Picture:
 
 
 BENCHMARK = Benchmark(
-    name="detector_curves",
-    doc=__doc__,
     title="A detector in depth, in width and in both",
     text=f"""FastestDet without a share of its MACs, by each callback's defaults, on coco128. Untrained: right after
     surgery, with BatchNorm statistics and weights reconstructed where that is nearer. Distilled: {EPOCHS} epochs on
@@ -217,7 +209,6 @@ BENCHMARK = Benchmark(
     closing=ahead,
     pictures={"": picture},
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import cache
+from statistics import fmean
 from typing import Any
 
 import lightning.pytorch as pl
@@ -23,7 +24,7 @@ from benchmarks.recovery.distillation_subjects import BASE, PLANS, SUBJECTS
 from benchmarks.recovery.fits import fit
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.fits import AfterSurgery
-from benchmarks.runner.page import Column, Line, Table, ahead, text
+from benchmarks.runner.page import Column, Line, Table, across, ahead, text
 from benchmarks.runner.rows import Figure, Row
 from prunerecover import DistillRecover, RecoverySchedule
 from prunerecover.model.paths import get_module
@@ -97,21 +98,16 @@ def about(rows: Sequence[Row]) -> str:
     return f"{subject.text} Rates: {rates}. {known.capitalize()}."
 
 
-def score(line: Line, rate: str) -> str:
-    """Return the score at a rate, and the lead over the base at the same rate."""
-    own = line.only(rate=rate)
-    if not own.rows:
-        return ""
-    subject = SUBJECTS[own.first["model"]].subject
-    values = [subject.scale * row.figures["score"].value for row in own.rows]
-    same = {"rate": rate, "epochs": own.first["epochs"], "method": BASE}
-    beside = ahead("score", "", subject.digits, subject.scale, turned=True, **same).cell(own)
-    return f"{sum(values) / len(values):.{subject.digits}f}" + (f"; {beside}" if beside else "")
+def score(line: Line) -> str:
+    """Return the score, and the lead over the base at the same rate."""
+    subject = SUBJECTS[line.first["model"]].subject
+    value = fmean(subject.scale * row.figures["score"].value for row in line.rows)
+    same = ("rate", "epochs")
+    beside = ahead("score", "", subject.digits, subject.scale, same=same, turned=True, method=BASE).cell(line)
+    return f"{value:.{subject.digits}f}" + (f"; {beside}" if beside else "")
 
 
 BENCHMARK = Benchmark(
-    name="distillation",
-    doc=__doc__,
     title="What a pruned network learns from",
     text=f"""What a pruned network learns from, in fits that differ in nothing else, at constant rates under
     `RecoverySchedule(lr=None)`: a warm-up of half of the steps, times a decay to zero. "labels": no `DistillRecover`.
@@ -139,7 +135,7 @@ BENCHMARK = Benchmark(
             [
                 text("epochs"),
                 text("method", "learns from"),
-                *(Column(rate, lambda line, rate=rate: score(line, rate)) for rate in ("lowest", "middle", "highest")),
+                *across("rate", ("lowest", "middle", "highest"), [Column("{}", score)]),
             ],
             title="{model}",
             by=("model",),
@@ -149,7 +145,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -19,7 +19,8 @@ from torch.optim import AdamW
 
 from benchmarks.data import cifar, smollm2, tiny_imagenet
 from benchmarks.data.real import DEVICE, deit_tiny
-from benchmarks.language.llm_depth_lora import drawn_sequences, next_token_loss
+from benchmarks.data.text import next_token_loss
+from benchmarks.language.llm_depth_lora import drawn_sequences
 from benchmarks.language.llm_depth_scores import window_losses, windows
 from benchmarks.recovery.fits import Subject, deit, resnet, shuffled
 from benchmarks.runner.plans import saved_plan

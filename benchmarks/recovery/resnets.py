@@ -22,10 +22,11 @@ import torchvision
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from benchmarks.data.cifar import cross_entropy, hits, training_images
+from benchmarks.data.cifar import batches, cross_entropy, hits, training_images
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.fits import train
-from benchmarks.runner.page import Column, Line, Table, text, told
+from benchmarks.runner.page import Column, Line, Table, across, text, told
+from benchmarks.runner.plans import kept as kept_file
 from benchmarks.runner.rows import CHECKPOINTS, Figure
 from benchmarks.width.cifar_models import load
 from prunerecover import Budget, Plan, apply_plan, plan_width, recalibrate_batchnorm, reconstruct
@@ -33,7 +34,7 @@ from prunerecover.cost.statistics import paired_difference
 from prunerecover.model.batches import ModelInputs
 from prunerecover.recovery.reconstruction import fit_layers
 
-TESTED, BATCH, EPOCHS, SEEDS = 2000, 50, 2, (0, 1, 2)
+TESTED, CALIBRATION, BATCH, EPOCHS, SEEDS = 2000, 256, 50, 2, (0, 1, 2)
 Batches = list[tuple[Tensor, Tensor]]
 
 
@@ -73,24 +74,25 @@ def trained(network: nn.Module, n: int, seed: int, how: Training, epochs: int = 
     optimizer = torch.optim.SGD(network.parameters(), how.rate, momentum=0.9, weight_decay=5e-4)
     scheduler = LambdaLR(optimizer, partial(how.factor, steps=epochs * n // BATCH))
 
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+    def drawn() -> Iterator[tuple[Tensor, Tensor]]:
         for _ in range(epochs):
             for chosen in torch.randperm(n, generator=generator).split(BATCH):
                 mirrored = torch.rand(1, generator=generator) < 0.5
                 yield pixels[chosen].flip(3) if mirrored else pixels[chosen], labels[chosen]
 
-    return train(network, batches(), cross_entropy, optimizer, scheduler)
+    return train(network, drawn(), cross_entropy, optimizer, scheduler)
 
 
 def half_trained(seed: int) -> nn.Module:
     """Return a ResNet-18 after 6 epochs of 3,000 images at a constant rate."""
     torch.manual_seed(seed)
     network = torchvision.models.resnet18(num_classes=10)
-    path = CHECKPOINTS / f"resnet18_half_trained_{seed}.pt"
-    if not path.is_file():
-        path.parent.mkdir(exist_ok=True)
-        torch.save(trained(network, IMAGES["ResNet-18"], seed, Training(0.02, linear=False), 6).state_dict(), path)
-    network.load_state_dict(torch.load(path))
+    how = Training(0.02, linear=False)
+
+    def weights() -> dict[str, Tensor]:
+        return trained(network, IMAGES["ResNet-18"], seed, how, 6).state_dict()
+
+    network.load_state_dict(kept_file(CHECKPOINTS / f"resnet18_half_trained_{seed}.pt", weights))
     return network.eval()
 
 
@@ -103,25 +105,20 @@ def dense_of(model: str, seed: int) -> nn.Module:
     return half_trained(seed) if model == "ResNet-18" else load(model)
 
 
-def calibration(model: str, seed: int) -> Batches:
-    """Return 256 of the training images, in batches of 64."""
-    return list(zip(*(tensor[:256].split(64) for tensor in training_images(IMAGES[model], seed)), strict=True))
-
-
 @cache
 def plan_of(model: str, seed: int) -> Plan:
     """Return the plan of all starts."""
-    batches = calibration(model, seed)
-    return plan_width(dense_of(model, seed), Budget(macs=SHARES[model]), batches=batches, seed=seed)
+    budget = Budget(macs=SHARES[model])
+    return plan_width(dense_of(model, seed), budget, batches=batches(CALIBRATION, seed, 64), seed=seed)
 
 
-def _recalibrated(network: nn.Module, dense: nn.Module, plan: Plan, batches: Batches) -> str:
-    recalibrate_batchnorm(network, batches)
+def _recalibrated(network: nn.Module, dense: nn.Module, plan: Plan, given: Batches) -> str:
+    recalibrate_batchnorm(network, given)
     return ""
 
 
-def _fitted(network: nn.Module, dense: nn.Module, plan: Plan, batches: Batches) -> str:
-    fit_layers(network, dense, plan, [ModelInputs((images,)) for images, _ in batches])
+def _fitted(network: nn.Module, dense: nn.Module, plan: Plan, given: Batches) -> str:
+    fit_layers(network, dense, plan, [ModelInputs((images,)) for images, _ in given])
     return ""
 
 
@@ -131,7 +128,7 @@ STARTS: dict[str, Callable[[nn.Module, nn.Module, Plan, Batches], str]] = {
     f"dense, {ANEW}": _recalibrated,
     ANEW: _recalibrated,
     "fitted to the dense network as it is": _fitted,
-    "reconstruct": lambda network, dense, plan, batches: reconstruct(network, dense, plan, batches).way,
+    "reconstruct": lambda *given: reconstruct(*given).way,
 }
 
 
@@ -142,7 +139,8 @@ def start_of(model: str, seed: int, method: str) -> tuple[nn.Module, str]:
     if not method.startswith("dense"):
         plan = plan_of(model, seed)
         apply_plan(network, plan)
-    return network, STARTS[method](network, copy.deepcopy(dense_of(model, seed)), plan, calibration(model, seed))
+    dense = copy.deepcopy(dense_of(model, seed))
+    return network, STARTS[method](network, dense, plan, batches(CALIBRATION, seed, 64))
 
 
 def measure(seed: int, model: str, training: str, method: str) -> dict[str, Any]:
@@ -154,15 +152,13 @@ def measure(seed: int, model: str, training: str, method: str) -> dict[str, Any]
     return {"top1": Figure.of(hits(network, n=TESTED)), "kept": kept, "largest": weights}
 
 
-def top1(line: Line, training: str) -> str:
+def top1(line: Line) -> str:
     """Return the mean over seeds, and the lead over recalibrated statistics."""
-    own = line.only(training=training)
-    if not own.rows:
-        return ""
-    value = f"{100 * np.mean([row.figures['top1'].value for row in own.rows]):.1f}"
-    base = {row["seed"]: row for row in line.there if row.is_of(training=training, method=ANEW)}
-    both = [row for row in own.rows if row["seed"] in base]
-    if not both or own.first.method == ANEW or own.first.method.startswith("dense"):
+    value = f"{100 * np.mean([row.figures['top1'].value for row in line.rows]):.1f}"
+    same = {"training": line.first["training"], "method": ANEW}
+    base = {row["seed"]: row for row in line.there if row.is_of(**same)}
+    both = [row for row in line.rows if row["seed"] in base]
+    if not both or line.first.method == ANEW or line.first.method.startswith("dense"):
         return value
     theirs, ours = (
         np.concatenate([row.figures["top1"].scores for row in rows])
@@ -178,7 +174,6 @@ def kept(line: Line) -> str:
 
 BENCHMARK = Benchmark(
     name="reconstruction",
-    doc=__doc__,
     title="Reconstruction of ResNets",
     text=f"""Top-1 on {TESTED:,} test images of CIFAR-10 (JPEG), the mean over seeds; the networks train on for {EPOCHS}
     epochs of SGD, momentum 0.9, in batches of {BATCH}, 60 steps of warm-up where the column says so. Behind it: the
@@ -197,7 +192,7 @@ BENCHMARK = Benchmark(
         Table(
             [
                 text("method", "start"),
-                *(Column(training, lambda line, training=training: top1(line, training)) for training in TRAININGS),
+                *across("training", tuple(TRAININGS), [Column("{}", top1)]),
                 Column("kept, by seed", kept),
             ],
             title="{model}",
@@ -205,7 +200,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -67,7 +67,6 @@ def about(rows: Sequence[Row]) -> str:
 
 BENCHMARK = Benchmark(
     name="prune_rounds",
-    doc=__doc__,
     title="One surgery or several",
     text=f"""`WidthPrune` with `RecoverySchedule(lr=None)`, {EPOCHS} epochs. Once: all of the budget goes before the
     first epoch. In three steps: `PruneSchedule(every=1, times={TIMES})`, a third of it before each epoch, planned anew
@@ -106,7 +105,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -76,7 +76,6 @@ def picture(rows: Sequence[Row]) -> Picture:
 SHOWN = [text("rate", "", "{:g}"), text("method", "schedule"), figure("top1", "top-1 (each seed)", 1, 100, ends=False)]
 BENCHMARK = Benchmark(
     name="recovery_schedule",
-    doc=__doc__,
     title="The learning rate after surgery",
     text="""Constant: the rate as the optimizer has it, from the surgery to the end. The interval is the paired
     bootstrap's over images, of means over the seeds that both have. Times the rate: what the test right after the
@@ -116,7 +115,6 @@ BENCHMARK = Benchmark(
     ),
     pictures={"": picture},
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

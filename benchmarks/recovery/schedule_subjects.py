@@ -72,7 +72,7 @@ def _images(seed: int, part: slice) -> tuple[Tensor, Tensor]:
 
 
 def _narrow(seed: int) -> pl.Callback:
-    batches = list(zip(*(tensor.split(64) for tensor in _images(seed, slice(CALIBRATION))), strict=True))
+    batches = cifar.batches(CALIBRATION, seed, 64)
     make = partial(plan_width, load("ResNet-20"), Budget(macs=0.5), batches=batches, seed=seed)
     return WidthPrune(plan=saved_plan(str(seed), make, PLANS), calibration=CALIBRATION, merge="never", seed=seed)
 

@@ -110,7 +110,7 @@ def asked_of(tasks: str, files: Sequence[str], every: Sequence[frozenset[int]]) 
     how: dict[str, Any] = {"questions": asked, "encoding": encoding(), "batch_size": TOGETHER}
     likely, right = kept(KEPT / f"choices-{tasks}.pt", lambda: choice_tables(model(), every, **how))
     features = kept(KEPT / f"features-{tasks}.pt", lambda: features_of(asked))
-    return Asked(tasks, features, right, likely)
+    return Asked(features, right, likely)
 
 
 @cache
@@ -152,8 +152,6 @@ def spread(name: str, metric: str, head: str, form: str, scale: float = 1) -> Co
 
 RIGHT, LIKELY = METRICS
 BENCHMARK = Benchmark(
-    name="pudding",
-    doc=__doc__,
     title="Prompt-routed depth on SmolLM2-135M",
     text=f"""{BLOCKS} of {DEPTH} blocks go, nothing is trained but the router. Sets are searched on {CALIBRATED}
     questions each of the training splits of {", ".join(TASKS)}; the router learns from {LEARNT} others each, a fifth of
@@ -216,7 +214,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -42,13 +42,11 @@ class Asked:
     """Questions of the results, with the answers of every set.
 
     Attributes:
-        tasks: Description of the tasks: seen by sets and router, or unseen.
         features: Router's features of the prompts, `(Q, F)`.
         right: Whether each set answers right, with the sets of `rivals` last, `(Q, sets)`.
         likely: Log-likelihood per token of the right answer, `(Q, sets)`.
     """
 
-    tasks: str
     features: Tensor
     right: Tensor
     likely: Tensor

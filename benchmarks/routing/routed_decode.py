@@ -18,16 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.data.language_models import random_llama, weight_bytes
+from benchmarks.data.language_models import random_llama, routed, weight_bytes, without_blocks
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Table, figure, text
 from benchmarks.runner.plans import pruned
 from benchmarks.runner.rows import Figure
 from benchmarks.runner.turns import in_turns
-from prunerecover import PlanSet, RoutedCausalLM
-from prunerecover.routing.router import PrefixRouter
-from prunerecover.surgery.merging import block_removals
-from prunerecover.surgery.provenance import plan_for
 
 HIDDEN, ROUNDS, WARMUP, SEED = 1024, 10, 1, 0
 PHASES = {"generation": (64, 128), "prefill": (256, 1)}  # prompt tokens, and generated tokens
@@ -41,11 +37,7 @@ def models() -> dict[str, Any]:
     heads = {"num_attention_heads": HIDDEN // 64, "num_key_value_heads": HIDDEN // 64}
     sizes = {"vocab_size": 1000, "intermediate_size": HIDDEN * 11 // 4, "num_hidden_layers": 8, **heads}
     dense = random_llama(HIDDEN, torch.device("cpu"), max_position_embeddings=256, **sizes)
-    plans = tuple(plan_for(dense, block_removals(dense, blocks), method="by hand") for blocks in SETS)
-    torch.manual_seed(SEED)
-    router = PrefixRouter(HIDDEN, len(SETS)).eval()
-    routed = RoutedCausalLM(dense, PlanSet(names=("a", "b"), plans=plans), router)
-    return {"dense": dense, "pruned": pruned(dense, plans[0]), "routed": routed}
+    return {"dense": dense, "pruned": pruned(dense, without_blocks(dense, SETS[0])), "routed": routed(dense, SETS)}
 
 
 def measure(phase: str) -> Iterator[dict[str, Any]]:
@@ -67,8 +59,6 @@ def measure(phase: str) -> Iterator[dict[str, Any]]:
 
 
 BENCHMARK = Benchmark(
-    name="routed_decode",
-    doc=__doc__,
     title="What a routed language model costs",
     text=f"""A Llama of 8 blocks with random weights (hidden {HIDDEN}, fp32) writes 128 tokens after a prompt of 64
     (generation), and the first token after one of 256 (prefill): whole, without {len(SETS[0])} of its blocks, and
@@ -91,7 +81,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -24,16 +24,7 @@ from torch.utils.data import DataLoader
 from benchmarks.data.language_models import STORIES
 from benchmarks.data.text import losses
 from benchmarks.language.llm_depth_lora import BATCH, LENGTH
-from benchmarks.routing.shared_lora_subjects import (
-    ALONE,
-    ARMS,
-    LLM,
-    LONG,
-    OWN,
-    SHARED,
-    SUBJECTS,
-    Subject,
-)
+from benchmarks.routing.shared_lora_subjects import ALONE, ARMS, LLM, LONG, OWN, SHARED, SUBJECTS, Subject
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.fits import fit
 from benchmarks.runner.page import Column, Line, Table, across, figure, paired, text, told
@@ -144,8 +135,6 @@ def closing(rows: Sequence[Row]) -> list[str]:
 
 OTHERS = (OWN, ALONE, LONG)
 BENCHMARK = Benchmark(
-    name="shared_lora",
-    doc=__doc__,
     title="One set of adapters for all sets of blocks",
     text=f"""Adapters on the linears of the blocks, {BATCH} sequences of {LENGTH} tokens a step, AdamW under a cosine,
     half of the loss from the whole model (none with *{ALONE}*). *{SHARED}* takes as many steps in all as the *{OWN}*
@@ -178,7 +167,6 @@ BENCHMARK = Benchmark(
     ),
     closing=closing,
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.data import smollm2
-from benchmarks.data.language_models import STORIES, stories260k
+from benchmarks.data.language_models import STORIES, stories260k, without_blocks
 from benchmarks.data.real import data_root
 from benchmarks.data.text import TEXTS, calibration, losses
 from benchmarks.language.llm_depth_lora import BATCH, LENGTH, PRECISION, SOURCES, drawn_sequences, next_token
@@ -23,7 +23,6 @@ from prunerecover.recipes.data.language.text_data import TextData
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 from prunerecover.recovery.shared_lora import WithoutUnits
 from prunerecover.surgery.merging import block_removals
-from prunerecover.surgery.provenance import plan_for
 
 SETS = 4
 CHOSEN_ON = 64  # stories
@@ -104,7 +103,7 @@ def _least_missed(blocks: int) -> PlanSet:
         with WithoutUnits(network, block_removals(network, pair)):
             pairs[pair] = float(losses(network, ids).mean())
     best = sorted(sorted(pairs, key=lambda pair: pairs[pair])[:SETS])
-    plans = tuple(plan_for(network, block_removals(network, pair), method="least loss") for pair in best)
+    plans = tuple(without_blocks(network, pair) for pair in best)
     return PlanSet(names=tuple("+".join(map(str, pair)) for pair in best), plans=plans)
 
 
@@ -127,7 +126,7 @@ def _by_divergence(blocks: int) -> PlanSet:
             how: dict[str, Any] = {"replace": "zero", "ignore": ("model.layers.0",)}
             plan = plan_depth(network, remove={"block": blocks}, batches=[{"input_ids": ids}], **how)
             gone = sorted(int(name.rpartition(".")[2]) for name in plan.removed["block"])
-            found["+".join(map(str, gone))] = plan_for(network, block_removals(network, gone), method="divergence")
+            found["+".join(map(str, gone))] = without_blocks(network, gone)
     return PlanSet(names=tuple(found), plans=tuple(found.values()))
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import gc
+import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import cleandoc
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -55,16 +56,16 @@ class Axis:
         parser.add_argument(option, dest=name, nargs="*", type=kind, default=default, choices=choices)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Benchmark:
     """A benchmark.
 
     Attributes:
-        name: Name of the files in docs/results.
-        doc: Docstring of the module, the help of the command.
         title: Title of the page.
         text: Description of the measurement, above the tables.
-        measure: Function from the names of a row to its figures and notes, or to several rows in turn.
+        measure: Function from the names of a row to its figures and notes, or to several rows in turn. The docstring of
+            its module is the help of the command.
+        name: Name of the files in docs/results; empty: that of the module.
         axes: Values by name; a row is a value of each, the last name changing first.
         references: Names of further rows, such as the dense network's.
         skipped: Whether names are of no row.
@@ -72,16 +73,14 @@ class Benchmark:
         tables: Tables of the page.
         closing: Lines of the page behind the tables.
         pictures: Functions that draw pictures from the rows, by the ends of their file names.
-        options: Adds further options to the command line.
         complete: Whether the page lists missing rows.
         threads: Number of PyTorch's threads; 0: PyTorch's default.
     """
 
-    name: str
-    doc: str | None
     title: str
     text: str
     measure: Callable[..., Found | Iterable[Found]]
+    name: str = ""
     axes: Mapping[str, Axis] = field(default_factory=dict)
     references: Sequence[Names] = ()
     skipped: Callable[..., bool] = lambda **names: False
@@ -89,9 +88,11 @@ class Benchmark:
     tables: Sequence[Table] = ()
     closing: Callable[[Sequence[Row]], Sequence[str]] = lambda rows: ()
     pictures: Mapping[str, Callable[[Sequence[Row]], Picture]] = field(default_factory=dict)
-    options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
     complete: bool = True
     threads: int = 1
+
+    def __post_init__(self) -> None:
+        self.name = self.name or Path(inspect.getfile(self.measure)).stem
 
     def main(self) -> None:
         """Measure the missing rows that the command line asks for, and write the page."""
@@ -104,10 +105,9 @@ class Benchmark:
 
     def command_line(self) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = command_line(self.doc)
+        parser = command_line(sys.modules[self.measure.__module__].__doc__)
         for name, axis in self.axes.items():
             axis.add_to(parser, name)
-        self.options(parser)
         parser.add_argument("--out", type=Path, help="folder of the rows and the page (default: docs/results)")
         parser.add_argument("--again", action="store_true", help="measure rows that are there, too")
         parser.add_argument("--page", action="store_true", help="write the page anew, and measure nothing")
@@ -155,7 +155,7 @@ class Benchmark:
     def markdown(self, rows: Sequence[Row], runs: Sequence[Mapping[str, Any]]) -> str:
         """Render the page."""
         order = {name: axis.values for name, axis in self.axes.items()}
-        lines = [f"# {self.title}", "", cleandoc(self.text), ""]
+        lines = [f"# {self.title}", "", inspect.cleandoc(self.text), ""]
         for end in self.pictures:
             lines += [f"![{self.title}{end.replace('_', ', ')}]({self.name}{end}.png)", ""]
         for table in self.tables:

@@ -22,9 +22,8 @@ def draw_curves(
     styles: Mapping[str, Style],
     ours: str,
     dense: float,
-    name: str = "top1",
 ) -> None:
-    """Draw a figure in percent, a line for each method, and a dotted line for the dense network.
+    """Draw top-1 in percent, a line for each method, and a dotted line for the dense network.
 
     Args:
         axes: Axes of a picture.
@@ -32,14 +31,13 @@ def draw_curves(
         along: Function from a row to the horizontal position.
         styles: Label, colour and marker by method.
         ours: Method with the broad line.
-        dense: Figure of the dense network.
-        name: Name of the figure.
+        dense: Top-1 of the dense network.
     """
     axes.axhline(100 * dense, color=GREY, linewidth=1, linestyle=":")
     place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom", "color": GREY, "fontsize": 9}
     axes.text(0.01, 100 * dense, "dense", **place)
     for method, (label, color, marker) in styles.items():
-        points = [_point(own, along, name) for own in grouped([r for r in rows if r.method == method], ("budget",))]
+        points = [_point(own, along) for own in grouped([r for r in rows if r.method == method], ("budget",))]
         if points:
             x, y, bars = zip(*sorted(points), strict=True)
             width = 2.2 if method == ours else 1.1
@@ -48,9 +46,9 @@ def draw_curves(
     axes.set_ylabel("top-1, %")
 
 
-def _point(rows: Sequence[Row], along: Callable[[Row], float], name: str) -> tuple[float, float, tuple[float, float]]:
+def _point(rows: Sequence[Row], along: Callable[[Row], float]) -> tuple[float, float, tuple[float, float]]:
     """Return position, mean, and the interval's extent below and above it, zero with several seeds."""
-    found = [row.figures[name] for row in rows]
+    found = [row.figures["top1"] for row in rows]
     value, (first, *others) = float(np.mean([one.value for one in found])), found
     ends = (0.0, 0.0) if others or first.low is None or first.high is None else (value - first.low, first.high - value)
     return float(np.mean([along(row) for row in rows])), 100 * value, (100 * ends[0], 100 * ends[1])

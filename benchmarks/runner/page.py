@@ -121,12 +121,12 @@ def text(name: str, head: str = "", form: str = "{}") -> Column:
     return Column(head or name, cell)
 
 
-def mean(name: str, head: str, form: str = "{:.1%}") -> Column:
-    """Return the column of the mean of a note over the rows of a line."""
+def mean(name: str, head: str) -> Column:
+    """Return the column of the mean of a share in a note over the rows of a line, in percent."""
 
     def cell(line: Line) -> str:
         values = [row[name] for row in line.rows if row.get(name) is not None]
-        return form.format(np.mean(values)) if values else ""
+        return f"{np.mean(values):.1%}" if values else ""
 
     return Column(head, cell)
 
@@ -144,9 +144,9 @@ def counts(name: str, head: str, kinds: Sequence[str] = ()) -> Column:
     return Column(head, cell)
 
 
-def seeds(head: str = "seeds") -> Column:
+def seeds() -> Column:
     """Return the column of the seeds."""
-    return Column(head, lambda line: ", ".join(str(row["seed"]) for row in line.rows))
+    return Column("seeds", lambda line: ", ".join(str(row["seed"]) for row in line.rows))
 
 
 def figure(name: str, head: str, digits: int = 1, scale: float = 1, unit: str = "", ends: bool = True) -> Column:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from benchmarks.data.real import data_root
-from benchmarks.data.text import losses
+from benchmarks.data.text import losses, next_token_loss
 from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.fits import train
 from benchmarks.runner.page import Table, across, ahead, figure, text
@@ -94,14 +94,9 @@ def trained(training: Tensor, seed: int) -> nn.Module:
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=STEPS, pct_start=0.1)
     steps = track(range(STEPS), f"training, seed {seed}")
     batches = (training[torch.randint(len(training), (BATCH,))] for _ in steps)
-    train(network, batches, _next_tokens, optimizer, scheduler, clip=1.0)
+    train(network, batches, next_token_loss, optimizer, scheduler, clip=1.0)
     network.config.output_router_logits = False
     return network
-
-
-def _next_tokens(network: nn.Module, ids: Tensor) -> Tensor:
-    loss: Tensor = network(input_ids=ids, labels=ids).loss
-    return loss
 
 
 @lru_cache(maxsize=1)
@@ -130,8 +125,6 @@ def measure(seed: int, budget: float, method: str) -> dict[str, Any]:
 
 
 BENCHMARK = Benchmark(
-    name="experts",
-    doc=__doc__,
     title="Routed experts at matched budgets, prune-only",
     text=f"""A Qwen3-MoE of {LAYERS} layers with {EXPERTS} experts each. Loss per token on unseen text, mean over seeds
     (each in brackets); the default lower by: on the same sequences and seeds, with the paired 95% interval over
@@ -165,7 +158,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

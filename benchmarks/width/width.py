@@ -118,8 +118,6 @@ def best(rows: Sequence[Row]) -> list[Row]:
 
 
 BENCHMARK = Benchmark(
-    name="width",
-    doc=__doc__,
     title="Width pruning against its peers: CIFAR-10, 10,000 test JPEGs",
     text=f"""Top-1 on the 10,000 JPEGs, on the 400 lossless images, mean over seeds (number of seeds; MACs removed where
     parameters are matched); ahead by: on the JPEGs, paired 95% interval. The default reconstructs its layers on the
@@ -174,7 +172,6 @@ BENCHMARK = Benchmark(
     ),
     pictures={"": picture},
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -99,8 +99,6 @@ def measure(budget: float, method: str) -> Iterator[dict[str, Any]]:
 
 
 BENCHMARK = Benchmark(
-    name="width_deit",
-    doc=__doc__,
     title="Heads and neurons of DeiT-Tiny at matched MACs, tiny_imagenet, 200 classes",
     text=f"""Top-1 in percent, 2,500 validation images; paired 95% intervals. Recovered: one epoch of
     {IMAGES_TO_RECOVER:,} training images with distillation, the same for all.""",
@@ -129,7 +127,6 @@ BENCHMARK = Benchmark(
         ),
     ),
 )
-main = BENCHMARK.main
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -17,15 +17,14 @@ import torch
 from torch import nn
 
 from benchmarks.zoo.networks.suites import networks_of
-from benchmarks.zoo.trial import SEED, Ended, Row, applied, batches, dense, silently, timed, trained_and_saved
-from prunerecover import Plan, find_units, plan_depth
+from benchmarks.zoo.trial import SEED, Ended, Row, batches, dense, ended, silently, stage, timed, trained_and_saved
+from prunerecover import Plan, apply_plan, find_units, plan_depth
 from prunerecover.cost.macs import count_macs
 from prunerecover.depth.search.goals import free
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
 from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.units import Unit
-from prunerecover.refusal import Refusal
 
 REMOVED = 3
 NOTHING = "that may go, but there is none"  # words of the error without units
@@ -47,7 +46,8 @@ def pruned(suite: str, name: str, folder: Path) -> Row:
         row["asked"] = len(wanted)
         row["removed"] = {kind: list(names) for kind, names in plan.removed.items()}
         before = size(model, sample)
-        applied(model, plan)
+        with stage("apply_plan"):
+            apply_plan(model, plan)
         row["saved"] = judged(before, size(model, sample), plan)
         row["dead"] = trained_and_saved(model, plan, given, network, folder)
     except Ended as end:
@@ -100,10 +100,8 @@ def _units(model: nn.Module, batch: Any) -> tuple[Unit, ...]:
         found = find_units(model, batch, DEPTH_KINDS)
         if not found:  # planning says the cause and the way out
             plan_depth(model, remove=dict.fromkeys(DEPTH_KINDS, 1), batches=[batch], importance="random", seed=SEED)
-    except ValueError as error:
-        raise _ended("find_units", error) from error
     except Exception as error:
-        raise Ended("failed", f"find_units: {type(error).__name__}: {error}") from error
+        raise ended("find_units", error, NOTHING) from error
     return found
 
 
@@ -112,18 +110,10 @@ def _planned(model: nn.Module, given: list[Any], kinds: list[str], others: Seque
     wanted = dict(Counter(kinds))
     try:
         return plan_depth(model, remove=wanted, batches=given, importance="random", seed=SEED)
-    except ValueError as error:
+    except Exception as error:
         if any(said in str(error) for said in TOO_MANY):
             if len(kinds) > 1:
                 return _planned(model, given, kinds[:-1], others)
             if others:
                 return _planned(model, given, [others[0]], others[1:])
-        raise _ended(f"plan_depth {wanted}", error) from error
-    except Exception as error:
-        raise Ended("failed", f"plan_depth {wanted}: {type(error).__name__}: {error}") from error
-
-
-def _ended(what: str, error: ValueError) -> Ended:
-    if NOTHING in str(error):
-        return Ended("nothing", str(error), error)
-    return Ended("refused" if isinstance(error, Refusal) else "failed", f"{what}: {error}", error)
+        raise ended(f"plan_depth {wanted}", error, NOTHING) from error

@@ -13,7 +13,7 @@ from torch import nn
 
 from benchmarks.zoo.networks.network import Network, outputs
 from benchmarks.zoo.networks.suites import networks_of
-from prunerecover import Plan, apply_plan, export, load_pruned, save_pruned
+from prunerecover import Plan, export, load_pruned, save_pruned
 from prunerecover.importance.measuring.losses import loss_of, supervised_loss
 from prunerecover.refusal import Refusal
 from prunerecover.runtimes.program_file import FIXED_SIZES
@@ -39,6 +39,21 @@ class Ended(Exception):
         self.row: Row = {"outcome": outcome, "reason": reason, **parts_of(error)}
 
 
+def ended(what: str, error: Exception, nothing: str) -> Ended:
+    """Return how a network ends by an error of finding or planning.
+
+    Args:
+        what: Failed step.
+        error: Error of the step.
+        nothing: Words of the error if there is nothing to prune.
+    """
+    if not isinstance(error, ValueError):
+        return Ended("failed", f"{what}: {type(error).__name__}: {error}")
+    if nothing in str(error):
+        return Ended("nothing", str(error), error)
+    return Ended("refused" if isinstance(error, Refusal) else "failed", f"{what}: {error}", error)
+
+
 def parts_of(error: Exception | None) -> dict[str, str]:
     """Return the cause and the way out of a refusal; empty for any other error."""
     return {"cause": error.cause, "way_out": error.way_out} if isinstance(error, Refusal) else {}
@@ -50,15 +65,12 @@ def prepare() -> None:
 
 
 def reloaded(suite: str, name: str, folder: Path) -> Row:
-    """Load the saved network of `trained_and_saved`, and return the outcome: ok if its outputs are bitwise equal.
-
-    Where the plan cannot build the network, a dense network with other weights is passed.
-    """
+    """Load the saved network of `trained_and_saved`, and return the outcome: ok if its outputs are bitwise equal."""
     network = networks_of(suite)[name]
-    rebuilt = Plan.load(folder / FOLDER / "plan.json").source.constructor is not None
+    row: Row = {"outcome": "ok"}
     try:
         with stage("load_pruned"):
-            model = load_pruned(folder / FOLDER, None if rebuilt else dense(network, SEED + 1))
+            model, row["rebuilt"] = _loaded(network, folder)
         for parameter in model.parameters():  # a mapped file is aligned otherwise, and kernels round otherwise then
             parameter.data = parameter.data.clone()
         ours, theirs = _outputs(model, batches(network)[0]), torch.load(folder / FILE)
@@ -66,27 +78,20 @@ def reloaded(suite: str, name: str, folder: Path) -> Row:
         if not same:
             raise Ended("failed", f"load_pruned: the outputs differ{_by_how_much(ours, theirs)}")
     except Ended as end:
-        return {**end.row, "rebuilt": rebuilt}
-    return {"outcome": "ok", "rebuilt": rebuilt}
+        return row | end.row
+    return row
 
 
 def exported(suite: str, name: str, folder: Path) -> Row:
     """Export the network of `trained_and_saved` as ONNX, checked in onnxruntime; return the kind of sizes."""
     network = networks_of(suite)[name]
-    rebuilt = Plan.load(folder / FOLDER / "plan.json").source.constructor is not None
-    model = load_pruned(folder / FOLDER, None if rebuilt else dense(network, SEED + 1))
+    model = _loaded(network, folder)[0]
     try:
         export(model, folder / "model.onnx", batches(network)[0])
     except Refusal as error:
         how = FIXED if error.way_out == FIXED_SIZES else REFUSED
         return {"outcome": "ok", "onnx": how, "onnx_reason": str(error), "onnx_parts": parts_of(error)}
     return {"outcome": "ok", "onnx": FREE}
-
-
-def applied(model: nn.Module, plan: Plan) -> None:
-    """Apply a plan to a network."""
-    with stage("apply_plan"):
-        apply_plan(model, plan)
 
 
 def trained_and_saved(model: nn.Module, plan: Plan, given: list[Any], network: Network, folder: Path) -> list[str]:
@@ -156,6 +161,12 @@ def stage(name: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise Ended("failed", f"{name}: {type(error).__name__}: {error}") from error
+
+
+def _loaded(network: Network, folder: Path) -> tuple[nn.Module, bool]:
+    """Return the saved network, and whether the plan built it; otherwise a dense network of other weights is passed."""
+    rebuilt = Plan.load(folder / FOLDER / "plan.json").source.constructor is not None
+    return load_pruned(folder / FOLDER, None if rebuilt else dense(network, SEED + 1)), rebuilt
 
 
 def _backward(model: nn.Module, batch: Any, network: Network) -> set[str]:

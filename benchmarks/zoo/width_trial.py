@@ -20,15 +20,16 @@ from benchmarks.zoo.trial import (
     SEED,
     Ended,
     Row,
-    applied,
     batches,
     dense,
+    ended,
     parts_of,
     silently,
+    stage,
     timed,
     trained_and_saved,
 )
-from prunerecover import Budget, Plan, plan_pruning, plan_width
+from prunerecover import Budget, Plan, apply_plan, plan_pruning, plan_width
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.batches import without_labels
 from prunerecover.refusal import Refusal
@@ -58,7 +59,8 @@ def pruned_by(planned: Callable[..., Plan], suite: str, name: str, folder: Path)
     try:
         with timed(row):
             plan, told = _planned(planned, model, given, network, row)
-        applied(model, plan)
+        with stage("apply_plan"):
+            apply_plan(model, plan)
         removed = 1 - count_macs(model, example) / before
         row["dead"] = trained_and_saved(model, plan, given, network, folder)
     except Ended as end:
@@ -103,15 +105,10 @@ def _planned(
         warnings.simplefilter("always")
         try:
             plan = planned(model, Budget(macs=row["asked"]), batches=given, **loss)
-        except ValueError as error:
-            if NOTHING in str(error):
-                raise Ended("nothing", str(error), error) from error
+        except Exception as error:
             most = AT_MOST.search(str(error)) if isinstance(error, Refusal) and "less" not in row else None
             if most is not None and float(most[1]) > 0:
                 row |= {"asked": round(float(most[1]) / 200, 4), "less": str(error), "less_parts": parts_of(error)}
                 return _planned(planned, model, given, network, row)
-            refused = isinstance(error, Refusal)
-            raise Ended("refused" if refused else "failed", f"{planned.__name__}: {error}", error) from error
-        except Exception as error:
-            raise Ended("failed", f"{planned.__name__}: {type(error).__name__}: {error}") from error
+            raise ended(planned.__name__, error, NOTHING) from error
     return plan, [str(warning.message) for warning in caught]

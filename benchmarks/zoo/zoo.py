@@ -17,11 +17,14 @@ lists it as missing. Two hours on one core.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,18 +32,20 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks.runner.benchmark import command_line
-from benchmarks.zoo import depth_page, depth_trial, sequences, width_page, width_trial
+from benchmarks.runner.rows import RESULTS, command
+from benchmarks.zoo import depth_trial, sequences, width_trial
 from benchmarks.zoo.networks.suites import SUITES, available
-from benchmarks.zoo.page import Page, stored, write
+from benchmarks.zoo.page import DEPTH, JOINT, WIDTH, Page
 from benchmarks.zoo.trial import LATE, SEED, Row, exported, prepare, reloaded
 from benchmarks.zoo.worker import Late, Lost, Worker
+from prunerecover.cost.environment import cpu_name, versions
+from prunerecover.files.atomic import write_text
 
 CALLS = 100  # calls of a process before a fresh one, to free the memory kept by libraries
+FURTHER = ("torchvision", "ultralytics")  # packages that rows depend on, too
+UNKNOWN: Row = {"planning_seconds": None, "dead": None, "onnx": None}  # entries of a row before the measurement
 Name = tuple[str, str]  # suite, and name in the suite
 Step = Callable[[str, str, Path], Row]
-
-
-UNKNOWN: Row = {"planning_seconds": None, "dead": None, "onnx": None}  # entries of a row before the measurement
 
 
 @dataclass(frozen=True)
@@ -54,17 +59,12 @@ class Dimension:
     pruned: Step
     row: Row
 
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """Steps of a trial, each in a process of its own."""
-        return self.pruned, reloaded, exported
-
 
 SHARE: Row = {"asked": width_trial.ASKED, "removed": None} | UNKNOWN
 DIMENSIONS = {
-    "width": Dimension(width_page.PAGE, width_trial.pruned, SHARE),
-    "joint": Dimension(width_page.JOINT, width_trial.pruned_jointly, SHARE),
-    "depth": Dimension(depth_page.PAGE, depth_trial.pruned, UNKNOWN),
+    "width": Dimension(WIDTH, width_trial.pruned, SHARE),
+    "joint": Dimension(JOINT, width_trial.pruned_jointly, SHARE),
+    "depth": Dimension(DEPTH, depth_trial.pruned, UNKNOWN),
 }
 
 
@@ -107,8 +107,8 @@ def measure_networks(options: argparse.Namespace) -> None:
     drawn = Random(SEED).sample(chosen, min(options.sample or len(chosen), len(chosen)))
     chosen = [name for name in chosen if name in drawn]
     due = [name for name in chosen if is_due(rows.get(name), options.again_failed, dimension)]
-    steps = dimension.steps[: -1 if options.no_onnx else None]
-    workers = {step: Worker(prepare) for step in steps}
+    steps = (dimension.pruned, reloaded, *(() if options.no_onnx else (exported,)))
+    workers = {step: Worker(prepare) for step in steps}  # each step in a process of its own
     for count, name in enumerate(track(due, "networks")):
         if count % CALLS == 0:
             stop(workers.values())
@@ -195,13 +195,22 @@ def save(kind: str, rows: Iterable[Row], missing: dict[str, str], others: list[R
         missing: Reasons for missing suites; they count for suites without rows.
         others: Rows of sequences in depth; None: the rows of earlier runs.
     """
-    page = DIMENSIONS[kind].page
+    name = DIMENSIONS[kind].page.name
     in_order = sorted(rows, key=lambda row: SUITES.index(row["suite"]))
     missing = {suite: why for suite, why in missing.items() if all(row["suite"] != suite for row in in_order)}
-    found: dict[str, Any] = {"seed": SEED, "missing": missing, "rows": in_order}
-    if page.others:
-        found[page.others] = stored(page.name, page.others) if others is None else others
-    write(found, page)
+    known = {**versions(), **{package: version(package) for package in FURTHER if find_spec(package)}}
+    record: dict[str, Any] = {"command": command(), "cpu": cpu_name(), "versions": known}
+    record |= {"seed": SEED, "missing": missing, "rows": in_order}
+    if kind == "depth":
+        record["sequences"] = stored(name, "sequences") if others is None else others
+    write_text(RESULTS / f"{name}.json", json.dumps(record, indent=2) + "\n")
+    write_text(RESULTS / f"{name}.md", DIMENSIONS[kind].page.markdown(record))
+
+
+def stored(name: str, key: str = "rows") -> list[Row]:
+    """Return the rows of earlier runs in the results of a name."""
+    path = RESULTS / f"{name}.json"
+    return list(json.loads(path.read_text()).get(key, [])) if path.is_file() else []
 
 
 def stop(workers: Iterable[Worker]) -> None:

@@ -27,13 +27,9 @@ def networks() -> list[Network]:
     return [
         *(Network(name, _model("DetectionModel", name), images(64), squares) for name in DETECTORS),
         *(Network(name, _model(cls, name), images(64), squares) for name, cls in OTHERS.items()),
-        *(Network(name, _classifier(name), images(64)) for name in CLASSIFIERS),
+        *(Network(name, _model("ClassificationModel", name, nc=CLASSES), images(64)) for name in CLASSIFIERS),
     ]
 
 
 def _model(cls: str, name: str, **kwargs: Any) -> Callable[[], nn.Module]:
     return partial(getattr(tasks, cls), f"{name}.yaml", verbose=False, **kwargs)
-
-
-def _classifier(name: str) -> Callable[[], nn.Module]:
-    return _model("ClassificationModel", name, nc=CLASSES)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cases.paths import ROOT
 
-from benchmarks.zoo import page, zoo
+from benchmarks.zoo import zoo
 
 Run = Callable[..., dict[str, Any]]
 
@@ -36,7 +36,7 @@ class InThisProcess:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return a function that runs the benchmark with options and returns its results."""
-    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    monkeypatch.setattr(zoo, "RESULTS", tmp_path)
 
     def call(*options: str, kind: str = "width") -> dict[str, Any]:
         program = str(ROOT / "benchmarks" / "zoo" / "zoo.py")

@@ -11,7 +11,7 @@ from cases.paths import ROOT
 from benchmarks.depth import time_follows_macs
 from benchmarks.runner.rows import Results
 
-BLOCK = 'if __name__ == "__main__":\n    main()\n'
+BLOCKS = tuple(f'if __name__ == "__main__":\n    {call}\n' for call in ("main()", "BENCHMARK.main()"))
 FILES = [path for path in sorted(ROOT.glob("benchmarks/*/*.py")) if "__name__ ==" in path.read_text()]
 NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES]
 
@@ -30,9 +30,9 @@ def test_help_of_a_benchmark(name: str, monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.delenv("PRUNERECOVER_DATA", raising=False)
     monkeypatch.setattr("sys.argv", [name, "--help"])
     module = importlib.import_module(name)
-    assert text_of(name).endswith(BLOCK)
+    assert text_of(name).endswith(BLOCKS)
     with pytest.raises(SystemExit) as stopped:
-        module.main()
+        getattr(module, "BENCHMARK", module).main()
     assert not stopped.value.code
     shown = capsys.readouterr().out
     assert shown.startswith("usage: ")
@@ -61,5 +61,5 @@ def test_options_that_no_benchmark_has_are_refused(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["time_follows_macs", "--seed", "3"])
     with pytest.raises(SystemExit, match="2"):
-        time_follows_macs.main()
+        time_follows_macs.BENCHMARK.main()
     assert "unrecognized arguments: --seed 3" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from benchmarks.runner.rows import Results, Row
 def made(folder: Path, measure: Any, *arguments: str) -> list[Row]:
     """Run a benchmark of two rows with options, and return its rows."""
     axes = {"method": Axis(("a", "b"))}
-    benchmark = Benchmark("some", "", "Some", "", measure, axes, complete=False)
+    benchmark = Benchmark("Some", "", measure, "some", axes, complete=False)
     benchmark.run(benchmark.command_line().parse_args(["--out", str(folder), *arguments]))
     return Results.read("some", folder).rows
 
