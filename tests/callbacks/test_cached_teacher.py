@@ -49,9 +49,7 @@ class Counting(nn.Module):
         return out
 
 
-def trained(
-    folder: Path, make: Any, cache: bool, *callbacks: Any, **arguments: Any
-) -> tuple[pl.LightningModule, list[float]]:
+def trained(folder: Path, make: Any, cache: bool, *callbacks: Any, **arguments: Any) -> tuple[Any, list[float]]:
     pl.seed_everything(0, verbose=False)
     module, losses = make(), Losses()
     fit(folder, module, prune(**SURGERY), DistillRecover(cache=cache), losses, *callbacks, epochs=3, **arguments)

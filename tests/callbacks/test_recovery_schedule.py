@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,7 +19,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 from prunerecover import LoRARecover, RecoverySchedule, apply_plan, plan_depth
 from prunerecover.callbacks import recovery_schedule
-from prunerecover.callbacks.recovery_schedule import _check_optimizers
 
 IMAGES = dataset().tensors[0]
 PER_EPOCH = 6  # 48 samples, batches of 8
@@ -168,8 +166,3 @@ def test_nothing_is_tested_by_hand_or_in_a_dry_run(tmp_path: Path) -> None:
         schedule = RecoverySchedule()
         fit(tmp_path / name, module, prune(schedule=0), schedule, **settings)
         assert "shares" not in schedule.state_dict()
-
-
-def test_optimizers_of_other_libraries_are_refused() -> None:
-    with pytest.raises(TypeError, match="but got object. Remove RecoverySchedule"):
-        _check_optimizers(SimpleNamespace(optimizers=[object()]))

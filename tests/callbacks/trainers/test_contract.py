@@ -30,6 +30,7 @@ class Case:
 
 
 OFTEN = {"save_strategy": "steps", "save_steps": 3}
+TWICE = {"start": 4, "every": 9, "times": 2, "by": "step"}
 AT_STEPS = {"start": 4, "every": 7, "step": 1, "by": "step"}
 IMAGES = {"data": images}
 CASES = {
@@ -51,14 +52,7 @@ SLOW_CASES = {
         lambda: [Prune(Budget(macs=0.3), kinds=("attention", "neuron"), calibration=16, schedule=1)], vit, **IMAGES
     ),
     "half of the MACs at two steps": Case(
-        lambda: [
-            WidthPrune(
-                Budget(macs=0.5),
-                schedule={"start": 4, "every": 9, "times": 2, "by": "step"},
-                calibration=16,
-                importance="taylor",
-            )
-        ],
+        lambda: [WidthPrune(Budget(macs=0.5), schedule=TWICE, calibration=16, importance="taylor")],
         resnet,
         images,
         (3, 12, 15),

@@ -55,21 +55,6 @@ def macs_of(chosen: Sequence[Unit]) -> float:
     return sum(MACS[unit.kind] for unit in chosen)
 
 
-def test_a_set_saves_what_its_kinds_save_which_are_measured_once() -> None:
-    asked: list[tuple[str, str]] = []
-
-    def noted(kind: str, cost: str) -> float:
-        asked.append((kind, cost))
-        return half(kind, cost)
-
-    shares = LatencyShares(["attention", "mlp", "attention"], noted, macs_of)
-    for count in (2, 3):
-        saved = shares.of(units(attention=count, mlp=3))
-        assert saved == pytest.approx(count * LATENCY["attention"] + 3 * LATENCY["mlp"])
-    assert shares.of([]) == 0.0
-    assert sorted(asked) == [(kind, cost) for kind in ("attention", "mlp") for cost in ("latency", "macs")]
-
-
 def test_what_costs_no_macs_saves_nothing_and_noise_is_no_saving() -> None:
     """A clock may say that a tiny network gets slower by what goes."""
     slower = LatencyShares(["attention"], lambda _, cost: -0.1 if cost == "latency" else 0.2, macs_of)

@@ -48,15 +48,8 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["plan", *DEPTH], "Expected exactly one of remove and ratio, or .* but got none"),
     ],
 )
-def test_one_line(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("text.ckpt").write_text("no checkpoint")
+def test_one_line(arguments: list[str], message: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (in_tmp / "text.ckpt").write_text("no checkpoint")
     command, *options = arguments
     assert re.search(message, error_of([command, "--config", "digits_vit_depth", *QUICK, *options], capsys))
 

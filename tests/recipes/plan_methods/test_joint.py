@@ -5,19 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 from cases.depth.interrupted import Interrupts
 from cases.width.command_line import QUIET, command, run
 
 from prunerecover import Budget
-from prunerecover.callbacks import Prune
-from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.plan.evidence import SplitEvidence
-from prunerecover.plan.summary import saved_shares
-from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.plan_methods.joint import JointPlan
-from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
 
 NETWORK = {"depth": 2, "embed_dim": 16}
 RECIPE: dict[str, Any] = {
@@ -38,19 +32,6 @@ def test_plan_is_written_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_a_latency_is_that_of_the_runtime_that_is_named() -> None:
     assert JointPlan(latency=0.2, clock="openvino").budget == Budget(latency=0.2, clock="openvino")
-
-
-@pytest.mark.slow
-def test_prune_decides_alike(tmp_path: Path) -> None:
-    plan = run(tmp_path, *OPTIONS, recipe=RECIPE)
-    assert 0.29 < saved_shares(plan)["macs"] < 0.32
-    pl.seed_everything(1, verbose=False)
-    module = DigitsClassifier(**NETWORK)
-    prune = Prune(Budget(macs=0.3), kinds=("attention", "neuron"), calibration=48, merge="never")
-    settings = {**RECIPE["trainer"], "enable_checkpointing": False}
-    pl.Trainer(callbacks=[prune], default_root_dir=tmp_path, **settings).fit(module, datamodule=DigitsData())
-    (decided,) = Ledger.of(module).plans.values()
-    assert decided.edits == plan.edits
 
 
 @pytest.mark.slow

@@ -82,9 +82,7 @@ def test_the_scores_beside_the_plan_decide_it_again(fair: Path) -> None:
         assert list(edit.gone) == expected.sort().values.tolist()
 
 
-def test_rankings_of_strata_are_those_in_which_their_experts_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rankings_of_strata_are_those_in_which_experts_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Removed experts are left of the line in the figure."""
     ids = [torch.randint(3, 61, (4, 9), generator=torch.Generator().manual_seed(i)) for i in range(4)]
     batches = [{"input_ids": rows, "labels": rows} for rows in ids]

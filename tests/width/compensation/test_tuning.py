@@ -24,9 +24,7 @@ from prunerecover.width.taken_over import TakenOver, taken_over
 from prunerecover.width.tuning import tuned_tensors
 
 
-def in_place(
-    model: nn.Module, edits: tuple[Edit, ...], tensors: dict[str, Tensor]
-) -> tuple[nn.Module, list[TakenOver]]:
+def in_place(model: nn.Module, edits: tuple[Edit, ...], tensors: dict[str, Tensor]) -> tuple[Any, list[TakenOver]]:
     """Return the pruned model and the values to learn."""
     network = deep_copy(model)
     apply_edits(network, edits, tensors)

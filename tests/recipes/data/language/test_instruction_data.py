@@ -43,9 +43,7 @@ def rows_of(data: InstructionData, role: str = "train") -> list[tuple[list[int],
     return list(data.datasets[role].rows)
 
 
-def test_instructions_stand_under_headings_or_in_a_chat_template_where_there_is_one(
-    tmp_path: Path, plain: str, chatting: str
-) -> None:
+def test_instructions_stand_under_headings_or_in_a_chat_template(tmp_path: Path, plain: str, chatting: str) -> None:
     tokenizer, path = word_tokenizer(eos_token="</s>"), write_rows(tmp_path / "a.jsonl", ROWS)
     under_headings = [instruction_row(row["instruction"], row["input"], row["output"], tokenizer) for row in ROWS]
     assert rows_of(opened(path, plain)) == rows_of(opened(path, chatting, chat=False)) == under_headings
