@@ -9,7 +9,7 @@ import pytest
 
 from prunerecover import Budget
 from prunerecover.recipes.cli import main as front_door
-from prunerecover.recipes.cli.errors import can_be_mended, in_one_line, told_to_user
+from prunerecover.recipes.cli.errors import can_be_mended, told_to_user
 from prunerecover.recipes.cli.main import main
 
 DEPTH = ["--method=depth"]
@@ -89,9 +89,3 @@ def test_what_a_library_wraps_is_found() -> None:
     outer.__cause__ = raised(FileNotFoundError, "no such file")
     assert told_to_user(outer) is outer.__cause__
     assert told_to_user(raised(ValueError, "Expected by somebody else")) is None
-
-
-def test_types_that_nobody_asked_for_are_left_out() -> None:
-    noise = ("- Does not validate against any of the Union subtypes", "Subtypes: [int]", "Errors:")
-    message = "\n  ".join(['Parser key "model":', *noise, "- Problem:", "  why", "- Expected a <class 'NoneType'>"])
-    assert in_one_line(message) == 'Parser key "model": Problem: why.'
