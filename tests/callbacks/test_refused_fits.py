@@ -54,9 +54,8 @@ def quality(monitor: str, **arguments: Any) -> WidthPrune:
 
 
 def of_other_model() -> Any:
-    return plan_depth(
-        tiny_vit(depth=4), importance="magnitude", remove={"activation": 1}, batches=[dataset().tensors[0]]
-    )
+    images = [dataset().tensors[0]]
+    return plan_depth(tiny_vit(depth=4), importance="magnitude", remove={"activation": 1}, batches=images)
 
 
 def listed(made: Any) -> list[Any]:

@@ -77,9 +77,8 @@ NOW = {"remove": {"attention": 1}, "schedule": {"start": 0}}
 
 def test_distillation_that_no_step_listens_to(tmp_path):
     module = Parts()
-    plan = plan_depth(
-        module.net, importance="magnitude", remove={"attention": 1}, batches=[dataset().tensors[0]], replace="zero"
-    )
+    how = {"importance": "magnitude", "batches": [dataset().tensors[0]], "replace": "zero"}
+    plan = plan_depth(module.net, remove={"attention": 1}, **how)
     with pytest.warns(UserWarning, match=r"Parts.training_step to call the network at 'net' .* nothing is distilled"):
         fit(tmp_path, module, DepthPrune(plan=plan), DistillRecover(), epochs=1)
 

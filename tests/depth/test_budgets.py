@@ -172,9 +172,8 @@ def test_a_large_share_is_met_by_what_units_leave_in_the_end(share: float) -> No
         search="greedy",
     )
     (removed,) = plan.evidence["removed_share"].values()
-    spare = (
-        removed["merged"] / len(plan.removed["block"]) if set(plan.removed) == {"block"} else removed["smallest_unit"]
-    )
+    blocks = set(plan.removed) == {"block"}
+    spare = removed["merged"] / len(plan.removed["block"]) if blocks else removed["smallest_unit"]
     assert share <= removed["merged"] <= share + spare  # a run of whole blocks holds as few as meet the budget
 
 

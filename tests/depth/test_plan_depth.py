@@ -55,9 +55,8 @@ def test_every_importance_plans(importance: str) -> None:
     model = build("timm_all").train()
     chosen_loss = loss if importance in NEUTRAL else None
     with unchanged(model):
-        plan = plan_depth(
-            model, remove={"attention": 2}, batches=batches_of("timm_all"), importance=importance, loss=chosen_loss
-        )
+        how = {"importance": importance, "loss": chosen_loss}
+        plan = plan_depth(model, remove={"attention": 2}, batches=batches_of("timm_all"), **how)
     scores = plan.evidence["importance"]
     assert set(plan.removed["attention"]) == set(sorted(scores, key=scores.__getitem__)[:2])
     assert plan.made_by.method == f"depth/{importance}"

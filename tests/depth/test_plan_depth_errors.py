@@ -23,10 +23,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "kind of width": ({"remove": {"head": 1}}, "for a plan in depth, but got 'head'"),
     "more than exist": ({"remove": {"attention": 5}}, "at most 4 units of kind 'attention' to remove, but got 5"),
     "all blocks": ({"remove": {"block": 4}}, "to stay, so that at most 3 of 4 blocks can go, but got 4"),
-    "crowded": (
-        {"remove": {"block": 3, "attention": 2}},
-        "outside the other removed ones for .*'attention': 1.* more, but",
-    ),
+    "crowded": ({"remove": {"block": 3, "attention": 2}}, "outside the other removed ones for .*'attention': 1.* more"),
     "crowded in a greedy search": (
         {"remove": {"attention": 4, "block": 2}, "search": "greedy", "replace": "zero"},
         "enough units outside the other removed ones",
@@ -43,10 +40,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"remove": {"activation": 1}, "search": "program"},
         "that the library of depth serves, for search='program', but got others",
     ),
-    "ignore matches nothing": (
-        {"remove": ONE, "ignore": ["block.3"]},
-        "ignore to match units .*, but 'block.3' matches",
-    ),
+    "ignore": ({"remove": ONE, "ignore": ["block.3"]}, "ignore to match units .*, but 'block.3' matches"),
     "negative": ({"remove": {"attention": -1}}, "a whole number of units >= 0 for 'attention', but got -1"),
     "no budget": ({}, "either a budget or remove="),
     "two budgets": ({"remove": ONE, "budget": Budget(macs=0.1)}, "and not both"),

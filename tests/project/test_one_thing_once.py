@@ -24,11 +24,8 @@ MODES = {
     "prunerecover/recovery/branch_ends.py": "TorchFunctionMode",  # ends a pass at one sum, which is copied
     "prunerecover/families/libraries/empty_models.py": "TorchFunctionMode",  # leaves initialisation out
 }
-OBSERVERS = {
-    "watch": "graph.dimensions.watching",
-    "Recorder": "graph.recorder",
-    "Follower": "graph.dimensions.follower",
-}
+OBSERVERS = {"watch": "graph.dimensions.watching", "Recorder": "graph.recorder"}
+OBSERVERS |= {"Follower": "graph.dimensions.follower"}
 FOLDERS = ("prunerecover", "callbacks", "recipes")
 X = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 LABELLED = [(X, torch.arange(8) % 4)]

@@ -109,10 +109,7 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "LoRARecover with a start in words": (lambda _: LoRARecover(start="1"), "start to be a whole number, but got '1'"),
     "LoRARecover with a seed in words": (lambda _: LoRARecover(seed="1"), "seed to be a whole number, but got '1'"),
     "LoRARecover before any epoch": (lambda _: LoRARecover(start=-1), "start to be at least 0, but got -1"),
-    "DistillRecover in words": (
-        lambda _: DistillRecover(teacher_weight="0.5"),
-        "teacher_weight to be a number, but got",
-    ),
+    "DistillRecover in words": (lambda _: DistillRecover(teacher_weight="0.5"), "teacher_weight to be a number, but"),
     "DistillRecover with flags in words": (lambda _: DistillRecover(features="no"), "features to be True or .* 'no'"),
     "PruneReport with samples in words": (lambda _: PruneReport(samples="8"), "samples to be a whole .* got '8'"),
     "PruneReport with pairs in words": (lambda _: PruneReport(pairs="8"), "pairs to be a whole number, but got '8'"),

@@ -45,9 +45,7 @@ def test_budgets_in_units_are_met_exactly(batches: Batches, allocation: Any, bud
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "mode", [torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)], ids=["inference", "bf16"]
-)
+@pytest.mark.parametrize("mode", [torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)], ids=["inf", "bf16"])
 def test_the_mode_that_the_caller_is_in_does_not_matter(batches: Batches, mode: Any) -> None:
     model = cnn()
     plan = plan_width(model, Budget(macs=0.3), batches=batches)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from cases import trainers
 from cases.models.habits import Plain, dataset, loader
+from cases.refusals import plan_for_plain
 from cases.trainers import REMOVE, every_epoch, fit, prune, trainer_of
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -120,9 +121,7 @@ def test_two_plans_in_turn(tmp_path):
 def test_checkpoints_ledger_wins_over_a_plan(tmp_path):
     module = Plain()
     fit(tmp_path, module, prune(remove={"attention": 2}), ModelCheckpoint(filename="{epoch}", save_top_k=-1))
-    plan = plan_depth(
-        Plain().net, importance="magnitude", remove={"activation": 1}, batches=[dataset().tensors[0]], replace="zero"
-    )
+    plan = plan_for_plain(replace="zero")
     for epoch, left in ((0, 12), (1, 10)):
         fresh = Plain()
         file = tmp_path / "checkpoints" / f"epoch={epoch}.ckpt"

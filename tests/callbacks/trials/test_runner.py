@@ -90,9 +90,8 @@ def outer(*callbacks: pl.Callback) -> dict[str, Any]:
     """Return all results of a fit of two epochs."""
     module, data = seeded(), Data()
     pl.seed_everything(3, verbose=False)
-    runner = pl.Trainer(
-        max_epochs=2, accelerator="cpu", callbacks=[*callbacks], **QUIET, reload_dataloaders_every_n_epochs=1
-    )
+    settings = {"max_epochs": 2, "accelerator": "cpu", "reload_dataloaders_every_n_epochs": 1, **QUIET}
+    runner = pl.Trainer(callbacks=[*callbacks], **settings)
     runner.fit(module, datamodule=data)
     assert module._trainer is data.trainer is runner
     return {

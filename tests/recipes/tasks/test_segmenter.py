@@ -103,9 +103,8 @@ def test_real_street_scenes(data_root: Path) -> None:
     pl.seed_everything(0)
     name = f"local-dir:{data_root}/models/deit_tiny_patch16_224"
     module = ImageSegmenter(11, name, pretrained=True, image_size=128, learning_rate=3e-4)
-    prune = DepthPrune(
-        remove={"attention": 1, "activation": 1}, calibration=16, search="one_shot", schedule={"start": 3}
-    )
+    remove = {"attention": 1, "activation": 1}
+    prune = DepthPrune(remove=remove, calibration=16, search="one_shot", schedule={"start": 3})
     trainer = pl.Trainer(max_epochs=5, enable_checkpointing=False, callbacks=[prune, DistillRecover()], **QUIET)
     trainer.fit(module, data)
     scores = trainer.validate(module, data, verbose=False)[0]

@@ -64,9 +64,10 @@ class Chain(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(
-    ("listed", "names"), [(True, ["0.matrices", "0.matrices.1", "0.matrices.2"]), (False, ["0", "0.w1", "0.w2"])]
-)
+NAMES = {True: ["0.matrices", "0.matrices.1", "0.matrices.2"], False: ["0", "0.w1", "0.w2"]}
+
+
+@pytest.mark.parametrize(("listed", "names"), NAMES.items())
 def test_groups_of_separate_matrices_of_one_module_have_names_of_their_own(listed: bool, names: list[str]) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(Chain(listed)), torch.rand(16, 3)
