@@ -10,7 +10,7 @@ from cases.depth.fitted import Bent, apart, batches_of, leaves, pruned, seeded
 from torch import Tensor, nn
 
 from prunerecover import plan_depth
-from prunerecover.model.replacements import Affine, Constant
+from prunerecover.model.replacements import Affine, Constant, SlopeBias
 from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass
 from prunerecover.surgery.apply_edits import apply_edits
@@ -156,6 +156,18 @@ def test_layers_that_share_an_activation_leave_identities() -> None:
     plan = plan_depth(net, remove={"layer": 1}, batches=batches_of(4, 5, 5))
     assert leaves(plan) == {"identity"}
     assert pruned(net, plan)(torch.ones(1, 4, 5, 5)).shape == (1, 2, 5, 5)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (4, 3, 5, 5), (4, 3, 2, 2, 2)])
+def test_a_map_of_dimension_1_is_the_one_of_the_last_moved_and_a_slope_is_its_diagonal(shape: tuple[int, ...]) -> None:
+    first, last, slope, x = Affine(3, dim=1), Affine(3), SlopeBias(3, dim=1), torch.randn(shape)
+    slope.slope.data, bias = torch.randn(3), torch.randn(3)
+    slope.bias.data = bias
+    for weight in (torch.randn(3, 3), slope.slope.data.diag()):
+        for one in (first, last):
+            one.weight.data, one.bias.data = weight, bias
+        torch.testing.assert_close(first(x), last(x.movedim(1, -1)).movedim(-1, 1))
+    torch.testing.assert_close(slope(x), first(x))
 
 
 def test_stand_ins_that_cannot_be_are_refused() -> None:

@@ -232,6 +232,12 @@ def test_the_latency_runs_on_the_real_clock() -> None:
     assert planned(Budget(latency=0.01), replace="zero", kinds="attention").edits
 
 
+def test_a_kind_of_one_unit_is_timed(timed: list[tuple[int, float]]) -> None:
+    plan = plan_depth(convolutions(2), Budget(latency=0.3), batches=IMAGES, kinds="block", ignore=["1"])
+    assert plan.removed == {"block": ("2",)}
+    assert timed
+
+
 @pytest.mark.slow
 def test_a_kind_whose_first_unit_stays_is_timed(timed: list[tuple[int, float]]) -> None:
     """Widths around its first layer cannot follow."""

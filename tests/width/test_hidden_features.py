@@ -117,6 +117,14 @@ def test_tied_embeddings_are_cut_once() -> None:
     assert [(part.tensor, part.dim) for part in tables] == [("model.embed_tokens.weight", 1)]
 
 
+def test_norms_without_weights_follow() -> None:
+    """Only `normalized_shape` shows the width of such a norm."""
+    network = Stream()
+    network.norm = nn.LayerNorm(8, elementwise_affine=False)
+    (group,) = find_groups(network, TOKENS, "hidden").groups
+    assert [(setting.module, setting.attribute) for setting in group.settings] == [("norm", "normalized_shape")]
+
+
 def test_streams_of_convolutions_stay_channels() -> None:
     """A norm over the channels of a ConvNeXt leaves them ordinary channels."""
 

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.models.quantization import resnet18
 
 from prunerecover import Budget, apply_plan, find_groups, plan_depth, plan_width
+from prunerecover.model.batches import ModelInputs, is_padding
 
 LABELS = torch.arange(8) % 5
 
@@ -220,3 +221,10 @@ def test_one_network_in_four_layouts_has_one_plan(length: int) -> None:
         other = copy.deepcopy(dense)
         apply_plan(other, plan)
         torch.testing.assert_close(other(batches[0][0]), pruned(batches[0][0]))
+
+
+def test_padding_is_that_of_the_tokens_in_either_layout() -> None:
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    inputs = ModelInputs(kwargs={"attention_mask": mask})
+    assert torch.equal(is_padding(inputs, torch.zeros(2, 3)), mask == 0)
+    assert torch.equal(is_padding(inputs, torch.zeros(3, 2)), (mask == 0).t())

@@ -21,7 +21,7 @@ from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import deep_copy
 from prunerecover.recovery.judged import recalibration
-from prunerecover.session.pruned_output import PrunedOutput
+from prunerecover.session.pruned_output import PrunedOutput, subsample
 from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.allocation.by_importance import per_cost
@@ -140,6 +140,16 @@ def test_the_divergence_is_that_of_the_plan_with_recalibrated_statistics(trainin
     assert found == pytest.approx(float(sum(expected)) / len(expected))
 
 
+def test_a_smaller_last_batch_counts_for_as_much_as_it_holds() -> None:
+    model = vit()
+    plan = plan_width(model, Budget(macs=0.3), batches=labelled_batches(), kinds="neuron", replace="zero")
+    (images,) = inputs()[0].args
+    whole, parts = [ModelInputs((images,))], [ModelInputs((part,)) for part in images.split(12)]
+    found = [PrunedOutput(model, batches).divergence(plan.edits, plan.tensors) for batches in (whole, parts)]
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    assert found[0] > 0
+
+
 def test_single_samples_leave_statistics_as_they_are() -> None:
     """BatchNorm1d has no variance over a single sample."""
     network = nn.Sequential(vit(), nn.BatchNorm1d(4)).eval()
@@ -184,6 +194,12 @@ def test_experts_are_weighed_for_parameters_alone() -> None:
     planner = WidthAllocator(Session(tiny_mixture("qwen3_moe"), [{"input_ids": ids, "labels": ids}]), config)
     assert "expert" not in planner.plan(Budget(macs=0.1)).evidence.get("rates", {})
     assert "expert" in planner.plan(Budget(params=0.2)).evidence["rates"]
+
+
+def test_a_trial_spreads_its_samples_over_sorted_batches() -> None:
+    batches = [ModelInputs((torch.full((16, 1), float(number)),)) for number in range(16)]
+    assert [float(batch.args[0][0, 0]) for batch in subsample(batches, 64)] == [0.0, 4.0, 8.0, 12.0]
+    assert subsample(batches[:2], 64) == batches[:2]
 
 
 def test_budgets_that_are_near_are_weighed_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from cases.models.tiny import tiny_llama
 from cases.width.plan_width import IMAGE, Batches, labelled_batches, removed_share, vit
 from torch import nn
 
 from prunerecover import Budget, Plan, apply_plan, plan_width
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.copies import share_copy
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.saved_cost import TIMED, DenseCost
 from prunerecover.width.allocation.by_importance import uniform
+from prunerecover.width.allocation.latency_budget import STEPS, cheapest
+from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.groups.rounding import BLOCK
 
 
@@ -81,6 +85,23 @@ def test_single_units_go_where_they_are_as_fast(processor: Processor) -> None:
     plan = planned()
     assert "round_to" not in plan.made_by.arguments
     assert any(group.kept % 8 for group in plan.kept_groups)
+
+
+def test_what_would_lose_more_is_not_measured(processor: Processor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To try multiples, too, takes less than twice as long."""
+    processor(8)
+    clock, timed = DenseCost.removed_share, []
+
+    def counted(whole: DenseCost, edits: Any, wanted: float | None = None) -> float:
+        timed.append(edits)
+        return clock(whole, edits, wanted=wanted)
+
+    monkeypatch.setattr(DenseCost, "removed_share", counted)
+    planned(round_to=1)
+    alone = len(timed)
+    planned()
+    assert alone == STEPS + 1, "what goes in the end is measured for the evidence"
+    assert alone < len(timed) - alone < 2 * alone
 
 
 def test_budgets_are_compared_on_few_samples(processor: Processor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +171,20 @@ def test_allocations_of_ones_own_are_not_asked_for_multiples(processor: Processo
 
     planned(allocation=own)
     assert set(asked) == {1}
+
+
+def test_the_first_refusal_is_told_if_nothing_can_be_met() -> None:
+    def refuse(way: int, most: float) -> Any:
+        raise ValueError(f"way {way}")
+
+    with pytest.raises(ValueError, match="way 1"):
+        cheapest([1, 2], refuse)
+
+
+def test_latency_is_measured_without_the_loss() -> None:
+    ids = torch.randint(10, (2, 6))
+    planner = WidthAllocator(Session(tiny_llama(), [{"input_ids": ids, "labels": ids}]))
+    assert planner.session.first.kwargs.keys() == {"input_ids"}
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from torch import Tensor
 from prunerecover import Budget, Plan, plan_width
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.plan.groups import Group
+from prunerecover.recipes.plan_methods.width import PerCostPlan
 from prunerecover.session.session import Session
 from prunerecover.width.allocation.by_importance import lowest, per_cost, uniform
 from prunerecover.width.allocation.cost_model import Cost, CostModel
@@ -68,6 +69,12 @@ def test_a_callable_decides_in_a_fit_and_a_resumed_run_knows_it(tmp_path: Path) 
     message = "with the arguments of the run that is resumed .*'least_of_each'.*'allocation': 'uniform'"
     with pytest.raises(ValueError, match=message):
         fit(tmp_path, prune(**steps, allocation="uniform"), epochs=3, ckpt=tmp_path / "files" / "epoch=0.ckpt")
+
+
+def test_a_recipe_plans_by_it() -> None:
+    method = PerCostPlan(macs=0.1, allocation=least_of_each)
+    plan = method._plan(WidthAllocator(Session(vit(), labelled_batches()), method.config))
+    assert {len(edit.gone) for edit in plan.edits} == {1}
 
 
 # Refusals

@@ -118,3 +118,25 @@ def test_kept_by_tolerance_is_what_plans_of_these_tolerances_keep(rules: dict[st
     for tolerance, kept in tolerance_evidence(groups, low, high, found, costs)["kept_by_tolerance"].items():
         removed = tolerance_allocation(groups, low, high, tolerance=float(tolerance)).removed
         assert kept == pytest.approx(1 - sum(gone(removed).values()) / 24)
+
+
+def test_light_budgets_take_a_share_of_what_tolerance_zero_takes() -> None:
+    groups, costs = resnet20()
+    removal, protection = agreeing(groups)
+    zero = gone(tolerance_allocation(groups, removal, protection, tolerance=0.0).removed)
+    found = tolerance_allocation(groups, removal, protection, budget=Budget(macs=0.1), costs=costs)
+    assert found.tolerance == 0
+    assert 0 < found.share < 1
+    for name, count in gone(found.removed).items():
+        assert abs(count - found.share * zero[name]) <= 1.5
+
+
+def test_budgets_lie_between_two_neighbouring_tolerances() -> None:
+    groups, costs = resnet20()
+    removal, protection = agreeing(groups)
+    found = tolerance_allocation(groups, removal, protection, budget=Budget(macs=0.7), costs=costs)
+    below, above = (
+        tolerance_allocation(groups, removal, protection, tolerance=found.tolerance + shift) for shift in (-1e-7, 1e-7)
+    )
+    assert share_gone(resnet20(), below.removed, "macs") < 0.7 <= share_gone(resnet20(), above.removed, "macs")
+    assert all(len(units) <= len(above.removed[name]) for name, units in found.removed.items())

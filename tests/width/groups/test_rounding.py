@@ -14,9 +14,11 @@ from cases.width.plan_width import cnn, labelled_batches, removed_share, vit
 from torch import nn
 
 from prunerecover import Budget, Plan, apply_plan, plan_width
+from prunerecover.plan.groups import Group
 from prunerecover.session.session import Session
 from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.arguments import WidthRule
+from prunerecover.width.groups.rounding import rounded
 
 IDS = torch.randint(3, 61, (8, 9), generator=torch.Generator().manual_seed(0))
 TEXT = [{"input_ids": IDS, "labels": IDS}]
@@ -108,6 +110,14 @@ def test_a_tolerance_is_kept_by_multiples() -> None:
     for group in steps.kept_groups:
         assert group.kept % 4 == 0
         assert 0 <= group.kept - before[group.name] < 4
+
+
+def test_stretches_that_must_stay_equal_do() -> None:
+    """As a multiple of both numbers."""
+    group = Group("conv", "channel", 48, (), multiple=6, strata=2)
+    assert rounded([group], 8)[0].multiple == 24
+    assert rounded([group], {"neuron": 8}) == (group,)
+    assert rounded([group], None) == (group,)
 
 
 def test_an_allocation_of_ones_own_is_held_to_multiples() -> None:
