@@ -38,7 +38,7 @@ def test_other_trainers_and_callbacks_are_refused(tmp_path: Path) -> None:
 def test_models_that_are_made_anew_or_hold_adapters_are_refused(tmp_path: Path) -> None:
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
     with pytest.raises(ValueError, match="Expected a Trainer with a model, but got model_init"):
-        attach(Trainer(model_init=llama, args=arguments), depth())
+        attach(Trainer(model_init=lambda: llama(), args=arguments), depth())
     adapted = trainer_of(tmp_path, model=lambda: get_peft_model(llama(), LoraConfig(target_modules=["q_proj"])))
     with pytest.raises(ValueError, match="Expected a model without adapters of peft, .* attach LoRARecover"):
         attach(adapted, depth())
