@@ -18,11 +18,8 @@ from prunerecover.display.spelled_out import spelled_out
 from prunerecover.planning.arguments import PruningConfig
 from prunerecover.width.arguments import WidthArguments, WidthConfig
 
-SETS = [
-    (DepthPrune, DepthArguments, DepthConfig),
-    (WidthPrune, WidthArguments, WidthConfig),
-    (Prune, PruningArguments, PruningConfig),
-]
+SETS = [(DepthPrune, DepthArguments, DepthConfig), (WidthPrune, WidthArguments, WidthConfig)]
+SETS += [(Prune, PruningArguments, PruningConfig)]
 
 
 @pytest.mark.parametrize(("callback", "typed", "config"), SETS)

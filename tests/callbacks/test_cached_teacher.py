@@ -49,9 +49,7 @@ class Counting(nn.Module):
         return out
 
 
-def trained(
-    folder: Path, make: Any, cache: bool, *callbacks: Any, **arguments: Any
-) -> tuple[pl.LightningModule, list[float]]:
+def trained(folder: Path, make: Any, cache: bool, *callbacks: Any, **arguments: Any) -> tuple[Any, list[float]]:
     pl.seed_everything(0, verbose=False)
     module, losses = make(), Losses()
     fit(folder, module, prune(**SURGERY), DistillRecover(cache=cache), losses, *callbacks, epochs=3, **arguments)
@@ -235,11 +233,8 @@ def test_padding_on_the_left_makes_another_sample() -> None:
     """With positions counted from the first token, outputs depend on the padding."""
     ids = torch.arange(1, 7).view(1, 6)
     masks = [torch.tensor([[0] * left + [1] * 4 + [0] * (2 - left)]) for left in range(3)]
-    keys = [
-        sample_keys(ModelInputs(kwargs={"input_ids": ids.roll(left, 1), "attention_mask": mask}))[0]
-        for left, mask in enumerate(masks)
-    ]
-    assert len(set(keys)) == 3
+    inputs = [{"input_ids": ids.roll(left, 1), "attention_mask": mask} for left, mask in enumerate(masks)]
+    assert len({sample_keys(ModelInputs(kwargs=given))[0] for given in inputs}) == 3
 
 
 def test_samples_differ_in_all_that_the_network_is_called_with() -> None:

@@ -54,9 +54,8 @@ def quality(monitor: str, **arguments: Any) -> WidthPrune:
 
 
 def of_other_model() -> Any:
-    return plan_depth(
-        tiny_vit(depth=4), importance="magnitude", remove={"activation": 1}, batches=[dataset().tensors[0]]
-    )
+    images = [dataset().tensors[0]]
+    return plan_depth(tiny_vit(depth=4), importance="magnitude", remove={"activation": 1}, batches=images)
 
 
 def listed(made: Any) -> list[Any]:
@@ -194,11 +193,7 @@ OTHERS: list[tuple[Callable[[], Any], Callbacks, str]] = [
     (Inline, lambda: narrow(target=""), r"Inline\.training_step to call the module itself, self\(\.\.\.\)"),
     (Language, lambda: shared(Language(vocab_size=60).net), "Expected the model that the plan was made for"),
     # Data.
-    (
-        Several,
-        lambda: narrow(allocation="fair_pruner", schedule=0),
-        r"but got list without\. Pass labels=, a function batch",
-    ),
+    (Several, lambda: narrow(allocation="fair_pruner", schedule=0), r"but got list without\. Pass labels=, a func"),
     (Classifier, lambda: narrow(round_to={"channel": 64}), "but at most 0.0% can go. Widths stay multiples of up"),
     # Callbacks beside others.
     (Language, lambda: routed(DepthPrune(remove={"mlp": 1})), "Expected no DepthPrune beside"),
@@ -228,9 +223,7 @@ def test_other_networks_are_refused(make: Any, callbacks: Callbacks, message: st
 
 
 @pytest.mark.parametrize(("make", "callbacks", "message", "settings"), FITS)
-def test_a_fit_that_cannot_be_is_refused(
-    make: Any, callbacks: Callbacks, message: str, settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_impossible_fits_are_refused(make: Any, callbacks: Any, message: str, settings: Any, tmp_path: Path) -> None:
     refused(tmp_path, make(), *callbacks(), match=message, **settings)
 
 

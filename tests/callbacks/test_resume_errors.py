@@ -117,9 +117,7 @@ def strategy():
 @pytest.mark.parametrize("cls", [FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy])
 def test_sharding_without_a_plan(cls):
     strategy, module, callback = cls.__new__(cls), Plain(), prune(schedule={})
-    match = (
-        rf"Expected DepthPrune\(plan=...\) with {type(strategy).__name__}, which shards the model before .* beforehand"
-    )
+    match = rf"Expected DepthPrune\(plan=...\) with {type(strategy).__name__}, which shards the model before"
     with pytest.raises(ValueError, match=match):
         callback.setup(sharded(strategy, callback), module, "fit")
     assert not Ledger.of(module).plans

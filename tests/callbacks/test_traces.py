@@ -12,26 +12,8 @@ from cases.trainers import every_epoch, fit, prune
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from prunerecover import apply_plan, load_pruned, plan_depth
-from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport, PruneSchedule
+from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport
 from prunerecover.callbacks.ledger.ledger import Ledger
-
-
-@pytest.mark.parametrize(
-    ("schedule", "counts", "events"),
-    [
-        (PruneSchedule(), {"block": 0}, []),
-        (PruneSchedule(), {"block": 2, "mlp": 0}, [(0, {"block": 2})]),
-        (PruneSchedule(start=3), {"block": 2, "mlp": 1}, [(3, {"block": 2, "mlp": 1})]),
-        (PruneSchedule(every=2, step=2), {"mlp": 3}, [(0, {"mlp": 2}), (2, {"mlp": 1})]),
-        (
-            PruneSchedule(start=1, every=1, step=2),
-            {"attention": 3, "activation": 2},
-            [(1, {"attention": 2, "activation": 2}), (2, {"attention": 1})],
-        ),
-    ],
-)
-def test_schedule_events(schedule, counts, events):
-    assert schedule.events(counts) == events
 
 
 class Recorder(DummyLogger):
@@ -95,19 +77,16 @@ NOW = {"remove": {"attention": 1}, "schedule": {"start": 0}}
 
 def test_distillation_that_no_step_listens_to(tmp_path):
     module = Parts()
-    plan = plan_depth(
-        module.net, importance="magnitude", remove={"attention": 1}, batches=[dataset().tensors[0]], replace="zero"
-    )
+    how = {"importance": "magnitude", "batches": [dataset().tensors[0]], "replace": "zero"}
+    plan = plan_depth(module.net, remove={"attention": 1}, **how)
     with pytest.warns(UserWarning, match=r"Parts.training_step to call the network at 'net' .* nothing is distilled"):
         fit(tmp_path, module, DepthPrune(plan=plan), DistillRecover(), epochs=1)
 
 
 def test_distillation_without_a_surgery(tmp_path):
     module = Plain()
-    apply_plan(
-        module.net,
-        plan_depth(module.net, importance="magnitude", remove={"attention": 1}, batches=[dataset().tensors[0]]),
-    )
+    images = [dataset().tensors[0]]
+    apply_plan(module.net, plan_depth(module.net, importance="magnitude", remove={"attention": 1}, batches=images))
     with pytest.warns(UserWarning, match=r"nothing is distilled. Pass DistillRecover\(teacher=...\)"):
         fit(tmp_path, module, DistillRecover(), epochs=1)
 

@@ -58,20 +58,10 @@ def test_share_of_cost_takes_the_shortest_prefix() -> None:
     assert sum(u.params for u in taken) / total < 0.3 <= sum(units[n].params for n in gone) / total
 
 
-def test_importance_of_one_kind_may_fill_a_share_of_cost() -> None:
-    plan = planned(Budget(params=0.1), importance="magnitude", ignore=["blocks.?", "*.mlp", "*.act"])
-    assert set(plan.removed) == {"attention"}
-
-
 @pytest.mark.parametrize("search", ["greedy", "one_shot"])
 def test_the_last_block_that_is_not_ignored_may_go_where_ignored_ones_stay(search: str) -> None:
     plan = planned(Budget(macs=0.2), search=search, ignore=["blocks.[012]", "*.*.*"])
     assert plan.removed == {"block": ("blocks.3",)}
-
-
-def test_ratio_rounds_to_units() -> None:
-    plan = planned(Budget(ratio={"attention": 0.5, "mlp": 0.3}))
-    assert {kind: len(names) for kind, names in plan.removed.items()} == {"attention": 2, "mlp": 1}
 
 
 def test_units_inside_removed_ones_are_not_counted() -> None:
@@ -84,10 +74,6 @@ def test_units_inside_removed_ones_are_not_counted() -> None:
     assert plan.removed["activation"][0].removesuffix(".mlp.act") not in mlps
 
 
-def test_nothing_to_remove_gives_the_empty_plan() -> None:
-    assert planned(remove={"attention": 0}) == Plan()
-
-
 @pytest.mark.parametrize(
     ("kinds", "search"), one_in(2, itertools.product(["attention", "layer"], [None, "greedy", "one_shot"]))
 )
@@ -95,13 +81,7 @@ def test_nothing_goes_for_a_share_of_nothing(kinds: str, search: str | None) -> 
     assert planned(Budget(macs=0.0), kinds=kinds, search=search).edits == ()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("budget", [Budget(macs=0.0), Budget(latency=0.0)], ids=str)
-def test_nothing_of_any_kind_goes_for_a_share_of_nothing(budget: Budget) -> None:
-    assert planned(budget).edits == ()
-
-
-@pytest.mark.parametrize("budget", [Budget(remove={}), Budget(remove={"layer": 0})], ids=str)
+@pytest.mark.parametrize("budget", [Budget(remove={}), Budget(remove={"layer": 0}), Budget(latency=0.0)], ids=str)
 def test_nothing_goes_for_a_budget_of_no_units(budget: Budget) -> None:
     """Of a network of no supported family."""
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -109,9 +89,7 @@ def test_nothing_goes_for_a_budget_of_no_units(budget: Budget) -> None:
 
 
 @pytest.mark.parametrize(("asked", "aimed"), [(0.4, 0.39), (0.02, 0.019)])
-def test_a_share_of_latency_may_be_missed_as_far_as_clocks_differ(
-    asked: float, aimed: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_share_of_latency_may_be_missed_a_little(asked: float, aimed: float, monkeypatch: pytest.MonkeyPatch) -> None:
     sought: list[float] = []
 
     def noted(_: Choice, goal: Share, __: Budget) -> tuple[dict[str, float], list[Unit]]:
@@ -156,12 +134,6 @@ def test_no_more_goes_beyond_a_budget_than_the_smallest_unit_holds(model: tuple[
     assert share <= said["merged"] <= share + said["smallest_unit"] + 1e-9
 
 
-def test_a_share_of_the_parameters_is_met_alike() -> None:
-    said = search_of("timm", replace="zero").plan(Budget(params=0.25)).evidence["removed_share"]["params"]
-    assert said["asked"] == 0.25
-    assert 0.25 <= said["merged"] <= 0.25 + said["smallest_unit"]
-
-
 def test_evidence_says_what_goes_before_and_after_merging() -> None:
     found = search_of("timm", replace="identity", ignore=("blocks.?", "*.attn", "*.mlp"))
     plan = found.plan(Budget(macs=0.2))
@@ -200,9 +172,8 @@ def test_a_large_share_is_met_by_what_units_leave_in_the_end(share: float) -> No
         search="greedy",
     )
     (removed,) = plan.evidence["removed_share"].values()
-    spare = (
-        removed["merged"] / len(plan.removed["block"]) if set(plan.removed) == {"block"} else removed["smallest_unit"]
-    )
+    blocks = set(plan.removed) == {"block"}
+    spare = removed["merged"] / len(plan.removed["block"]) if blocks else removed["smallest_unit"]
     assert share <= removed["merged"] <= share + spare  # a run of whole blocks holds as few as meet the budget
 
 

@@ -82,10 +82,8 @@ def decoder_family(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("decoder_family")
 def test_a_decoder_reads_what_labels_are_shifted_to() -> None:
     network = bart()
-    given = [
-        {**batch, "decoder_input_ids": network.prepare_decoder_input_ids_from_labels(batch["labels"])}
-        for batch in batches()
-    ]
+    shifted = network.prepare_decoder_input_ids_from_labels
+    given = [{**batch, "decoder_input_ids": shifted(batch["labels"])} for batch in batches()]
     from_labels, from_ids = (plan_depth(bart(), remove={"block": 1}, batches=b) for b in (batches(), given))
     assert from_labels.evidence["importance"] == from_ids.evidence["importance"]
     apply_plan(network, from_labels)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.engine import UNGATED, batch_of, batches_of, build, loss, output_of, unchanged
-from cases.sampling import first
+from cases.engine import batch_of, batches_of, build, loss, output_of, unchanged
 from torch import Tensor, nn
 
 from prunerecover.apply import apply_plan
@@ -21,25 +20,6 @@ from prunerecover.surgery.merging import merge
 
 NEUTRAL = {"gate_gradient", "taylor"}
 BOTH = {"attention": 1, "activation": 1}
-
-
-@pytest.mark.parametrize(
-    ("name", "search", "training"),
-    first(
-        3,
-        [
-            ("timm_all", "one_shot", False),
-            ("gpt2", "one_shot", False),
-            ("llama", "greedy", True),
-            ("bert", "one_shot", True),
-        ],
-    ),
-)
-def test_planning_leaves_the_model_bit_identical(name: str, search: str, training: bool) -> None:
-    model = build(name).train(training)
-    kinds = {"attention": 1, "block": 1, ("activation" if name in UNGATED else "mlp"): 1}
-    with unchanged(model):
-        plan_depth(model, remove=kinds, batches=batches_of(name), search=search)
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +55,8 @@ def test_every_importance_plans(importance: str) -> None:
     model = build("timm_all").train()
     chosen_loss = loss if importance in NEUTRAL else None
     with unchanged(model):
-        plan = plan_depth(
-            model, remove={"attention": 2}, batches=batches_of("timm_all"), importance=importance, loss=chosen_loss
-        )
+        how = {"importance": importance, "loss": chosen_loss}
+        plan = plan_depth(model, remove={"attention": 2}, batches=batches_of("timm_all"), **how)
     scores = plan.evidence["importance"]
     assert set(plan.removed["attention"]) == set(sorted(scores, key=scores.__getitem__)[:2])
     assert plan.made_by.method == f"depth/{importance}"

@@ -17,22 +17,16 @@ from prunerecover.language.likelihood import next_token_loss
 from prunerecover.plan.budget import Budget
 from prunerecover.planning.plan_depth import plan_depth
 
+ONE = {"attention": 1}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown kind": ({"remove": {"attn": 1}}, "Expected kinds among block, attention, mlp, activation"),
     "kind of width": ({"remove": {"head": 1}}, "for a plan in depth, but got 'head'"),
     "more than exist": ({"remove": {"attention": 5}}, "at most 4 units of kind 'attention' to remove, but got 5"),
     "all blocks": ({"remove": {"block": 4}}, "to stay, so that at most 3 of 4 blocks can go, but got 4"),
-    "crowded": (
-        {"remove": {"block": 3, "attention": 2}},
-        r"enough units outside the other removed ones for \{'attention': 1\} more, but none is left",
-    ),
-    "crowded in one shot": (
-        {"remove": {"block": 3, "attention": 2}, "search": "one_shot"},
-        r"enough units outside the other removed ones for \{'attention': 1\} more, but none is left",
-    ),
+    "crowded": ({"remove": {"block": 3, "attention": 2}}, "outside the other removed ones for .*'attention': 1.* more"),
     "crowded in a greedy search": (
         {"remove": {"attention": 4, "block": 2}, "search": "greedy", "replace": "zero"},
-        "Expected enough units outside the other removed ones",
+        "enough units outside the other removed ones",
     ),
     "more than all in a greedy search": (
         {"budget": Budget(macs=0.9), "replace": "zero", "ignore": ["blocks.?", "*.mlp*"]},
@@ -46,32 +40,20 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"remove": {"activation": 1}, "search": "program"},
         "that the library of depth serves, for search='program', but got others",
     ),
-    "ignore matches nothing": (
-        {"remove": {"attention": 1}, "ignore": ["block.3"]},
-        "ignore to match units such as .*, but 'block.3' matches none",
-    ),
+    "ignore": ({"remove": ONE, "ignore": ["block.3"]}, "ignore to match units .*, but 'block.3' matches"),
     "negative": ({"remove": {"attention": -1}}, "a whole number of units >= 0 for 'attention', but got -1"),
     "no budget": ({}, "either a budget or remove="),
-    "two budgets": ({"remove": {"attention": 1}, "budget": Budget(macs=0.1)}, "and not both"),
+    "two budgets": ({"remove": ONE, "budget": Budget(macs=0.1)}, "and not both"),
     "consumed generator": (
-        {"remove": {"attention": 1}, "batches": iter(())},
+        {"remove": ONE, "batches": iter(())},
         "at least one calibration batch, but got none. Was a generator consumed before",
     ),
-    "importance": (
-        {"remove": {"attention": 1}, "importance": "luck"},
-        "importance to be one of output_divergence, .*, but got 'luck'",
-    ),
-    "replace": ({"remove": {"attention": 1}, "replace": "magic"}, "replace to be one of calibrated, zero, identity"),
-    "search": (
-        {"remove": {"attention": 1}, "search": "beam"},
-        "search to be one of program, one_shot, greedy, exact, .* but got 'beam'",
-    ),
-    "no loss": (
-        {"remove": {"attention": 1}, "importance": "taylor"},
-        r"loss=f\(model, batch\) for importance='taylor'",
-    ),
+    "importance": ({"remove": ONE, "importance": "luck"}, "importance to be one of output.*, but got 'luck'"),
+    "replace": ({"remove": ONE, "replace": "magic"}, "replace to be one of calibrated, zero, identity"),
+    "search": ({"remove": ONE, "search": "beam"}, "search to be one of program, .* but got 'beam'"),
+    "no loss": ({"remove": ONE, "importance": "taylor"}, r"loss=f\(model, batch\) for importance='tay"),
     "a loss that nothing reads": (
-        {"remove": {"attention": 1}, "loss": lambda model, batch: model(batch).sum()},
+        {"remove": ONE, "loss": lambda model, batch: model(batch).sum()},
         "no loss for importance='output_divergence', .* set importance='cross_entropy' to keep the loss low",
     ),
     "greedy by magnitude": (
@@ -91,11 +73,6 @@ def test_bad_input_is_explained_and_changes_nothing(case: str) -> None:
     model = build("timm").train()
     with unchanged(model), pytest.raises(ValueError, match=message):
         plan_depth(model, **{"batches": batches_of("timm"), **arguments})
-
-
-def test_batch_of_unknown_form_is_explained() -> None:
-    with pytest.raises(TypeError, match="each batch to be a tensor, a tuple .* but got str"):
-        plan_depth(build("timm"), remove={"attention": 1}, batches=["image.png"])
 
 
 def test_generator_is_read_once() -> None:

@@ -60,9 +60,7 @@ def test_blocks_whose_outputs_hooks_collect_are_no_units(fused: tuple[int, ...])
     model = Collecting(fused)
     assert not find_units(model, X, "block")
     refused = find_units(model, X, "block").refused
-    assert refused["blocks.0"].startswith(
-        "a hook that the network puts on 'blocks.0' while it runs hands on its output, and would go with it; "
-    )
+    assert refused["blocks.0"].startswith("a hook that the network puts on 'blocks.0' while it runs hands on")
     with pytest.raises(ValueError, match="units of kind block that may go, but there is none .'blocks.0': a hook that"):
         plan_depth(model, remove={"block": 1}, batches=[X])
     plan = plan_depth(model, Budget(macs=0.15), batches=[X])

@@ -48,9 +48,7 @@ HIS += "|of the latency for a budget of"
 
 
 @pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.slow if p in SLOW else ()) for p in TYPED])
-def test_python_of_a_page_runs_from_top_to_bottom(
-    page: str, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_of_a_page_runs(page: str, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """README prints only warnings that its reader can act on."""
     monkeypatch.chdir(tmp_path)
     if page == "README.md":
@@ -143,9 +141,7 @@ def test_a_figure_is_one_of_a_page_of_results_that_is_linked_beside_it(page: str
 
 
 def test_figures_without_a_page_are_found() -> None:
-    text = (
-        "From 55.66 to 51.08 ([page](results/deit_tiny_recovery.md)).\n- Then 51.08.\n\nMore: arXiv 2607.03784, `0.5`"
-    )
+    text = "From 55.66 to 51.08 ([page](results/deit_tiny_recovery.md)).\n- Then 51.08.\n\narXiv 2607.03784, `0.5`"
     assert [unstated(passage, ROOT / "docs") for passage in passages(text)] == [[], ["51.08"], []]
 
 

@@ -30,6 +30,14 @@ COST = PlanningCost(seconds=1.0)
 TASKS = {"first": questions(2, first=5, seed=1)}
 
 
+def units() -> object:
+    return find_units(NET, X, "layer")
+
+
+def distilled(**weight: Any) -> float:
+    return DistillRecover(**weight).teacher_weight
+
+
 def reported(**cost: Any) -> object:
     return compare(NET, NET, X, pairs=0, **cost).planning_cost
 
@@ -45,21 +53,23 @@ def pudding(**arguments: Any) -> tuple[object, ...]:
     return method.objectives, method.router_objective
 
 
+def method(name: str) -> list[str]:
+    return with_method_class(["--method", name])
+
+
+def joint(**how: Any) -> object:
+    return JointPlan(macs=0.3, **how).trials
+
+
 def routed(**weight: Any) -> float:
     return RoutedLoRARecover("sets.json", **weight).teacher_weight
 
 
 BOTH: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-    "find_units(model, kinds, batches)": (lambda: find_units(NET, "layer", X), lambda: find_units(NET, X, "layer")),
-    "find_units(example_inputs=)": (
-        lambda: find_units(NET, kinds="layer", example_inputs=X),
-        lambda: find_units(NET, X, "layer"),
-    ),
+    "find_units(model, kinds, batches)": (lambda: find_units(NET, "layer", X), units),
+    "find_units(example_inputs=)": (lambda: find_units(NET, kinds="layer", example_inputs=X), units),
     "find_groups(example_inputs=)": (lambda: find_groups(NET, example_inputs=X), lambda: find_groups(NET, X)),
-    "DistillRecover(alpha=)": (
-        lambda: DistillRecover(alpha=0.2).teacher_weight,
-        lambda: DistillRecover(teacher_weight=0.2).teacher_weight,
-    ),
+    "DistillRecover(alpha=)": (lambda: distilled(alpha=0.2), lambda: distilled(teacher_weight=0.2)),
     "RoutedLoRARecover(distill=)": (lambda: routed(distill=0.2), lambda: routed(teacher_weight=0.2)),
     "allocation='tolerance'": (
         lambda: WidthConfig(allocation="tolerance"),
@@ -69,18 +79,9 @@ BOTH: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "plan_omission_sets(losses=)": (lambda: refused(losses=("luck",)), lambda: refused(objectives=("luck",))),
     "compare(search=)": (lambda: reported(search=COST), lambda: reported(planning_cost=COST)),
     "Report.search": (lambda: compare(NET, NET, X, pairs=0, planning_cost=COST).search, lambda: COST),
-    "--method fair": (
-        lambda: with_method_class(["--method", "fair"]),
-        lambda: with_method_class(["--method", "fair_pruner"]),
-    ),
-    "--method boundary_published": (
-        lambda: with_method_class(["--method", "boundary_published"]),
-        lambda: with_method_class(["--method", "boundary_dpt"]),
-    ),
-    "--method.search recovered": (
-        lambda: JointPlan(macs=0.3, search="recovered").trials,
-        lambda: JointPlan(macs=0.3, recover=True).trials,
-    ),
+    "--method fair": (lambda: method("fair"), lambda: method("fair_pruner")),
+    "--method boundary_published": (lambda: method("boundary_published"), lambda: method("boundary_dpt")),
+    "--method.search recovered": (lambda: joint(search="recovered"), lambda: joint(recover=True)),
     "--method.losses": (lambda: pudding(losses=["likelihood"]), lambda: pudding(objectives=["likelihood"])),
     "--method.router_loss": (lambda: pudding(router_loss="mse"), lambda: pudding(router_objective="mse")),
 }

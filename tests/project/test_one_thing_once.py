@@ -24,11 +24,8 @@ MODES = {
     "prunerecover/recovery/branch_ends.py": "TorchFunctionMode",  # ends a pass at one sum, which is copied
     "prunerecover/families/libraries/empty_models.py": "TorchFunctionMode",  # leaves initialisation out
 }
-OBSERVERS = {
-    "watch": "graph.dimensions.watching",
-    "Recorder": "graph.recorder",
-    "Follower": "graph.dimensions.follower",
-}
+OBSERVERS = {"watch": "graph.dimensions.watching", "Recorder": "graph.recorder"}
+OBSERVERS |= {"Follower": "graph.dimensions.follower"}
 FOLDERS = ("prunerecover", "callbacks", "recipes")
 X = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 LABELLED = [(X, torch.arange(8) % 4)]
@@ -36,9 +33,8 @@ LABELLED = [(X, torch.arange(8) % 4)]
 
 def test_one_class_is_called_planner() -> None:
     files = chain.from_iterable((ROOT / folder).rglob("*.py") for folder in FOLDERS)
-    names = [
-        node.name for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)
-    ]
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
+    names = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
     assert [name for name in names if name.endswith("Planner")] == ["Planner"]
 
 
@@ -76,9 +72,7 @@ def test_one_module_observes_what_a_network_computes() -> None:
         lambda model: plan_width(model, Budget(macs=0.2), batches=LABELLED),
     ],
 )
-def test_units_and_groups_of_a_network_are_read_off_one_pass(
-    look: Callable[[nn.Module], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_units_and_groups_are_read_off_one_pass(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     traced, original = list[nn.Module](), trace._recorded
 
     def recorded(model: nn.Module, *others: Any, training: bool = False) -> Any:
@@ -141,9 +135,7 @@ def unreachable(model: nn.Module) -> None:
     ],
 )
 @pytest.mark.parametrize("make", [cnn, Plain])
-def test_planning_leaves_the_users_modules_as_they_are(
-    make: Callable[[], nn.Module], plan: Callable[[nn.Module], Any]
-) -> None:
+def test_planning_leaves_modules_as_they_are(make: Callable[[], nn.Module], plan: Callable[[nn.Module], Any]) -> None:
     torch.manual_seed(0)
     model, calls = make().train(), list[int]()
     handle = next(model.children()).register_forward_hook(lambda *_: calls.append(1))

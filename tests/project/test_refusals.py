@@ -89,18 +89,10 @@ def deep(model: nn.Module, **remove: int) -> Any:
 
 CASES: dict[str, tuple[Callable[[], Any], str, str]] = {
     "nothing narrows": (lambda: wide(Sorted()), "'first' by sort", "plan_depth"),
-    "too much in width": (
-        lambda: wide(nn.Sequential(Sorted(), nn.Linear(3, 8), nn.Linear(8, 1)), 0.9),
-        "at most",
-        "plan_",
-    ),
+    "too much": (lambda: wide(nn.Sequential(Sorted(), nn.Linear(3, 8), nn.Linear(8, 1)), 0.9), "at most", "plan_"),
     "no groups of a kind": (lambda: find_groups(blocks(), X, "head"), "it has 2 of kind neuron", "kinds="),
     "no units of a kind": (lambda: deep(Sorted(), attention=1), "there is none", "plan_width"),
-    "all blocks": (
-        lambda: deep(nn.Sequential(blocks(Branch()), nn.Linear(6, 2)), block=3),
-        "got 3",
-        "Lower the number",
-    ),
+    "blocks": (lambda: deep(nn.Sequential(blocks(Branch()), nn.Linear(6, 2)), block=3), "got 3", "Lower the number"),
     "more layers than can go": (
         lambda: deep(nn.Sequential(Sorted(), nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 3)), layer=3),
         "wider side of '0.last'",
@@ -110,11 +102,6 @@ CASES: dict[str, tuple[Callable[[], Any], str, str]] = {
         lambda: plan_pruning(nn.Linear(6, 3), Budget(macs=0.3), batches=[X], loss=loss),
         "it is in the head",
         "another part of the network",
-    ),
-    "computed weights": (
-        lambda: wide(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Linear(8, 2))),
-        "parametrization",
-        "remove_parametrizations",
     ),
     "no gradients": (lambda: wide(WithoutGradients()), "torch.no_grad", "magnitude"),
     "one module twice": (
@@ -127,7 +114,6 @@ CASES: dict[str, tuple[Callable[[], Any], str, str]] = {
     "inference mode": (lambda: wide(made_in_inference_mode()), "torch.inference_mode", "outside of it"),
     "TorchScript": (lambda: find_groups(scripted(), X), "TorchScript", "script what is left"),
     "lazy": (lambda: wide(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))), "lazy", "Call the model"),
-    "no parameters": (lambda: wide(nn.ReLU()), "has none", "Pass the inner network"),
 }
 
 

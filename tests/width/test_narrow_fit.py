@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-from functools import partial
-
 import lightning.pytorch as pl
 import pytest
 import torch
 from cases import trainers
-from cases.models.habits import Plain, dataset, loader
+from cases.models.habits import dataset, loader
 from cases.trainers import every_epoch
 from cases.width.narrow import first_conv
-from cases.width.narrow_fits import CNN, VIT, Cnn, NarrowAt
+from cases.width.narrow_fits import CNN, Cnn, NarrowAt
 from cases.width.narrow_models import SmallCnn
 from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 
 from prunerecover import load_pruned
 from prunerecover.callbacks.surgery.in_trainer import apply_in_trainer
-from prunerecover.checkpoint.ledger_record import KEY
 from prunerecover.surgery.provenance import plan_for
-
-Vit = partial(Plain, depth=3, num_heads=4)
 
 
 def fit(folder, *callbacks, make=Cnn, edits=CNN, **trainer):
@@ -96,24 +89,6 @@ def test_averaged_copies_follow(tmp_path, average):
     assert module.net.conv1.out_channels == 4
 
 
-def test_ledger_survives_pickles_and_copies(fitted):
-    module, _, folder, *_ = fitted
-    checkpoint, given = torch.load(folder / "epoch=0.ckpt", weights_only=True), module.trainer
-    module.trainer = None
-    for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        again.on_load_checkpoint({KEY: checkpoint[KEY]})
-        again.load_state_dict(checkpoint["state_dict"])
-        assert again.net.conv1.out_channels == 8
-        assert module.net.conv1.out_channels == 4
-    module.trainer = given
-
-
-def test_mixed_precision_needs_nothing(tmp_path):
-    module, _ = fit(tmp_path, precision="bf16-mixed")
-    assert module.net.conv1.weight.dtype == torch.float32
-    assert module.net.conv1.out_channels == 4
-
-
 def test_checkpoints_open_without_the_run(fitted, tmp_path):
     module, runner, folder, *_ = fitted
     images, expected = dataset().tensors[0], module.net.eval()(dataset().tensors[0])
@@ -123,12 +98,6 @@ def test_checkpoints_open_without_the_run(fitted, tmp_path):
         assert torch.equal(load_pruned(path, Cnn).eval().net(images), expected)
     with pytest.raises(ValueError, match="a plan with the constructor of its dense model"):
         load_pruned(path)
-
-
-def test_vit_checkpoint_is_rebuilt_from_its_constructor(tmp_path):
-    module, _ = fit(tmp_path, make=Vit, edits=VIT)
-    images = dataset().tensors[0]
-    assert torch.equal(load_pruned(tmp_path / "epoch=3.ckpt")(images), module.net.eval()(images))
 
 
 def test_plan_for_another_network_changes_nothing(tmp_path):

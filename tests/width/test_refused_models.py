@@ -98,11 +98,7 @@ COMPUTED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
         PLAIN.format("parametrize.remove_parametrizations"),
     ),
     "hooks": (lambda: everywhere(nn.utils.spectral_norm), "spectral_norm", PLAIN.format("remove_spectral_norm")),
-    "fake quantisers": (
-        fake_quantised,
-        r"a quantiser of torch.ao \(\w*FakeQuant\w*\)",
-        "Prune the network first, and prepare",
-    ),
+    "fake quantisers": (fake_quantised, r"a quantiser of torch.ao \(\w*FakeQ", "Prune the network first, and prepare"),
 }
 
 

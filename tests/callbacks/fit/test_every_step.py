@@ -76,13 +76,8 @@ FITS = {
 }
 QUALITIES = {
     "back to the dense one": (back_to_the_dense, "*step=*.ckpt", 5 * STEPS + 5, LONGER),
-    "width until a metric falls": (
-        lambda: [WidthPrune(RISES, step=0.2, **SETTINGS)],
-        "*step=*.ckpt",
-        5 * STEPS + 5,
-        LONGER,
-    ),
-    "all until a metric falls": (everything_by_quality, "*step=*.ckpt", 5 * STEPS + 5, LONGER),
+    "width": (lambda: [WidthPrune(RISES, step=0.2, **SETTINGS)], "*step=*.ckpt", 5 * STEPS + 5, LONGER),
+    "all": (everything_by_quality, "*step=*.ckpt", 5 * STEPS + 5, LONGER),
 }
 
 

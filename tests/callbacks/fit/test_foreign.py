@@ -100,9 +100,8 @@ def test_habits_of_trainers(tmp_path, make, settings):
     module = make()
     fit(tmp_path, module, prune(), DistillRecover(), **settings)
     assert Ledger.of(module).events
-    assert {p.dtype for p in module.parameters()} == {
-        torch.bfloat16 if settings.get("precision") == "bf16-true" else torch.float32
-    }
+    dtype = torch.bfloat16 if settings.get("precision") == "bf16-true" else torch.float32
+    assert {p.dtype for p in module.parameters()} == {dtype}
 
 
 def test_pruned_module_pickles_and_copies(tmp_path):

@@ -194,9 +194,7 @@ def test_further_samples_are_others_and_at_most_all():
             found.update({0: surgery.inputs, **{n: surgery.further(n) for n in (8, 1000)}})
 
     fit("/nowhere", Plain(), Capture(), data=loader(), enable_checkpointing=False)
-    samples = {
-        n: {tuple(image.flatten().tolist()) for one in own for image in one.batch[0]} for n, own in found.items()
-    }
+    samples = {n: {tuple(x.flatten().tolist()) for one in own for x in one.batch[0]} for n, own in found.items()}
     assert [len(own) for own in samples.values()] == [16, 8, 32]
     assert not samples[0] & (samples[8] | samples[1000])
 

@@ -34,9 +34,7 @@ def test_ranks_agree_after_every_step(results: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "accumulate"), [("plain", 1), ("accumulated", 2)])
-def test_two_ranks_learn_what_one_process_learns(
-    results: Any, folder: Path, tmp_path: Path, name: str, accumulate: int
-) -> None:
+def test_two_ranks_learn_as_one_process(results: Any, folder: Path, tmp_path: Path, name: str, accumulate: int) -> None:
     settings = {"accumulate_grad_batches": accumulate, "data": batches(32, batch_size=8, shuffle=False)}
     alone, _ = fit(tmp_path, module=Steady(), **settings)  # type: ignore[arg-type]
     found = torch.load(folder / "shared" / f"{name}.pt", weights_only=True)

@@ -34,12 +34,8 @@ def test_a_step_is_a_tenth_of_the_macs_unless_more_is_said():
 def test_steps_add_up_to_most_and_no_further():
     quality = Quality("val_acc", drop=0.01, most=0.5)
     several = Budget(macs=0.2, params=0.3)
-    assert [total_of(several, n, quality) for n in (1, 2, 3, 4)] == [
-        several,
-        Budget(macs=0.4, params=0.5),
-        Budget(macs=0.5, params=0.5),
-        None,
-    ]
+    totals = [several, Budget(macs=0.4, params=0.5), Budget(macs=0.5, params=0.5), None]
+    assert [total_of(several, n, quality) for n in (1, 2, 3, 4)] == totals
     assert total_of(Budget(macs=0.1), 3, quality) == Budget(macs=0.3)  # and not 0.30000000000000004
     served = Budget(memory=0.1, batch=8, tokens=64)
     assert total_of(served, 2, quality) == Budget(memory=0.2, batch=8, tokens=64)

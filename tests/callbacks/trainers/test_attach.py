@@ -36,11 +36,9 @@ def test_other_trainers_and_callbacks_are_refused(tmp_path: Path) -> None:
 
 
 def test_models_that_are_made_anew_or_hold_adapters_are_refused(tmp_path: Path) -> None:
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
     with pytest.raises(ValueError, match="Expected a Trainer with a model, but got model_init"):
-        attach(
-            Trainer(model_init=lambda: llama(), args=TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")),
-            depth(),
-        )
+        attach(Trainer(model_init=lambda: llama(), args=arguments), depth())
     adapted = trainer_of(tmp_path, model=lambda: get_peft_model(llama(), LoraConfig(target_modules=["q_proj"])))
     with pytest.raises(ValueError, match="Expected a model without adapters of peft, .* attach LoRARecover"):
         attach(adapted, depth())
@@ -115,10 +113,6 @@ def test_training_data_of_any_form_is_calibrated_on(tmp_path: Path) -> None:
         def __iter__(self) -> Any:
             return iter(texts())
 
-    trainer = fit(
-        tmp_path,
-        depth(schedule={"start": STEPS, "by": "step"}),
-        data=lambda n=0: texts(n) if n else Stream(),
-        max_steps=2 * STEPS,
-    )
+    prune, settings = depth(schedule={"start": STEPS, "by": "step"}), {"max_steps": 2 * STEPS}
+    trainer = fit(tmp_path, prune, data=lambda n=0: texts(n) if n else Stream(), **settings)
     assert trainer.pruning.module.model.num_parameters() < llama().num_parameters()  # type: ignore[operator]

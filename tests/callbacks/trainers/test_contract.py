@@ -30,35 +30,23 @@ class Case:
 
 
 OFTEN = {"save_strategy": "steps", "save_steps": 3}
+TWICE = {"start": 4, "every": 9, "times": 2, "by": "step"}
 AT_STEPS = {"start": 4, "every": 7, "step": 1, "by": "step"}
 IMAGES = {"data": images}
 CASES = {
-    "surgery within an epoch": Case(
-        lambda: [depth(schedule=AT_STEPS), DistillRecover()], steps=(3, 12), settings=OFTEN
-    ),
+    "within an epoch": Case(lambda: [depth(schedule=AT_STEPS), DistillRecover()], steps=(3, 12), settings=OFTEN),
     "channels of a network with BatchNorm": Case(
         lambda: [WidthPrune(Budget(macs=0.4), schedule=1, calibration=16, importance="magnitude")], resnet, **IMAGES
     ),
 }
 SLOW_CASES = {
-    "depth step by step, and its teacher": Case(
-        lambda: [DistillRecover(), depth(importance="output_divergence")], steps=(2 * STEPS,)
-    ),
-    "gradients of three batches": Case(
-        lambda: [depth(), DistillRecover()], steps=(6,), settings={"gradient_accumulation_steps": 3}
-    ),
+    "step by step": Case(lambda: [DistillRecover(), depth(importance="output_divergence")], steps=(2 * STEPS,)),
+    "three batches": Case(lambda: [depth(), DistillRecover()], steps=(6,), settings={"gradient_accumulation_steps": 3}),
     "depth and width in one budget": Case(
         lambda: [Prune(Budget(macs=0.3), kinds=("attention", "neuron"), calibration=16, schedule=1)], vit, **IMAGES
     ),
     "half of the MACs at two steps": Case(
-        lambda: [
-            WidthPrune(
-                Budget(macs=0.5),
-                schedule={"start": 4, "every": 9, "times": 2, "by": "step"},
-                calibration=16,
-                importance="taylor",
-            )
-        ],
+        lambda: [WidthPrune(Budget(macs=0.5), schedule=TWICE, calibration=16, importance="taylor")],
         resnet,
         images,
         (3, 12, 15),
@@ -77,9 +65,7 @@ SLOW_CASES = {
         lambda: [depth(), DistillRecover()],
         settings={"compute_loss_func": lambda outputs, labels, num_items_in_batch=None: outputs.logits.square().mean()},
     ),
-    "smoothed labels": Case(
-        lambda: [depth(importance="taylor"), DistillRecover()], settings={"label_smoothing_factor": 0.1}
-    ),
+    "smoothing": Case(lambda: [depth(importance="taylor"), DistillRecover()], settings={"label_smoothing_factor": 0.1}),
 }
 
 

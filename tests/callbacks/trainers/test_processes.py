@@ -53,9 +53,7 @@ def test_resumed_ranks_end_where_uninterrupted_ones_do(results: Any, scenario: s
 
 
 @pytest.mark.parametrize(("scenario", "more"), [("depth", {}), ("accumulated", {"num_train_epochs": 8})])
-def test_two_ranks_learn_what_one_process_learns(
-    results: Any, folder: Path, tmp_path: Path, scenario: str, more: dict[str, Any]
-) -> None:
+def test_two_ranks_learn_as_one_process(results: Any, folder: Path, tmp_path: Path, scenario: str, more: Any) -> None:
     """From both ranks' samples: twice as many in a batch."""
     more = {"gradient_accumulation_steps": 2, **more} if more else {}
     alone = fit(tmp_path, *callbacks(), model=steady, per_device_train_batch_size=8, **{**SETTINGS, **more})

@@ -77,9 +77,7 @@ def test_its_class_name_and_metrics_are_its_own(tmp_path: Path) -> None:
 def test_adapters_of_peft_are_refused(tmp_path: Path) -> None:
     from peft import LoraConfig
 
-    config = trl.SFTConfig(str(tmp_path), use_cpu=True, report_to="none", bf16=False)
-    trainer = trl.SFTTrainer(
-        llama(), config, train_dataset=rows(), processing_class=tokenizer(), peft_config=LoraConfig()
-    )
+    config, words = trl.SFTConfig(str(tmp_path), use_cpu=True, report_to="none", bf16=False), tokenizer()
+    trainer = trl.SFTTrainer(llama(), config, train_dataset=rows(), processing_class=words, peft_config=LoraConfig())
     with pytest.raises(ValueError, match="Leave peft_config out"):
         attach(trainer, depth())

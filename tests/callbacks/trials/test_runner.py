@@ -62,9 +62,7 @@ def test_without_distillation_and_for_longer(tmp_path: Path, trials: list[Trial]
 
 
 @pytest.mark.slow
-def test_trials_of_a_compiled_network_do_not_train_the_original(
-    tmp_path: Path, trials: list[Trial], losses: list[float]
-) -> None:
+def test_trials_leave_a_compiled_network_alone(tmp_path: Path, trials: list[Trial], losses: list[float]) -> None:
     module = seeded(Compiled)
     with unchanged(module):
         assert TrialRunner(module, Data(), tmp_path / "trials.jsonl", LOSS)(trials[:1]) == pytest.approx(losses[:1])
@@ -92,9 +90,8 @@ def outer(*callbacks: pl.Callback) -> dict[str, Any]:
     """Return all results of a fit of two epochs."""
     module, data = seeded(), Data()
     pl.seed_everything(3, verbose=False)
-    runner = pl.Trainer(
-        max_epochs=2, accelerator="cpu", callbacks=list(callbacks), **QUIET, reload_dataloaders_every_n_epochs=1
-    )
+    settings = {"max_epochs": 2, "accelerator": "cpu", "reload_dataloaders_every_n_epochs": 1, **QUIET}
+    runner = pl.Trainer(callbacks=[*callbacks], **settings)
     runner.fit(module, datamodule=data)
     assert module._trainer is data.trainer is runner
     return {

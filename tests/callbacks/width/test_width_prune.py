@@ -149,18 +149,6 @@ def test_last_batch_of_one_sample_is_not_recalibrated_on(tmp_path: Path) -> None
     assert module.net[1].out_features < 16
 
 
-def widths(network: nn.Module) -> list[int]:
-    return [module.out_channels for module in network.modules() if isinstance(module, nn.Conv2d)]
-
-
-@pytest.mark.slow
-def test_convolutions_keep_multiples(tmp_path: Path) -> None:
-    module = fit(tmp_path, prune(round_to=8, schedule={"start": 0, "every": 1, "times": 2}))
-    assert all(width % 8 == 0 for width in widths(module.net))
-    assert 0.4 < left(module) <= 0.5
-    assert Plan.load(tmp_path / "files" / "plan.json").made_by.arguments["round_to"] == 8
-
-
 def test_runs_from_before_there_were_multiples_go_on() -> None:
     """The signature in old checkpoints does not name multiples, and a different multiple means a different run."""
     assert "round_to" not in prune().planning.deciding

@@ -220,9 +220,8 @@ def test_a_block_that_other_code_reads_parts_of_stays_when_nothing_is_left_in_it
     batch = torch.rand(3, 5, WIDTH)
     removals = removals_of(model, batch)
     assert "reads parts of '0.layers.0'" in removals.refused["0.layers.0"]
-    left = pruned(
-        removals, [u for u in removals.units if u.name in ("0.layers.0.self_attn", "0.layers.0.linear1+linear2")]
-    )
+    parts = ("0.layers.0.self_attn", "0.layers.0.linear1+linear2")
+    left = pruned(removals, [unit for unit in removals.units if unit.name in parts])
     learns(left, removals.example)
     first, second = model[0].layers
     stream = batch if norm_first else first.norm2(first.norm1(batch))

@@ -115,20 +115,13 @@ def test_a_share_of_a_cost_takes_as_few_blocks_as_it_needs() -> None:
     assert gone(plan) == list(range(gone(plan)[0], gone(plan)[-1] + 1))
 
 
-def test_nothing_goes_for_nothing() -> None:
-    assert not planned(network(0), padded(left=False), budget=Budget(params=0.0)).removed
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"remove": {"attention": 1}}, "Expected blocks alone for search='run', but got attention. Give a budget in"),
         ({"budget": Budget(macs=0.2), "kinds": ["block", "mlp"]}, "Expected blocks alone for .*, but got block, mlp"),
         ({"remove": {"block": 2}, "importance": "magnitude"}, "importance to be one of .* for search='run', .*'magnit"),
-        (
-            {"remove": {"block": BLOCKS}},
-            "Expected at least one block of 'model.layers' to stay, so that at most 5 of 6",
-        ),
+        ({"remove": {"block": BLOCKS}}, "at least one block of 'model.layers' to stay, so that at most 5 of 6"),
         (
             {"remove": {"block": 3}, "ignore": ["model.layers.2", "model.layers.4"]},
             "enough units .* for {'block': 3} more, .*No run of blocks that may go is long enough. Lower the budget",

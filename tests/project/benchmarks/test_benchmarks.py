@@ -56,9 +56,7 @@ def test_a_page_is_rendered_anew_to_the_same_bytes(name: str) -> None:
     assert benchmark.markdown(results.rows, results.runs) == results.path.with_suffix(".md").read_text()
 
 
-def test_options_that_no_benchmark_has_are_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_options_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["time_follows_macs", "--seed", "3"])
     with pytest.raises(SystemExit, match="2"):
         time_follows_macs.BENCHMARK.main()

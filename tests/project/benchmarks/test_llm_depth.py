@@ -81,9 +81,7 @@ def test_attentions_and_mlps_leave_bypasses_with_the_parameters_of_an_mlp(ids: T
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", llm_depth.NATURAL)
-def test_a_plan_of_the_natural_call_has_the_parameters_of_blocks(
-    method: str, ids: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_natural_call_has_its_size(method: str, ids: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_llama().eval()
     for name, value in (("network", lambda: model), ("texts", lambda: ids), ("KEPT", tmp_path)):
         monkeypatch.setattr(llm_depth, name, value)

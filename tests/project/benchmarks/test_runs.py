@@ -36,9 +36,7 @@ def test_rows_before_an_error_are_kept_and_not_made_again(tmp_path: Path) -> Non
     assert [(row.method, row["value"]) for row in rows] == [("a", 1), ("b", 2)]
 
 
-def test_rows_of_another_folder_are_read_beside_the_committed_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_another_folder_are_read_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     committed, lent = tmp_path / "results", tmp_path / "lent"
     monkeypatch.setattr("benchmarks.runner.rows.RESULTS", committed)
     made(committed, lambda method: {"value": 1}, "--methods", "a")

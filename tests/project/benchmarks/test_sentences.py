@@ -21,10 +21,8 @@ def batches() -> list[dict[str, Tensor]]:
     return [{"input_ids": torch.randint(4, 60, (8, 6), generator=generator), "attention_mask": mask} for _ in range(3)]
 
 
-METHODS = [
-    pytest.param(name, marks=[pytest.mark.slow] if name.startswith("plan_") else [])
-    for name in (*sentences.BY_BLOCKS, *sentences.BY_SHARE)
-]
+NAMES = (*sentences.BY_BLOCKS, *sentences.BY_SHARE)
+METHODS = [pytest.param(n, marks=[pytest.mark.slow] if n.startswith("plan_") else []) for n in NAMES]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -48,9 +48,7 @@ def test_an_interrupted_run_goes_on_where_it_was(run: Run, calls: list[tuple[str
 
 
 @pytest.mark.slow
-def test_what_failed_is_measured_again_if_asked(
-    run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_are_measured_again(run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, timeout: float) -> None:
         raise RuntimeError("No space left")
 
@@ -122,9 +120,7 @@ def test_units_that_are_drawn_are_not_inside_one_another_and_leave_a_block() -> 
     assert len(drawn(blocks + inside, most_blocks=2)) == 3
 
 
-def test_the_first_sequence_that_fails_is_told(
-    run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_sequence_is_told(run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(*_: object, timeout: float) -> None:
         raise Lost("took more than 1 s")
 

@@ -62,14 +62,10 @@ def test_a_parameter_that_no_longer_gets_a_gradient_is_dead(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_units_that_nobody_asked_for_are_over(
-    run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_units_are_over(run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(depth_trial, "drawn", lambda units, most_blocks: ["layer"])
     monkeypatch.setattr(
-        depth_trial,
-        "_planned",
-        lambda model, given, kinds, others: plan_depth(model, remove={"layer": 2}, batches=given),
+        depth_trial, "_planned", lambda model, given, *_: plan_depth(model, remove={"layer": 2}, batches=given)
     )
     found = run("--suite", "plain", "--only", DEEP, kind="depth")
     assert [row["outcome"] for row in found["rows"]] == ["over"]

@@ -50,8 +50,7 @@ def test_a_batch_takes_the_path_of_the_page(tmp_path: Path, monkeypatch: pytest.
         trainer.fit(module, own_loader())
     finally:
         sys.setprofile(None)
-    path = [
-        (code.co_filename.removeprefix(f"{ROOT}/").removeprefix("prunerecover/"), code.co_qualname) for code in entered
-    ]
+    files = (code.co_filename.removeprefix(f"{ROOT}/").removeprefix("prunerecover/") for code in entered)
+    path = list(zip(files, (code.co_qualname for code in entered), strict=True))
     assert len(STEPS) == 10
     assert [step for step in path if step in STEPS] == STEPS

@@ -27,9 +27,8 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("page")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        return run_typed(
-            PAGE, folder, {}, {}, {"Code for Model Optimizer": "modelopt", "Code for prunerecover": "nothing"}
-        )
+        needed = {"Code for Model Optimizer": "modelopt", "Code for prunerecover": "nothing"}
+        return run_typed(PAGE, folder, {}, {}, needed)
 
 
 def widths(network: nn.Module) -> list[int]:

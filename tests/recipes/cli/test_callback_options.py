@@ -129,9 +129,7 @@ def test_a_recipe_without_a_callback_that_decides_is_an_error(
         ("digits_vit_lora", ["--callback=WidthPrune"], ["--method=width", "--method.macs=0.2"]),
     ],
 )
-def test_the_callback_of_a_recipe_plans_as_the_method_of_its_name(
-    in_tmp: Path, recipe: str, options: list[str], alias: list[str]
-) -> None:
+def test_a_callback_plans_as_its_method(in_tmp: Path, recipe: str, options: list[str], alias: list[str]) -> None:
     for file, how in (("recipe", options), ("method", alias)):
         command = ["plan", "--config", recipe, *SMALL, *QUICK, "--calibration=32", f"--output={file}.json"]
         assert main([*command, *how]) == 0

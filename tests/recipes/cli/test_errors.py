@@ -9,7 +9,7 @@ import pytest
 
 from prunerecover import Budget
 from prunerecover.recipes.cli import main as front_door
-from prunerecover.recipes.cli.errors import can_be_mended, in_one_line, told_to_user
+from prunerecover.recipes.cli.errors import can_be_mended, told_to_user
 from prunerecover.recipes.cli.main import main
 
 DEPTH = ["--method=depth"]
@@ -48,15 +48,8 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["plan", *DEPTH], "Expected exactly one of remove and ratio, or .* but got none"),
     ],
 )
-def test_one_line(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("text.ckpt").write_text("no checkpoint")
+def test_one_line(arguments: list[str], message: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (in_tmp / "text.ckpt").write_text("no checkpoint")
     command, *options = arguments
     assert re.search(message, error_of([command, "--config", "digits_vit_depth", *QUICK, *options], capsys))
 
@@ -96,9 +89,3 @@ def test_what_a_library_wraps_is_found() -> None:
     outer.__cause__ = raised(FileNotFoundError, "no such file")
     assert told_to_user(outer) is outer.__cause__
     assert told_to_user(raised(ValueError, "Expected by somebody else")) is None
-
-
-def test_types_that_nobody_asked_for_are_left_out() -> None:
-    noise = ("- Does not validate against any of the Union subtypes", "Subtypes: [int]", "Errors:")
-    message = "\n  ".join(['Parser key "model":', *noise, "- Problem:", "  why", "- Expected a <class 'NoneType'>"])
-    assert in_one_line(message) == 'Parser key "model": Problem: why.'

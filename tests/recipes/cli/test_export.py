@@ -138,8 +138,8 @@ def test_an_own_module_is_exported_by_its_class_path(classifier: tuple[Path, Cla
         (["--model", f"{HERE}no_network"], "what builds a network, but no_network gives int"),
     ],
 )
-def test_an_own_module_must_be_named(
-    classifier: tuple[Path, Classifier], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+def test_own_modules_are_named(
+    classifier: Any, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert export(classifier[0], "model.onnx", *options) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from cases.paths import ROOT
 from cases.sampling import one_in
 from lightning.pytorch.cli import LightningArgumentParser
 
-from prunerecover.recipes.cli.main import main, recipe_names, recipe_path, with_recipe_paths
+from prunerecover.recipes.cli.main import main, recipe_names, recipe_path
 from prunerecover.recipes.cli.names import CLASSES
 
 CONFIGS = ROOT / "configs"
@@ -89,13 +90,6 @@ def test_options_of_lightning_come_last_where_they_are_asked_for(capsys: pytest.
     assert places == sorted(places)
 
 
-def test_recipe_names_become_paths_wherever_config_is_given() -> None:
-    name, path = "digits_vit_depth", str(CONFIGS / "digits_vit_depth.yaml")
-    resolved = with_recipe_paths(["--config", name, f"-c={name}", "--model.depth", "3", "--config", path])
-    assert [Path(p).resolve() for p in (resolved[1], resolved[2].removeprefix("-c="))] == [Path(path).resolve()] * 2
-    assert resolved[3:] == ["--model.depth", "3", "--config", path]
-
-
 @pytest.fixture(scope="module")
 def parser() -> LightningArgumentParser:
     return command_parser()
@@ -103,9 +97,7 @@ def parser() -> LightningArgumentParser:
 
 @pytest.mark.parametrize(("name", "command"), one_in(4, zip(recipe_names(), itertools.cycle(["fit", "test", "plan"]))))
 @pytest.mark.usefixtures("in_tmp")
-def test_every_recipe_parses_for_a_command(
-    name: str, command: str, parser: LightningArgumentParser, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_recipe_parses(name: str, command: str, parser: Any, capsys: pytest.CaptureFixture[str]) -> None:
     if "yolo" in name:
         pytest.importorskip("ultralytics")
         capsys.readouterr()  # where it keeps its settings, the first time that it is imported
@@ -184,15 +176,10 @@ def test_report_shows_what_was_saved(in_tmp: Path, capsys: pytest.CaptureFixture
     [
         (["report", "none.json"], "Expected a report at"),
         (["export", "none", "--output", "out"], "does not exist"),
-        (
-            ["export", "last.ckpt", "--output", "model.pt"],
-            "Expected an output that ends in one of .onnx, .pt2, .gguf, or a folder, but got 'model.pt'",
-        ),
+        (["export", "last.ckpt", "--output", "model.pt"], "Expected an output that ends in one of .onnx, .pt2, .g"),
     ],
 )
-def test_files_that_are_refused(
-    in_tmp: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused_files(in_tmp: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
     assert not list(in_tmp.iterdir())

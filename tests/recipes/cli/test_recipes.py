@@ -46,11 +46,8 @@ def test_callbacks_and_data_of_every_recipe_are_made(name: str) -> None:
         if decides and not isinstance(callback.budget, Quality):
             method = method_of(made.callbacks, type(callback).__name__)
             assert isinstance(method, PlanningMethod)
-            assert (method.config, method.budget, method.calibration) == (
-                callback.config,
-                callback.budget,
-                callback.calibration,
-            )
+            for what in ("config", "budget", "calibration"):
+                assert getattr(method, what) == getattr(callback, what)
 
 
 BUDGETS: dict[str, dict[str, Any]] = {
@@ -111,7 +108,7 @@ def small(tmp_path: Path, own_cache: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def written(name: str, small: dict[str, dict[str, Any]], folder: Path) -> str:
+def written(name: str, small: Any, folder: Path) -> str:
     recipe = yaml.safe_load((ROOT / f"configs/{name}.yaml").read_text())
     recipe["trainer"] |= small["trainer"]
     for part in ("model", "data"):
@@ -123,7 +120,7 @@ def written(name: str, small: dict[str, dict[str, Any]], folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LANGUAGE)
-def test_a_small_fit_of_a_language_recipe(name: str, small: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_small_fit_of_a_language_recipe(name: str, small: Any, tmp_path: Path) -> None:
     assert main(["fit", "--config", written(name, small, tmp_path)]) == 0
     (folder,) = tmp_path.rglob("pruned")
     assert set(Plan.load(folder / "plan.json").removed) == {"block"}
@@ -134,9 +131,7 @@ def test_a_small_fit_of_a_language_recipe(name: str, small: dict[str, dict[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROUTED[:1])
-def test_sets_are_searched_and_recovered_together(
-    name: str, small: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sets_are_found_and_recovered(name: str, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number, task in enumerate(("first", "second")):
         rows = [{**row, "question": f"w{40 + number} {row['question']}"} for row in question_rows(60)]
@@ -152,9 +147,7 @@ def test_sets_are_searched_and_recovered_together(
     assert {len(blocks) for blocks in load_routed(folder).sets.blocks} == {2}
 
 
-def test_a_missing_text_is_one_line(
-    small: dict[str, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_text_is_one_line(small: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = written("smollm2_depth_lora", small, tmp_path)
     assert main(["fit", "--config", recipe, "--data.path", str(tmp_path / "none")]) == 2
     assert "Expected data at" in capsys.readouterr().err

@@ -80,9 +80,8 @@ def test_colours_stay_in_their_boxes_when_scenes_are_augmented(coco: Path) -> No
 
 
 def test_the_longest_side_can_be_set(coco: Path) -> None:
-    (whole, targets), (small, fewer) = (
-        next(iter(opened(coco, image_size=size).val_dataloader())) for size in (None, 32)
-    )
+    loaders = (opened(coco, image_size=size).val_dataloader() for size in (None, 32))
+    (whole, targets), (small, fewer) = (next(iter(loader)) for loader in loaders)
     for image, target, less, smaller in zip(whole, targets, small, fewer, strict=True):
         assert max(less.shape) == 32
         scale = 32 / max(image.shape)
@@ -96,10 +95,8 @@ def parquet(folder: Path, coco: Path, bbox_format: str = "xywh") -> Path:
     rows = []
     for image in found["images"]:
         objects = [entry for entry in found["annotations"] if entry["image_id"] == image["id"]]
-        boxes = [
-            [x, y, *((w, h) if bbox_format == "xywh" else (x + w, y + h))]
-            for x, y, w, h in (o["bbox"] for o in objects)
-        ]
+        corners = bbox_format == "xyxy"
+        boxes = [[x, y, w + corners * x, h + corners * y] for x, y, w, h in (o["bbox"] for o in objects)]
         labels = [list(CATEGORIES).index(entry["category_id"]) for entry in objects]
         path = str(coco / "val2017" / image["file_name"])
         rows.append({"image": path, "objects": {"bbox": boxes, "category": labels}})

@@ -78,9 +78,7 @@ def test_class_folders_equal_parquet(tmp_path: Path, make_png: Callable[[int], b
     ("options", "sizes", "apart"),
     [({"val_fraction": 0.25}, (18, 6), 24), ({"limit_train": 10, "limit_val": 5}, (10, 5), 10)],
 )
-def test_fractions_and_limits_are_drawn_by_seed(
-    parquet_folder: Path, options: dict[str, object], sizes: tuple[int, int], apart: int
-) -> None:
+def test_draws_follow_the_seed(parquet_folder: Path, options: dict, sizes: tuple[int, int], apart: int) -> None:
     """Images of the validation file are also in the training file."""
 
     def drawn(seed: int) -> tuple[list[bytes], list[bytes]]:
@@ -135,9 +133,7 @@ def test_text_labels_are_an_error(parquet_folder: Path) -> None:
         ("no/where", {}, "'no/where' to be a local path or a hub data set that can be .* path of a copy .*hf download"),
     ],
 )
-def test_what_is_not_there_is_refused(
-    parquet_folder: Path, path: str, options: dict[str, object], message: str
-) -> None:
+def test_what_is_missing_is_refused(parquet_folder: Path, path: str, options: dict[str, object], message: str) -> None:
     (parquet_folder / "empty").mkdir()
     with pytest.raises(ValueError, match=message):
         opened(path.format(folder=parquet_folder), **options)
@@ -188,9 +184,7 @@ def test_real_weights_score_what_others_measured(data_root: Path, folder: str, m
     weights, path = f"local-dir:{data_root}/models/deit_tiny_patch16_224", data_root / "data" / folder
     label_map = str(path / "imagenet1k_index.json") if mapped else None
     module = ImageClassifier(weights, pretrained=True, label_map=label_map)
-    data = ImageData(
-        str(path), model=weights, val_split="validation", limit_val=400, seed=1, batch_size=50, num_workers=0
-    )
+    data = ImageData(str(path), model=weights, val_split="validation", limit_val=400, seed=1, batch_size=50)
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
     (found,) = trainer.validate(module, data, verbose=False)
     assert found["val_top1"] == pytest.approx(top1, abs=0.006)

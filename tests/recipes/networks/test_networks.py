@@ -104,9 +104,7 @@ def test_folder_of_transformers_is_opened_with_a_head_for_the_classes(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large"])
-def test_trained_networks_of_torchvision_get_a_layer_for_the_classes(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trained_networks_of_torchvision_get_a_layer_for_classes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchvision import models
 
     get_model = models.get_model

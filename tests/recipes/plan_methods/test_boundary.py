@@ -137,9 +137,7 @@ def test_the_published_search(tmp_path: Path) -> None:
         (["--method.trials.scale=1000"], "'val_loss' times scale=1000 to be a percentage, but the module logged"),
     ],
 )
-def test_wrong_options_leave_no_file(
-    tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_file_is_left(tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments(tmp_path / "plan.json"), *options]) == 2
     assert re.search(f"^prunerecover: error: .*{message}", capsys.readouterr().err, re.MULTILINE)
     assert not list(tmp_path.iterdir())

@@ -57,9 +57,7 @@ def test_sets_router_and_report(recipe: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_set_for_all_tasks_of_trained_weights(
-    recipe: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_set_for_all_tasks(recipe: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module = CausalLM(recipe[4])
     with torch.no_grad():
         module.model.lm_head.weight.mul_(2)

@@ -12,9 +12,7 @@ from prunerecover import apply_plan, find_sites, find_units
 
 
 @pytest.mark.slow
-def test_the_scores_serve_plans_in_depth_and_width(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_make_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert command(tmp_path, "--method=sensitivity", "--method.kinds=[block, channel]", output="all.json") == 0
     assert f"Wrote {tmp_path / 'all.md'}, its picture" in capsys.readouterr().out
     assert {file.name for file in tmp_path.iterdir()} == {"recipe.yaml", "all.md", "all.png", "all.scores.safetensors"}

@@ -82,16 +82,13 @@ def test_the_scores_beside_the_plan_decide_it_again(fair: Path) -> None:
         assert list(edit.gone) == expected.sort().values.tolist()
 
 
-def test_rankings_of_strata_are_those_in_which_their_experts_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rankings_of_strata_are_those_in_which_experts_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Removed experts are left of the line in the figure."""
     ids = [torch.randint(3, 61, (4, 9), generator=torch.Generator().manual_seed(i)) for i in range(4)]
     batches = [{"input_ids": rows, "labels": rows} for rows in ids]
     method = FairPrunerPlan(remove={"expert": 8}, importance=("random", "gate_taylor"), replace="zero")
-    planner = WidthAllocator(
-        Session(tiny_mixture("deepseek_v3"), batches), dataclasses.replace(method.config, kinds=("expert",))
-    )
+    config = dataclasses.replace(method.config, kinds=("expert",))
+    planner = WidthAllocator(Session(tiny_mixture("deepseek_v3"), batches), config)
     plan = method._plan(planner)
     drawn: list[Any] = []
     monkeypatch.setattr(width_plan, "plot_rankings", lambda *args, **names: drawn.append(args) or Figure())

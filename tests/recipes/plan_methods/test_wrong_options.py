@@ -23,17 +23,12 @@ LAYERS = ["--method=graph", "--method.remove={layer: 3}", "--method.importance=m
         (["--method=per_cost", "--method.macs=0"], "Expected a budget or a tolerance by which something goes"),
         (["--method=per_cost", MACS, "--target=other"], "other"),
         (["--method=fair_pruner", "--method.tolerance=1.2"], "Expected a tolerance between 0 and 1, but got 1.2"),
-        (
-            ["--method=fair_pruner", MACS, "--method.allocation=uniform"],
-            "no allocation .* got 'uniform'. Use the method",
-        ),
+        (["--method=fair_pruner", MACS, "--method.allocation=uniform"], "no allocation .* got 'uniform'. Use the"),
         (["--method=sites", "--method.kinds=[filter]"], "Expected kinds among block"),
         (["--method=boundary", "--method.n_remove=2"], "a supported network .* inside ImageClassifier, but found none"),
     ],
 )
-def test_wrong_options_leave_no_file(
-    tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_file_is_left(tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(tmp_path, *options) == 2
     assert re.search(f"^prunerecover: error: .*{message}", capsys.readouterr().err, re.MULTILINE)
     assert {file.name for file in tmp_path.iterdir()} == {"recipe.yaml"}

@@ -180,9 +180,7 @@ def metrics_by_hand(module: CausalLM, llama: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("loop", "prefix"), [("validate", "val"), ("test", "test")])
-def test_metrics_are_those_of_the_functions(
-    llama: str, tmp_path: Path, own_cache: Path, loop: str, prefix: str
-) -> None:
+def test_metrics_are_of_the_functions(llama: str, tmp_path: Path, own_cache: Path, loop: str, prefix: str) -> None:
     """Trained on right answers, scored as `choice_accuracy`, each question once."""
     write_rows(tmp_path / "q" / "train.jsonl", question_rows(24))
     write_rows(tmp_path / "q" / "validation.jsonl", ROWS)

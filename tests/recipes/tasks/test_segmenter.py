@@ -63,10 +63,8 @@ def test_classes_are_named_in_the_table_of_a_test(scenes: Path, caplog: pytest.L
 
 def test_table_counts_intersections_and_unions() -> None:
     counts = torch.tensor([[6, 2], [1, 11]])
-    assert per_class_table(counts, ["road", "sky"]).splitlines()[2:] == [
-        "| road | 66.7 | 75.0 | 40.0 |",
-        "| sky | 78.6 | 91.7 | 60.0 |",
-    ]
+    _, _, road, sky = per_class_table(counts, ["road", "sky"]).splitlines()
+    assert (road, sky) == ("| road | 66.7 | 75.0 | 40.0 |", "| sky | 78.6 | 91.7 | 60.0 |")
 
 
 def test_annotations_of_other_classes_are_refused(scenes: Path) -> None:
@@ -105,9 +103,8 @@ def test_real_street_scenes(data_root: Path) -> None:
     pl.seed_everything(0)
     name = f"local-dir:{data_root}/models/deit_tiny_patch16_224"
     module = ImageSegmenter(11, name, pretrained=True, image_size=128, learning_rate=3e-4)
-    prune = DepthPrune(
-        remove={"attention": 1, "activation": 1}, calibration=16, search="one_shot", schedule={"start": 3}
-    )
+    remove = {"attention": 1, "activation": 1}
+    prune = DepthPrune(remove=remove, calibration=16, search="one_shot", schedule={"start": 3})
     trainer = pl.Trainer(max_epochs=5, enable_checkpointing=False, callbacks=[prune, DistillRecover()], **QUIET)
     trainer.fit(module, data)
     scores = trainer.validate(module, data, verbose=False)[0]
@@ -115,13 +112,11 @@ def test_real_street_scenes(data_root: Path) -> None:
     assert scores["val_miou"] > 0.2
 
 
-@pytest.mark.parametrize(
-    "method",
-    one_in(2, [DepthPlan(remove={"attention": 1}, importance="gate_gradient"), BoundaryDPTPlan(2, trials=SHORT)]),
-)
-def test_plans_are_scored_by_the_loss_that_the_segmenter_trains_with(
-    scenes: Path, tmp_path: Path, method: PlanMethod
-) -> None:
+METHODS = [DepthPlan(remove={"attention": 1}, importance="gate_gradient"), BoundaryDPTPlan(2, trials=SHORT)]
+
+
+@pytest.mark.parametrize("method", one_in(2, METHODS))
+def test_plans_are_scored_by_the_loss_of_the_segmenter(scenes: Path, tmp_path: Path, method: PlanMethod) -> None:
     """Scenes have a class per pixel, and the network is only the backbone."""
     module = tiny(5)
     planned = module.network.backbone

@@ -43,28 +43,6 @@ def test_total_equals_the_resnet_with_fewer_channels(kept: dict[str, int]) -> No
     assert SMALL_COSTS.total(kept) == counted(narrower_resnet(SMALL, kept, 1), torch.zeros(1, 3, 8, 8))
 
 
-@settings(max_examples=50, deadline=None)
-@given(COUNTS, st.data())
-def test_saving_is_the_difference_of_totals(kept: dict[str, int], data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(sorted(kept)))
-    units = data.draw(st.integers(0, kept[name]))
-    gone = {n: SMALL_COSTS.sizes[n] - count for n, count in kept.items()}
-    before, after = SMALL_COSTS.total(kept), SMALL_COSTS.total({**kept, name: kept[name] - units})
-    expected = Cost(before.macs - after.macs, before.params - after.params)
-    assert SMALL_COSTS.saving(name, gone, units) == expected
-
-
-@settings(max_examples=50, deadline=None)
-@given(COUNTS, COUNTS, st.sampled_from(sorted(SMALL_COSTS.sizes)))
-def test_a_unit_never_saves_more_once_others_have_left(one: dict[str, int], two: dict[str, int], name: str) -> None:
-    """This permits late updates in the greedy loop."""
-    few = {n: min(SMALL_COSTS.sizes[n] - one[n], SMALL_COSTS.sizes[n] - two[n]) for n in one}
-    many = {n: max(SMALL_COSTS.sizes[n] - one[n], SMALL_COSTS.sizes[n] - two[n]) for n in one}
-    early, late = (SMALL_COSTS.saving(name, gone) for gone in (few, many))
-    assert late.macs <= early.macs
-    assert late.params <= early.params
-
-
 def test_full_cost_is_the_models_own_whatever_the_batch() -> None:
     assert SMALL_COSTS.full == SMALL_COSTS.total({}) == counted(SMALL, torch.zeros(1, 3, 8, 8))
     assert cost_model(SMALL, resnet_groups(SMALL), torch.zeros(5, 3, 8, 8)).full == SMALL_COSTS.full

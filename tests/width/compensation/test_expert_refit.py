@@ -75,10 +75,8 @@ def test_the_gap_is_nearly_the_least_possible(name: str) -> None:
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
 def test_plans_hold_the_refitted_experts_and_are_fitted_again(name: str) -> None:
     model, batches = tiny_mixture(name), text()
-    plan, zero = (
-        plan_width(model, Budget(remove={"expert": 4}), batches=batches, replace=replace)
-        for replace in ("calibrated", "zero")
-    )
+    budget = Budget(remove={"expert": 4})
+    plan, zero = (plan_width(model, budget, batches=batches, replace=how) for how in ("calibrated", "zero"))
     refits = [edit for edit in plan.edits if isinstance(edit, Refit)]
     assert plan.edits[: len(zero.edits)] == zero.edits
     assert [edit.unit for edit in refits] == narrowed_experts(zero.edits)

@@ -23,28 +23,11 @@ from prunerecover.width.allocator import WidthAllocator
 from prunerecover.width.tuning import TakenOver, taken_over, tuned_tensors
 
 
-def in_place(
-    model: nn.Module, edits: tuple[Edit, ...], tensors: dict[str, Tensor]
-) -> tuple[nn.Module, list[TakenOver]]:
+def in_place(model: nn.Module, edits: tuple[Edit, ...], tensors: dict[str, Tensor]) -> tuple[Any, list[TakenOver]]:
     """Return the pruned model and the values to learn."""
     network = deep_copy(model)
     apply_edits(network, edits, tensors)
     return network, taken_over(model, network, edits, tensors)
-
-
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_numbers_in_place_are_those_of_the_plan(make: Any) -> None:
-    """Random values written into the pruned network equal surgery with the same values on the dense one."""
-    model, edits, tensors, _ = narrowed(make)
-    network, learnt = in_place(model, edits, tensors)
-    assert [one.key for one in learnt] == list(tensors)
-    for one in learnt:
-        one.value.add_(torch.randn_like(one.value))
-        one.put_in_place()
-    again = deep_copy(model)
-    apply_edits(again, edits, {one.key: one.prediction() for one in learnt})
-    for name, value in again.named_parameters():
-        torch.testing.assert_close(network.get_parameter(name), value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)

@@ -14,8 +14,7 @@ from prunerecover import Budget, apply_plan, plan_width
 from prunerecover.graph.trace import trace
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.edits import Rewrite
-from prunerecover.plan.groups import Group, Slice, Tap
-from prunerecover.width.groups.assembly import named_apart
+from prunerecover.plan.groups import Group
 from prunerecover.width.groups.discovery import find_groups
 from prunerecover.width.rewrites.padded_shortcuts import as_convolutions, find_padded_shortcuts
 
@@ -47,20 +46,6 @@ def parts(group: Group) -> dict[str, tuple[int, tuple[int, ...], int, bool]]:
     return {s.tensor: (s.dim, s.offsets, s.span, s.makes) for s in group.slices}
 
 
-def test_a_unit_of_grouped_query_attention_is_a_key_value_head_with_its_queries() -> None:
-    group = group_named("model.layers.1.self_attn.q_proj", "llama_gqa")
-    path = "model.layers.1.self_attn"
-    assert (group.kind, group.size, group.products) == ("head", 2, 2 * 9 * 9 * 8 * 2)
-    assert parts(group) == {
-        f"{path}.q_proj.weight": (0, (0,), 16, True),
-        f"{path}.k_proj.weight": (0, (0,), 8, True),
-        f"{path}.v_proj.weight": (0, (0,), 8, True),
-        f"{path}.o_proj.weight": (1, (0,), 16, False),
-    }
-    assert group.taps == (Tap(f"{path}.o_proj", "input", -1, 0, 16),)
-    assert group.settings == ()
-
-
 class Chain(nn.Module):
     """Multiplies by raw matrices in turn."""
 
@@ -79,26 +64,16 @@ class Chain(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(
-    ("listed", "names"), [(True, ["0.matrices", "0.matrices.1", "0.matrices.2"]), (False, ["0", "0.w1", "0.w2"])]
-)
+NAMES = {True: ["0.matrices", "0.matrices.1", "0.matrices.2"], False: ["0", "0.w1", "0.w2"]}
+
+
+@pytest.mark.parametrize(("listed", "names"), NAMES.items())
 def test_groups_of_separate_matrices_of_one_module_have_names_of_their_own(listed: bool, names: list[str]) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(Chain(listed)), torch.rand(16, 3)
     assert [group.name for group in find_groups(model, x).groups] == names
     apply_plan(model, plan_width(model, Budget(params=0.4), batches=[x], importance="magnitude"))
     assert sum(p.numel() for p in model.parameters()) <= 0.6 * (24 + 48 + 48 + 16)
-
-
-def test_groups_of_one_matrix_are_told_apart_by_where_they_begin() -> None:
-    """Also where the same places of another matrix make groups, too."""
-
-    def group(tensor: str, *offsets: int) -> Group:
-        return Group(tensor, "neuron", 6, (Slice(tensor=tensor, dim=0, offsets=offsets),))
-
-    made = [group("m.a", 0), group("m.a", 6), group("m.b", 0), group("m.b", 6), group("m.b", 6), group("w", 0)]
-    names = ["m", "m:6", "m.b", "m.b:6", "m.b:7", "w"]
-    assert [group.name for group in named_apart(made)] == names
 
 
 def test_padded_shortcuts_are_rewritten() -> None:

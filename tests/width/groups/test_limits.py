@@ -44,29 +44,6 @@ class Odd(nn.Module):
         return self.last(torch.einsum("nd,kd->nk", value * F.silu(gate), self.middle.weight) + self.middle.bias)
 
 
-FIXED = {
-    "view": lambda y: y.view(y.shape[0], 8, -1).mean(-1),
-    "part": lambda y: torch.cat([y[:, :3], y[:, 3:]], 1).mean((2, 3)),
-    "rows": lambda y: y.mean((2, 3)).index_fill(1, torch.tensor([2]), 0.0),
-}
-
-
-class Fixed(nn.Module):
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 8, 1), nn.Linear(8, 6)
-        self.third, self.how = nn.Linear(6, 2), how
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.third(self.second(FIXED[self.how](self.first(x))).relu())
-
-
-@pytest.mark.parametrize("how", FIXED)
-def test_what_code_fixes_is_left_out(how: str) -> None:
-    found = find_groups(Fixed(how), images(4).float())
-    assert [(g.name, g.kind) for g in found.groups] == [("second", "neuron")]
-
-
 def assert_masked_is_narrowed(net: nn.Module, expected: set[tuple[str, int]]) -> None:
     """Check the groups by name and size, and the outputs without 30% of their units."""
     net, x = stirred(net), images(4)

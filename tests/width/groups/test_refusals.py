@@ -46,9 +46,7 @@ PINNED = {
 @pytest.mark.parametrize("name", PINNED)
 def test_operation_that_pins_is_named(name: str) -> None:
     function, message = PINNED[name]
-    with pytest.raises(
-        ValueError, match=f"to have groups of kind channel, but it has none.* What keeps them: {message}"
-    ):
+    with pytest.raises(ValueError, match=f"to have groups of kind channel, but it .* What keeps them: {message}"):
         find_groups(Between(function), IMAGES, "channel")
 
 
@@ -61,9 +59,7 @@ def test_budget_that_cannot_be_met_names_what_keeps_other_units_and_a_way_out() 
 
 
 def test_output_of_the_model_is_the_reason_only_where_no_other_is() -> None:
-    message = (
-        "Linear to have groups of kind channel, head, neuron, but it has none.*: the model itself by the model's out"
-    )
+    message = "Linear to have groups of kind channel, head, neuron, but it .*: the model itself by the model's out"
     with pytest.raises(ValueError, match=message):
         find_groups(nn.Linear(3, 4), torch.zeros(2, 3))
 

@@ -115,10 +115,6 @@ def test_a_scale_that_follows_another_size_is_refused() -> None:
     groups = find_groups(model, tiny_images(), "head_dim")
     (edit,) = narrow_edits(groups, {groups[0].name: torch.arange(5, 8)})
     model.blocks[0].attn.scale = 1.0
-    with (
-        unchanged(model),
-        pytest.raises(
-            ValueError, match=r"'scale' of 'blocks.0.attn' to count 8 units of 1, to the power of -0.5, but got 1.0"
-        ),
-    ):
+    match = r"'scale' of 'blocks.0.attn' to count 8 units of 1, to the power of -0.5, but got 1.0"
+    with unchanged(model), pytest.raises(ValueError, match=match):
         apply_edits(model, [edit])

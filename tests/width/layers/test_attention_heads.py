@@ -27,9 +27,7 @@ from cases.width.round_trip import ExportedRoundTripChecks, RoundTrip
 from torch import Tensor, nn
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
 
-from prunerecover import Budget, NarrowAttention, apply_plan, find_groups, plan_width
-from prunerecover.cost.macs import count_macs
-from prunerecover.model.narrow.window_attention import NarrowWindowAttention
+from prunerecover import Budget, find_groups, plan_width
 from prunerecover.plan.edits import FreeHeads
 from prunerecover.surgery.apply_edits import apply_edits
 
@@ -104,17 +102,6 @@ def test_plan_scores_heads_and_lets_projections_take_over() -> None:
     assert plan.removed == {"head": (f"{layer}[1]",)}
     assert [edit.op for edit in plan.edits] == ["free_heads", "narrow"]
     assert plan.needed_tensors == (f"e1.{layer}.out_proj.weight",)
-
-
-@pytest.mark.parametrize(("name", "kind"), [("ViT of torchvision", NarrowAttention), ("Swin", NarrowWindowAttention)])
-def test_plan_counts_what_is_left(name: str, kind: type[nn.Module]) -> None:
-    """Parameters and MACs in the plan are the model's."""
-    model = NETWORKS[name].build()
-    plan = plan_width(model, Budget(remove={"head": 5}), batches=BATCHES)
-    apply_plan(model, plan)
-    assert plan.result.params == sum(p.numel() for p in model.parameters())
-    assert plan.result.macs == count_macs(model, BATCHES[0][0][:1])
-    assert any(isinstance(module, kind) for module in model.modules())
 
 
 def test_rewriting_twice_is_refused() -> None:

@@ -49,9 +49,8 @@ def with_statistics() -> nn.Module:
 
 
 def sequence() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv1d(3, 8, 3), nn.InstanceNorm1d(8, affine=True), nn.ReLU(), nn.Conv1d(8, 4, 3), nn.Flatten()
-    )
+    norm = nn.InstanceNorm1d(8, affine=True)
+    return nn.Sequential(nn.Conv1d(3, 8, 3), norm, nn.ReLU(), nn.Conv1d(8, 4, 3), nn.Flatten())
 
 
 NORMED = {

@@ -103,12 +103,7 @@ FORMS: dict[str, tuple[dict[str, Any], str, str, int]] = {
     "BoolQ": ({"question": "Q", "answer": True, "passage": "P"}, "P\nQ", "yes", 2),
     "BoolQ of SuperGLUE": ({"question": "Q", "passage": "P", "idx": 0, "label": 0}, "P\nQ", "no", 2),
     "PIQA": ({"goal": "Q", "sol1": "a", "sol2": "b", "label": 1}, "Q", "b", 2),
-    "HellaSwag": (
-        {"activity_label": "T", "ctx_a": "c", "ctx": "Q", "endings": [*"abcd"], "label": "3"},
-        "T: Q",
-        "d",
-        4,
-    ),
+    "HellaSwag": ({"activity_label": "T", "ctx_a": "c", "ctx": "Q", "endings": [*"abcd"], "label": 3}, "T: Q", "d", 4),
     "WinoGrande": ({"sentence": "Q", "option1": "a", "option2": "b", "answer": "1"}, "Q", "a", 2),
     "Social IQa": ({"context": "P", "question": "Q", **SOCIAL, "label": "3"}, "P\nQ", "c", 3),
     "SWAG": ({"startphrase": "Q", "ending0": "a", "ending1": "b", "label": 0}, "Q", "a", 2),

@@ -43,9 +43,7 @@ def rows_of(data: InstructionData, role: str = "train") -> list[tuple[list[int],
     return list(data.datasets[role].rows)
 
 
-def test_instructions_stand_under_headings_or_in_a_chat_template_where_there_is_one(
-    tmp_path: Path, plain: str, chatting: str
-) -> None:
+def test_instructions_stand_under_headings_or_in_a_chat_template(tmp_path: Path, plain: str, chatting: str) -> None:
     tokenizer, path = word_tokenizer(eos_token="</s>"), write_rows(tmp_path / "a.jsonl", ROWS)
     under_headings = [instruction_row(row["instruction"], row["input"], row["output"], tokenizer) for row in ROWS]
     assert rows_of(opened(path, plain)) == rows_of(opened(path, chatting, chat=False)) == under_headings
@@ -72,9 +70,8 @@ def test_batches_are_padded_to_the_longest(tmp_path: Path, plain: str) -> None:
     data = opened(write_rows(tmp_path / "a.jsonl", ROWS), plain, batch_size=8)
     (batch,) = data.train_dataloader()
     longest = max(len(ids) for ids, _ in rows_of(data))
-    assert {name: tensor.shape for name, tensor in batch.items()} == dict.fromkeys(
-        ("input_ids", "attention_mask", "labels"), (8, longest)
-    )
+    assert batch.keys() == {"input_ids", "attention_mask", "labels"}
+    assert all(tensor.shape == (8, longest) for tensor in batch.values())
     scored = (batch["labels"] != -100).sum()
     assert scored == sum(len(row["output"].split()) + 1 for row in ROWS)
     assert torch.equal((batch["labels"] != -100) & (batch["attention_mask"] == 0), torch.zeros(8, longest).bool())

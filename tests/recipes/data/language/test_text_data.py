@@ -79,9 +79,7 @@ def test_special_tokens_are_the_tokenizers_and_eos_comes_once(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("at_once", [2, 10_000])
-def test_a_separator_reads_rows_as_one_text(
-    tmp_path: Path, tokenizer: str, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_separator_joins_rows(tmp_path: Path, tokenizer: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As perplexity on WikiText is reported: all rows, including blank ones, joined by blank lines."""
     monkeypatch.setattr("prunerecover.recipes.data.language.text_data.JOINED_ROWS", at_once)
     path = write_jsonl(tmp_path / "a.jsonl", ["w5", "", "w6", "w7", "w8"])
@@ -105,9 +103,7 @@ def test_the_models_tokenizer_is_the_default(tmp_path: Path, tokenizer: str) -> 
         ([""], {"length": 1}, "Expected a length of 2 or more tokens, .*, but got 1"),
     ],
 )
-def test_texts_that_are_refused(
-    tmp_path: Path, tokenizer: str, texts: list[Any], options: dict[str, Any], message: str
-) -> None:
+def test_texts_that_are_refused(tmp_path: Path, tokenizer: str, texts: Any, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         opened(write_jsonl(tmp_path / "a.jsonl", texts), tokenizer, **options)
 

@@ -60,10 +60,8 @@ def test_the_loss_is_transformers(name: str, training: bool) -> None:
         model.config.num_denoising = 0  # it adds queries that only labels tell
     batch = detector.prepare(images, targets)
     assert batch.targets is not None
-    labels = [
-        {"class_labels": t["labels"], "boxes": relative_centres(t["boxes"], size)}
-        for t, size in zip(batch.targets, batch.sizes, strict=True)
-    ]
+    pairs = zip(batch.targets, batch.sizes, strict=True)
+    labels = [{"class_labels": t["labels"], "boxes": relative_centres(t["boxes"], size)} for t, size in pairs]
     (found,) = detector.losses(detector(batch.pixels), batch).values()
     if not training:
         model.config.auxiliary_loss = False  # layers before the last are of no use to those who do not train
