@@ -34,8 +34,7 @@ from prunerecover.surgery.narrowing import Cuts
 
 Signature = dict[str, Any]
 Found = TypeVar("Found")
-PARTS = 4  # sets of samples to judge on: the session's held-out samples, and further sets of as many
-SCORED = 32  # samples that score variants, where there are twice as many
+PARTS = 4  # of held-out samples: the session's own, and of as many further samples each
 
 
 class Scorer:
@@ -164,8 +163,8 @@ class Scorers:
 
     @cached_property
     def alone(self) -> Scorer:
-        """Scorer of variants alone, on the first part of the session's own held-out samples."""
-        return self._on(self._held_out[0]).begin()
+        """Scorer of variants alone, on the session's own held-out samples."""
+        return self._on(self._samples.held_out).begin()
 
     def near(self, base: Chosen, turn: int) -> Scorer:
         """Return a scorer of choices near a base, on the next part of the further samples if there are any.
@@ -188,20 +187,9 @@ class Scorers:
         return sum(size * part.divergence(chosen) for size, part in zip(sizes, parts, strict=True)) / sum(sizes)
 
     @cached_property
-    def _held_out(self) -> list[list[ModelInputs]]:
-        return _in_parts(self._samples.held_out, self._size)
-
-    @cached_property
-    def _size(self) -> int:
-        """Number of samples in a part."""
-        samples = sum(batch.n_samples for batch in self._samples.held_out)
-        return samples if samples < 2 * SCORED else SCORED
-
-    @cached_property
     def _further(self) -> list[Scorer]:
-        own, size = self._held_out[1:], self._size
-        samples = (PARTS - 1) * sum(batch.n_samples for batch in self._samples.held_out)
-        return [self._on(part) for part in (*own, *_in_parts(self._samples.further(samples), size))]
+        size = self.alone.objective.n_samples
+        return [self._on(part) for part in _in_parts(self._samples.further((PARTS - 1) * size), size)]
 
     def _on(self, batches: Sequence[ModelInputs]) -> Scorer:
         around = normalisation(self._model, batches, narrowed=self._maker.network is not None)
