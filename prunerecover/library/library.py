@@ -28,10 +28,12 @@ from prunerecover.library.scoring import Scorers
 from prunerecover.library.stations import Station, graph_of_few, is_read, stations_of
 from prunerecover.library.variants import BRANCHES, DENSE, LibrarySite, Variant, sites_of
 from prunerecover.library.walk import Moments, Walks
+from prunerecover.model.batches import ModelInputs
 from prunerecover.model.linears import linear_shape
 from prunerecover.model.paths import get_module
 from prunerecover.plan.groups import Group
 from prunerecover.plan.units import Unit
+from prunerecover.session.pruned_output import subsample
 from prunerecover.session.session import Session
 from prunerecover.store.search_store import SearchStore
 from prunerecover.width.compensation import moments_of, readers_of
@@ -39,6 +41,7 @@ from prunerecover.width.narrowable import NarrowableNetwork
 
 ON_TOP = 2.0  # scores on top of choices for each score alone, for one budget of DeiT-Tiny or ResNet-56
 FITS = 60  # passes to fit choices in order and to tune one, of the same
+SEARCHED = 96  # samples to fit on during a search, where there are twice as many
 TINY = 1e-7  # divergence at which replacements are as good as each other, and the cheapest is the best
 
 
@@ -111,10 +114,18 @@ class Library:
 
     @cached_property
     def walks(self) -> Walks:
-        """Walks that fit choices in order."""
+        """Walks that fit choices in order during a search, on some of the samples."""
+        return self._walks(subsample(self.session.samples.fit, SEARCHED))
+
+    def fitted(self, chosen: Chosen) -> Chosen:
+        """Return a choice of a search, fitted in order on all samples."""
+        samples = self.session.samples.fit
+        return chosen if len(self.walks.batches) == len(samples) else self._walks(samples).walk(chosen)[0]
+
+    def _walks(self, batches: Sequence[ModelInputs]) -> Walks:
         session, paths = self.session, [station.reader for station in self.stations]
-        weights = row_weights(session.model, paths, session.samples.fit, session.seed) if paths else []
-        return Walks(session.model, self.maker, self.stations, self.blocks, session.samples.fit, self.fit_of, weights)
+        weights = row_weights(session.model, paths, batches, session.seed) if paths else []
+        return Walks(session.model, self.maker, self.stations, self.blocks, batches, self.fit_of, weights)
 
     @cached_property
     def scorers(self) -> Scorers:

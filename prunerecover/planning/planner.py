@@ -239,9 +239,10 @@ class Planner:
 
     @ordinary_arithmetic()
     def finished(self, state: State) -> tuple[Chosen, float]:
-        """Return a choice tuned on the output, and its divergence on held-out samples before."""
+        """Return a choice fitted on all samples and tuned on the output, and the held-out divergence in between."""
         with self.session.evaluating():
-            return tuned(self.session, self.library.maker, state.chosen), state.divergence
+            chosen = self.library.fitted(state.chosen)
+            return tuned(self.session, self.library.maker, chosen), self.library.scorers.divergence(chosen)
 
     def edits(self, chosen: Chosen, *, in_place: bool = False) -> tuple[Edit, ...]:
         """Return the edits of a choice."""
@@ -263,9 +264,8 @@ class Planner:
 
         A network with BatchNorm is reconstructed on the remaining samples if the divergence falls.
         """
-        if not self.session.output.comparable:
-            return None
-        return kept_divergence(self.store, plan, lambda: self._divergence(plan))
+        comparable = self.session.output.comparable
+        return kept_divergence(self.store, plan, lambda: self._divergence(plan)) if comparable else None
 
     @cached_property
     def _judge(self) -> PrunedOutput:

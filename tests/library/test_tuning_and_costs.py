@@ -13,8 +13,10 @@ from cases.models.tiny import tiny_llama
 from cases.planning.networks import images, left, vit
 from cases.planning.planners import vit_planner
 from cases.planning.plans import chosen
+from torch import Tensor
 
 from prunerecover.calibration import learning, steps
+from prunerecover.library import library
 from prunerecover.library.edits import Fit
 from prunerecover.library.tuning import tuned
 from prunerecover.library.variants import DENSE, LibrarySite
@@ -45,6 +47,21 @@ def test_the_tokens_of_a_few_texts_are_enough_to_tune_on() -> None:
     assert sum(batch.n_samples for batch in planner.session.samples.fit) < steps.FEWEST_SAMPLES
     tuned_choice, _ = planner.finished(state)
     assert planner.library.scorers.divergence(tuned_choice) < 0.99 * state.divergence
+
+
+def test_a_search_fits_on_some_samples_and_its_choice_is_fitted_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "tuned_on_output", lambda *_, **__: (0.0, []))
+    names, fits = {"blocks.0.mlp": "affine", "blocks.1.attn": "affine"}, list[Tensor]()
+    for most in (library.SEARCHED, 256):
+        monkeypatch.setattr(library, "SEARCHED", most)
+        planner = Planner(Session(vit(depth=2), images(16, 16)), "macs", PruningConfig(kinds=("attention", "mlp")))
+        state = chosen(planner, names)
+        found, divergence = planner.finished(state)
+        assert divergence == planner.library.scorers.divergence(found)
+        fits += [own[site][1].replacement["bias"] for own in (state.chosen, found) for site in names]
+    searched, finished, whole = fits[:2], fits[2:4], fits[4:6]
+    assert not any(map(torch.equal, searched, whole))
+    assert all(map(torch.equal, finished, whole))
 
 
 def test_further_samples_are_taken_until_there_are_outputs_enough(monkeypatch: pytest.MonkeyPatch) -> None:
