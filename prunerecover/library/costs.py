@@ -87,7 +87,8 @@ class VariantCosts:
 
         Args:
             edits: Edits.
-            whole: Whether the whole example is run: sites together save another share of a few samples.
+            whole: Whether the whole example is run; else few samples, enough for a single site. Of few samples, sites
+                together save another share.
         """
         if not edits:
             return 0.0

@@ -129,11 +129,13 @@ class BudgetSearch:
             depth_alone: Whether nothing is narrowed.
         """
         planner, found = self.planner, list[Start]()
+        # the share of the latency stays the wanted one: the final clock's reading of the former choice corrects it
         clocked = {cost: share for cost, share in self.wanted.items() if cost == "latency"}
 
         def together(asked: Mapping[str, float]) -> State:
             again = (AGAIN, found[-1]) if found else ()
-            return planner.together({**asked, **clocked}, *again, depth_alone=depth_alone)  # corrected by the clock
+            state = planner.together({**asked, **clocked}, *again, depth_alone=depth_alone)
+            return next((old for old, _ in found if old.names == state.names), state)
 
         def saved_by(state: State) -> Mapping[str, float]:
             found.append((state, planner.removed_shares(planner.edits(state.chosen))))

@@ -126,5 +126,5 @@ def _point(planner: Planner, share: float) -> FrontierPoint | None:
     counted = [cost for cost in dict.fromkeys((*COUNTED, *planner.budgeted)) if cost != "latency"]
     costs = {cost: session.cost(cost).removed_share(edits) for cost in counted}
     if "latency" in planner.budgeted:
-        costs["latency"] = planner.costs.rough_share(edits, whole=True)
+        costs["latency"] = planner.removed_shares(edits)["latency"]
     return FrontierPoint(share, state.divergence, costs)

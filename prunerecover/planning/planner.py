@@ -199,9 +199,9 @@ class Planner:
         """Return the choice of depth and width that saves shares of costs, fitted in order; see `finished`.
 
         Args:
-            need: Shares to remove, by cost, by the library's own figures.
+            need: Shares to remove, by cost, as counted or, of the latency, as the clock says.
             rounds: Rounds of refinement at most.
-            start: Choice for about as much, and the measured shares that go with this choice.
+            start: Choice for about as much, and the shares that go with this choice, by the final clock.
             depth_alone: Whether nothing is narrowed.
 
         Raises:

@@ -30,7 +30,7 @@ LOOKS = 24  # at nearby choices: each measures the guessed options of the one be
 MISSED, OVER = 0.001, 0.01  # of a cost: how much a choice may save less, and more
 READINGS = 4  # of the clock, averaged: a single reading, of a few pairs, differs by percents on a busy machine
 Measure = Callable[[Mapping[str, str], bool], Mapping[str, float]]
-Start = tuple[State, Mapping[str, float]]  # choice, and its measured savings
+Start = tuple[State, Mapping[str, float]]  # choice, and its savings once merged, by the final clock
 
 
 class Refiner:
@@ -41,9 +41,9 @@ class Refiner:
         program: Program over the library's scores.
         need: Shares to remove, by cost.
         measure: Function `(names, clock) -> shares`, from names of variants to the shares of costs saved together, by
-            cost; sites save less or more together than each alone. Clocks are read where `clock` is true, for the first
-            choice and the best of each round: near choices, clocks cannot tell apart. For missing costs, and without a
-            function, the shares of the program count.
+            cost; sites save less or more together than each alone. Clocks are read where `clock` is true, for first choices
+            and after moves: near choices, clocks cannot tell apart. For missing costs, and without a function, the
+            shares of the program count.
     """
 
     def __init__(
@@ -52,9 +52,11 @@ class Refiner:
         self.library, self.need, self.measure = library, dict(need), measure
         self.alone = Scores(program, program.known(), library.measured)
         self._more = dict.fromkeys(need, 0.0)  # to ask of the program for each cost
+        self._most: dict[str, float] = {}  # that can go of each cost
         self._rounds = 0  # so far, each on another part of the held-out samples
         self._before: tuple[State, Scores] | None = None  # latest choice, and scores on top
         self._measured: dict[tuple[tuple[tuple[str, str], ...], bool], Mapping[str, float]] = {}
+        self._told = False  # whether a former choice was measured to the end: no rough clock is read then
         self._readings: list[float] = []  # latency that choices save by the clock, over the sum of their sites' savings
 
     def run(self, rounds: int = ROUNDS, start: Start | None = None) -> State:
@@ -62,14 +64,15 @@ class Refiner:
 
         Args:
             rounds: Rounds of refinement at most.
-            start: Refined choice for a similar need, as the start of the search, and its measured savings.
+            start: Refined choice for a similar need, as the start of the search, and its savings once merged.
 
         Raises:
             Refusal: If no choice saves enough, or the network fails without the variants together.
         """
         whole, best = self.need, None if start is None else start[0]
         if start is not None:
-            self._note(start[0].names, True, start[1])
+            self._note(start[0].names, False, start[1])
+            self._told = True
         parts = self._parts() if start is None else [1.0]
         with progress("refining the choice", rounds) as advance:
             for part in parts:
@@ -98,7 +101,7 @@ class Refiner:
         return [(EASY + step * (most - EASY) / steps) / most for step in range(steps)] + [1.0]
 
     def _refined(self, best: State, rounds: int, slacks: Sequence[float], advance: Callable[[], None]) -> State:
-        """Return a choice refined for the present need, while the divergence falls; the clock is read in between.
+        """Return a choice refined for the present need, while the divergence falls; the clock is read before.
 
         Args:
             best: Choice to begin with.
@@ -106,12 +109,13 @@ class Refiner:
             slacks: Slacks of guesses, tried in turn in each round while nothing better is found.
             advance: Function called after each round.
         """
-        enough, moves, again = None, MOVES, AGAIN if rounds else 0
+        enough, moves, again, clock = None, MOVES, AGAIN if rounds else 0, True
         while True:
-            short = self._correct(best.names, clock=True) < -CLOCKS
+            short = self._correct(best.names, clock=clock) < -CLOCKS
             enough = enough if short else best
             if not (moves if short else rounds):
                 return best if enough is None else enough
+            clock = short
             if short:
                 best, moves, rounds = self._moved(best), moves - 1, max(rounds, again)
             found = self.better(best, slacks) if rounds else None
@@ -157,12 +161,14 @@ class Refiner:
         found = self._solved(self.alone)
         nearest = found, self._correct(found, clock=True)
         for _ in range(TRIES):
-            again, near = self.alone.measured(found), -MISSED <= nearest[1] <= OVER
+            again, near, before = self.alone.measured(found), -MISSED <= nearest[1] <= OVER, found
             if not again and near:
                 break
             try:
                 found = self._solved(self.alone)
             except ValueError:  # no more can go
+                break
+            if not again and found == before:
                 break
             over = self._correct(found, clock=not near)
             if _as_near(over, nearest[1]):
@@ -171,26 +177,36 @@ class Refiner:
 
     def _near(self, scores: Scores, best: State, changes: int) -> Chosen | None:
         """Return the best nearby choice with enough measured saving; None without one."""
-        found: Chosen | None = None
+        found, before = None, None
         for _ in range(LOOKS):
             names = self._solved(scores, best, changes)
+            if names == before:
+                break
             if self._correct(names) >= -MISSED:
                 found = names
                 if not scores.measured(names):
                     break
+            before = names
         return found
 
     def _solved(self, scores: Scores, best: State | None = None, changes: int = 0) -> Chosen:
         """Return a program's solution, perhaps near an earlier choice; all ranks take the first rank's solution."""
-        asked = {cost: self._asked(cost, share) for cost, share in self.need.items()}
+        asked = {cost: share + self._more[cost] for cost, share in self.need.items()}
         near = None if best is None else (dict(best.names), changes)
         names, program = [repr(asked), *(best.said if best else ()), str(changes), scores.said], scores.program
-        return self.library.store.results("solution", [names], lambda _: program.solve(asked, near), everywhere=True)[0]
 
-    def _asked(self, cost: str, share: float) -> float:
-        """Return the share to ask of the program: corrected, but no more than can go, unless as much is needed."""
-        more, program = self._more[cost], self.alone.program
-        return min(share + more, max(share, program.most(cost))) if more > 0 else share + more
+        def solve(_: int) -> Chosen:
+            return program.solve({cost: self._possible(cost, share) for cost, share in asked.items()}, near)
+
+        return self.library.store.results("solution", [names], solve, everywhere=True)[0]
+
+    def _possible(self, cost: str, asked: float) -> float:
+        """Return a corrected share, but no more than can go, unless as much is needed."""
+        if asked <= self.need[cost]:
+            return asked
+        if cost not in self._most:
+            self._most[cost] = self.alone.program.most(cost)
+        return min(asked, max(self.need[cost], self._most[cost]))
 
     def _correct(self, names: Mapping[str, str], *, clock: bool = False) -> float:
         """Correct the needs by the measured saving of a choice; return the excess over the least met need."""
@@ -202,11 +218,12 @@ class Refiner:
 
     def _savings(self, names: Mapping[str, str], clock: bool) -> Mapping[str, float]:
         """Return the measured savings of a choice, each measured once; of latency, by the latest readings together."""
-        said = tuple(sorted(names.items())), clock
+        read = clock and not self._told
+        said = tuple(sorted(names.items())), read
         if said not in self._measured:
-            self._note(names, clock, {} if self.measure is None else self.measure(names, clock))
+            self._note(names, read, {} if self.measure is None else self.measure(names, read))
         found = self._measured[said]
-        if "latency" not in found or not self._readings:
+        if not clock or not self._readings:
             return found
         counted = self.alone.program.saved(names, "latency")
         return {**found, "latency": counted * mean(self._readings[-READINGS:])}
