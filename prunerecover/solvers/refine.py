@@ -41,9 +41,9 @@ class Refiner:
         program: Program over the library's scores.
         need: Shares to remove, by cost.
         measure: Function `(names, clock) -> shares`, from names of variants to the shares of costs saved together, by
-            cost; sites save less or more together than each alone. Clocks are read where `clock` is true, for first choices
-            and after moves: near choices, clocks cannot tell apart. For missing costs, and without a function, the
-            shares of the program count.
+            cost; sites save less or more together than each alone. Clocks are read where `clock` is true, for first
+            choices and after moves: near choices, clocks cannot tell apart. For missing costs, and without a function,
+            the shares of the program count.
     """
 
     def __init__(
