@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cases.models.language import word_tokenizer
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from cases.models.language import BOS, EOS, word_tokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from prunerecover.language.likelihood import Encoding
@@ -53,6 +53,13 @@ def chat_tokenizer(template: str = CHATML) -> Any:
     tokenizer = word_tokenizer(eos_token="</s>")
     tokenizer.chat_template = template
     return tokenizer
+
+
+def test_a_chat_has_the_special_tokens_of_its_template_alone() -> None:
+    tokenizer, begin = chat_tokenizer("<s> " + CHATML), [("<s>", BOS)]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=begin)
+    assert Encoding(tokenizer, context=9).prompt("w5") == [BOS, 5]
+    assert Encoding(tokenizer, context=9, chat=True).prompt("w5") == [BOS, 40, 5, EOS, 41]
 
 
 def chat(*contents: str) -> list[dict[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
@@ -116,6 +117,12 @@ def test_padding_needs_no_token_for_it() -> None:
 def test_what_is_no_question_is_refused(refused: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         refused()
+
+
+def test_rows_in_place_of_questions_are_refused() -> None:
+    rows: Any = [{"question": "is snow warm", "choices": ["yes", "no"], "answer": 1}]
+    with pytest.raises(TypeError, match=r"Expected questions \(Question\), but one is of dict\. Read rows"):
+        choice_accuracy(tiny_llama(), rows, Encoding(word_tokenizer()))
 
 
 def test_rows_of_data_sets_become_questions() -> None:

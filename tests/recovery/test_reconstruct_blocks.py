@@ -69,6 +69,14 @@ def test_streams_come_nearer_on_other_samples_and_the_rest_stays() -> None:
     assert tensors_hash(pruned) == tensors_hash(network)
 
 
+def test_equal_networks_have_nothing_to_learn() -> None:
+    dense = tiny_llama()
+    network = copy.deepcopy(dense)
+    errors = reconstruct_blocks(network, dense, Plan(), [texts()])
+    assert errors == dict.fromkeys(LAYERS, (0.0, 0.0))
+    assert tensors_hash(network) == tensors_hash(dense)
+
+
 def test_one_block_has_gradients_at_a_time() -> None:
     dense = tiny_llama()
     network, plan = without(dense, 2)
