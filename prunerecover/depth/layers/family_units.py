@@ -19,7 +19,7 @@ def known_by_parts(model: nn.Module, kinds: Sequence[str]) -> bool:
     """Whether units of some kinds are known by the parts of a model's family, without the computation graph.
 
     Args:
-        model: Unwrapped model.
+        model: Model without wrappers.
         kinds: Kinds of the units.
     """
     return is_supported(model) and "layer" not in kinds
@@ -29,7 +29,7 @@ def family_units(model: nn.Module, kinds: Sequence[str], macs: Mapping[str, int]
     """List the present units of a supported model, in order of depth.
 
     Args:
-        model: Unwrapped model.
+        model: Model without wrappers.
         kinds: Kinds among "block", "attention", "mlp" and "activation".
         macs: MACs of a forward pass, by module; empty: all units get 0.
 
@@ -61,7 +61,7 @@ def unit_of(
     """Return a unit with the parameters and MACs of the modules that go.
 
     Args:
-        model: Unwrapped model.
+        model: Model without wrappers.
         name: Name of the unit.
         kind: Kind of the unit.
         targets: Paths of the modules.
@@ -75,7 +75,7 @@ def activation_unit(model: nn.Module, targets: tuple[str, str, str], macs: Mappi
     """Return an activation, with the savings of merging the linears around.
 
     Args:
-        model: Unwrapped model.
+        model: Model without wrappers.
         targets: Paths of the activation, and of the linears before and behind.
         macs: MACs of a forward pass, by module.
         block: Path of the block around; empty: none.
