@@ -174,17 +174,19 @@ OURS = {"DepthPrune": "DepthPrune default", "Prune": "Prune (joint)"}
 BENCHMARK = Benchmark(
     name=NAME,
     title="One budget, one argument: depth, width and both",
-    text="""Each callback with a budget and its defaults, in one short epoch with distillation, which adapts a dense
-    network, too. Passes: images through all blocks while planning, timed ones included, per calibration image. In
-    depth: of Prune's budget. Ahead by: top-1 points on the same images, paired, with their 95% interval. Splits by
-    counts may miss the share: BoundaryDPT's at 33% were picked for the latency, and take out less of the MACs. Latency
-    is of one thread, by what it computes; of rows by MACs, that of networks without as many units of each kind, drawn
-    at random. The epoch is at one learning rate for all methods: [best rates](best_rates.md) says what was run at the
-    best of three for each. Rows of Prune at 33 and 50% of the latency are of the present planner, of DeiT-Tiny beside
-    other work on both cores; at 20% of the latency, and at a third of the MACs, of a planner that scored without
-    standard errors. DepthPrune on ResNet-56 was made when the search scored on 64 held-out samples alone; Prune at half
-    of the MACs, and DepthPrune at 33% of DeiT-Tiny's MACs and latency, before the present rates of tuning, too; further
-    rows by earlier planners, tuned on the calibration images alone.""",
+    text="""Each callback with a budget and its defaults, in one short epoch with distillation, which adapts a
+    dense network, too. Passes: images through all blocks while planning, timed ones included, per calibration
+    image. In depth: of Prune's budget. Ahead by: top-1 points on the same images, paired, with their 95% interval.
+    Splits by counts may miss the share: BoundaryDPT's at 33% were picked for the latency, and take out less of the
+    MACs. Latency is of one thread, by what it computes, of two in DeiT-Tiny's row of Prune at 33%; of rows by MACs,
+    that of networks without as many units of each kind, drawn at random. The epoch is at one learning rate for all
+    methods: [best rates](best_rates.md) says what was run at the best of three for each. Rows of Prune at 33% of
+    the latency are of the present planner, of DeiT-Tiny with two threads on idle cores; at half of the latency, of
+    a planner that searched with fits on all images, beside other work; at 20% of the latency, and at a third of the
+    MACs, of one that scored without standard errors, too. DepthPrune on ResNet-56 was made when the search scored
+    on 64 held-out samples alone; Prune at half of the MACs, and DepthPrune at 33% of DeiT-Tiny's MACs and latency,
+    before the present rates of tuning, too; further rows by earlier planners, tuned on the calibration images
+    alone.""",
     measure=measure,
     axes={
         "subject": Axis(tuple(SUBJECTS), "--subject"),
