@@ -94,11 +94,15 @@ def refit(session: Session, plan: Plan) -> Plan:
     tensors, done = dict[str, Tensor](), list[Edit]()
     with session.evaluating():
         for stage in _stages(plan.edits):
+            refits = [edit for edit in stage if isinstance(edit, Refit)]
+            blocks = _blocks_gone(plan.edits[len(done) :])
             if any(isinstance(edit, Narrow) and edit.tensors for edit in stage):
                 edits, since = [*done, *stage], len(done)
                 tensors = fitted_and_tuned(edits, tensors, session.samples, session.output, since=since)
+            elif refits:
+                tensors |= _fit_layers(session, done, refits, tensors, blocks)
             else:
-                tensors |= _fit_depth(session, done, stage, tensors, _blocks_gone(plan.edits[len(done) :]))
+                tensors |= _fit_replacements(session.pruned(done, tensors), stage, blocks)
             done += stage
     source = plan.source.model_copy(update={"weights": weights_hash(session.model)})
     return plan.model_copy(update={"source": source}).with_tensors(tensors)
@@ -124,20 +128,6 @@ def _stages(edits: Sequence[Edit]) -> Iterator[list[Edit]]:
         stage.append(edit)
     if stage:
         yield stage
-
-
-def _fit_depth(
-    session: Session,
-    done: Sequence[Edit],
-    stage: Sequence[Edit],
-    tensors: Mapping[str, Tensor],
-    blocks: Sequence[str],
-) -> dict[str, Tensor]:
-    """Return the tensors of a stage without narrowing, given all edits and tensors before, and the blocks that go."""
-    refits = [edit for edit in stage if isinstance(edit, Refit)]
-    if refits:
-        return _fit_layers(session, done, refits, tensors, blocks)
-    return _fit_replacements(session.pruned(done, tensors), stage, blocks)
 
 
 def _fit_layers(

@@ -18,6 +18,7 @@ from prunerecover.planning.arguments import PruningConfig, budget_of
 from prunerecover.planning.budget_search import BudgetSearch
 from prunerecover.planning.planner import Planner
 from prunerecover.refusal import Refusal
+from prunerecover.session.removed_share import measured_share
 from prunerecover.session.session import Session
 from prunerecover.width.groups.rounding import RoundTo
 
@@ -123,8 +124,6 @@ def _point(planner: Planner, share: float) -> FrontierPoint | None:
     except ValueError:
         return None
     edits, session = planner.edits(state.chosen), planner.session
-    counted = [cost for cost in dict.fromkeys((*COUNTED, *planner.budgeted)) if cost != "latency"]
-    costs = {cost: session.cost(cost).removed_share(edits) for cost in counted}
-    if "latency" in planner.budgeted:
-        costs["latency"] = planner.removed_shares(edits)["latency"]
+    names = dict.fromkeys((*COUNTED, *planner.budgeted))
+    costs = {cost: measured_share(session, planner.store, cost, edits) for cost in names}
     return FrontierPoint(share, state.divergence, costs)

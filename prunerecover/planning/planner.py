@@ -215,8 +215,7 @@ class Planner:
 
     def removed_shares(self, edits: Sequence[Edit]) -> dict[str, float]:
         """Return the share of each cost that goes with edits, once merged; latency is measured."""
-        session, store = self.session, self.store
-        return {cost: measured_share(session, store, cost, edits) if edits else 0.0 for cost in self.budgeted}
+        return {cost: measured_share(self.session, self.store, cost, edits) for cost in self.budgeted}
 
     @ordinary_arithmetic()
     def alone(self, depth: bool, cost: str, share: float) -> Plan:
@@ -242,7 +241,8 @@ class Planner:
         """Return a choice fitted on all samples and tuned on the output, and the held-out divergence in between."""
         with self.session.evaluating():
             chosen = self.library.fitted(state.chosen)
-            return tuned(self.session, self.library.maker, chosen), self.library.scorers.divergence(chosen)
+            divergence = state.divergence if chosen is state.chosen else self.library.scorers.divergence(chosen)
+            return tuned(self.session, self.library.maker, chosen), divergence
 
     def edits(self, chosen: Chosen, *, in_place: bool = False) -> tuple[Edit, ...]:
         """Return the edits of a choice."""

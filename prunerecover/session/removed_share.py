@@ -39,7 +39,7 @@ def share_evidence(
 
 
 def measured_share(session: Session, store: SearchStore, cost: str, edits: Sequence[Edit]) -> float:
-    """Return the share of a cost that edits save, once merged; a latency is measured once.
+    """Return the share of a cost that edits save, once merged: of no edits none; a latency is measured once.
 
     Args:
         session: Network and samples.
@@ -47,6 +47,8 @@ def measured_share(session: Session, store: SearchStore, cost: str, edits: Seque
         cost: Name of the cost.
         edits: Edits.
     """
+    if not edits:
+        return 0.0
     measure = partial(session.cost(cost).removed_share, edits)
     if cost != "latency":
         return measure()

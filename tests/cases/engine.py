@@ -13,7 +13,6 @@ from cases.models.tiny import BUILD, tiny_images, tiny_inputs, tiny_timm
 from cases.sampling import first
 from torch import Tensor, nn
 
-from prunerecover.calibration.samples import CalibrationSet, split_batches
 from prunerecover.model.batches import as_inputs, call, predictions_of
 from prunerecover.plan.plan import Plan
 from prunerecover.planning.plan_depth import plan_depth
@@ -51,10 +50,6 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 def output_of(model: nn.Module, batch: Any) -> Tensor:
     with torch.no_grad():
         return predictions_of(call(model, as_inputs(batch)))
-
-
-def samples_of(name: str, n: int = 128) -> CalibrationSet:
-    return split_batches(batches_of(name, n=n), torch.device("cpu"))
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:
