@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from prunerecover.calibration.samples import MIN_SAMPLES
 from prunerecover.calibration.stand_in_fits import refit_in_order
 from prunerecover.depth.fits import fit_again
+from prunerecover.families.libraries.offloaded_weights import is_offloaded, map_offloaded
 from prunerecover.library.blocks_anew import layers_before_blocks
 from prunerecover.library.heads_anew import heads_anew
 from prunerecover.model.batches import Batches
@@ -32,6 +33,7 @@ from prunerecover.width.tuning import fitted_and_tuned
 def apply_plan(model: nn.Module, plan: Plan | str | Path, refit: Batches | None = None) -> Applied:
     """Change the model in place as the plan says.
 
+    Weights of a model offloaded by accelerate come back to the CPU, mapped from their files where they are on disk.
     Two linears with a removed activation between them stay two for training, which works better, and save nothing until
     `merge(model)` joins them. The merged model meets the plan's share of the MACs or parameters:
     `plan.evidence["removed_share"]` holds the removed share of each cost, before and after merging.
@@ -55,6 +57,8 @@ def apply_plan(model: nn.Module, plan: Plan | str | Path, refit: Batches | None 
     check_plan(plan)
     if not plan.edits:
         return Applied()
+    if is_offloaded(model):
+        map_offloaded(model)
     check_source(model, plan)
     if refit is None:
         check_tensors(model, plan)

@@ -18,6 +18,7 @@ META = torch.device("meta")
 REGISTERED = ("_parameters", "_buffers", "_modules")
 # transformers captures hidden states with hooks of its own, installed anew without this attribute.
 CAPTURING = "_output_capturing_hooks_installed"
+OFFLOADING = "_hf_hook"  # accelerate's, with a map of weights that is not to be copied
 
 
 def meta_copy(model: nn.Module) -> nn.Module:
@@ -26,7 +27,7 @@ def meta_copy(model: nn.Module) -> nn.Module:
     >>> meta_copy(nn.Linear(2, 3)).weight.device
     device(type='meta')
     """
-    return _copy(model, lambda tensor: _like(tensor, tensor.detach().to(META)))
+    return _copy(model, lambda tensor: like(tensor, tensor.detach().to(META)))
 
 
 def share_copy(model: nn.Module) -> nn.Module:
@@ -59,12 +60,12 @@ def apart_copy(model: nn.Module) -> nn.Module:
     >>> copied is net.weight, copied.data_ptr() == net.weight.data_ptr()
     (False, True)
     """
-    return _copy(model, lambda tensor: _like(tensor, tensor.detach()) if isinstance(tensor, nn.Parameter) else tensor)
+    return _copy(model, lambda tensor: like(tensor, tensor.detach()) if isinstance(tensor, nn.Parameter) else tensor)
 
 
 def deep_copy(model: nn.Module) -> nn.Module:
     """Copy a model with its values: original and copy are independent."""
-    return _copy(model, lambda tensor: _like(tensor, tensor.detach().clone()))
+    return _copy(model, lambda tensor: like(tensor, tensor.detach().clone()))
 
 
 def copy_with(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
@@ -76,11 +77,12 @@ def copy_with(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
     (False, True)
     """
     held = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    new = {id(tensor): _like(tensor, values[name]) for name, tensor in held if name in values}
+    new = {id(tensor): like(tensor, values[name]) for name, tensor in held if name in values}
     return _copy(model, lambda tensor: new.get(id(tensor), tensor))
 
 
-def _like(tensor: Tensor, value: Tensor) -> Tensor:
+def like(tensor: Tensor, value: Tensor) -> Tensor:
+    """Return a value as a parameter, if the tensor is one."""
     return nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
 
 
@@ -92,6 +94,8 @@ def _copy(model: nn.Module, tensor_of: Callable[[Tensor], Tensor]) -> nn.Module:
         for name, value in vars(module).items():
             if "hooks" in name and isinstance(value, dict):
                 memo[id(value)] = OrderedDict()
+            elif name == OFFLOADING:
+                memo[id(value)] = value
             elif name not in REGISTERED:  # weights computed by a mask or weight_norm, and caches of modules
                 computed = (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and not leaf.is_leaf)
                 memo |= {id(tensor): tensor_of(tensor) for tensor in computed}

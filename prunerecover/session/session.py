@@ -19,6 +19,7 @@ from prunerecover.cost.units.clock_names import clock_name
 from prunerecover.cost.units.serving import Serving
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import chosen_divergence
+from prunerecover.families.libraries.offloaded_weights import is_offloaded, map_offloaded
 from prunerecover.graph.trace import Traced, trace
 from prunerecover.importance.measuring.losses import Loss, check_loss
 from prunerecover.model.batches import (
@@ -83,11 +84,13 @@ class Session:
     ) -> None:
         network = unwrap(model)
         check_network(network)
-        check_plannable(network)
+        self.model = hooked_copy(network)
+        if is_offloaded(network):
+            map_offloaded(self.model)
+        check_plannable(self.model)
         self.batches: Sequence[Any] = with_samples(listed(batches))
         self.seed = seed
         self.loss = None if loss is None else bound_to(network, loss)
-        self.model = hooked_copy(network)
         self._costs: dict[str, DenseCost] = {}
         self._serving = Serving()
         self._further = further
