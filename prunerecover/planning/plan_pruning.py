@@ -50,7 +50,7 @@ def plan_pruning(
     together, width alone and depth alone are recovered for a short while, and the most accurate plan is returned.
 
     Args:
-        model: Any network, wrapped or not.
+        model: Any network, wrapped or not; with weights offloaded by accelerate, planned on the CPU.
         budget: A share of the MACs, parameters or latency of the merged model, or shares of several costs, met at once;
             or the remaining amount, such as Budget(params="100M"). Latency is measured again after planning; a plan
             that misses the latency is made anew for more, and a warning reports a second miss.
