@@ -217,6 +217,7 @@ class TriedSplit(_Record):
         depth: Share of the budget for depth.
         divergence: Divergence of the output on held-out samples; None: not comparable, or not needed.
         accuracy: Accuracy after a short recovery, in percent; None: no recovery.
+        score: Score of the pruned network by the user's function, larger is better; None: no function.
         saved: Removed share of each cost, once merged; empty: no plan. In earlier plans a number.
         refused: Reason why there is no plan; empty if there is a plan.
     """
@@ -224,6 +225,7 @@ class TriedSplit(_Record):
     depth: float
     divergence: float | None = None
     accuracy: float | None = None
+    score: float | None = None
     saved: dict[str, float] | float = {}
     refused: str = ""
 
@@ -234,10 +236,12 @@ class SplitEvidence(_Evidence):
     Attributes:
         splits: Tried splits, in order.
         depth_share: Share for depth in the chosen split.
+        picked: Number of the chosen split, from 0, among scored ones; None: no scores, or an earlier plan.
     """
 
     splits: Items[TriedSplit] = ()
     depth_share: float | None = None
+    picked: int | None = None
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,18 @@ def stored(folder):
     return {"said": everyone(said), "again": planned(small, store=folder / "store")}
 
 
+def scored(folder):
+    """Plan with a score, in a store with a search without a score."""
+    calls = []
+
+    def score(network):
+        calls.append(1)
+        return -sum(parameter.numel() for parameter in network.parameters())
+
+    plan = plan_pruning(vit(), Budget(macs=0.3), batches=images(4), score=score, store=folder / "store")
+    return everyone({"plan": digest(plan), "calls": len(calls), "picked": plan.evidence["picked"]})
+
+
 def clocked(folder):
     """Plan with a different clock on each rank."""
     import pytest
