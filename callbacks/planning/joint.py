@@ -32,8 +32,8 @@ class PruningArguments(TypedDict, total=False):
         round_to: Divisor of the number of kept units in a group: 8 for channels and neurons, or a divisor per kind,
             e.g. {"channel": 8, "neuron": 64}. None: no rounding; for a latency, 8 is tried, too.
         ignore: Shell patterns of units and groups that stay.
-        score: Metric `score(network) -> float` on data of your own, larger is better: the choice among plans of nearly
-            the same divergence, of at most 4; see `plan_pruning`. None: the least divergence.
+        score: Metric `score(network) -> float` of your own, larger is better, for the choice among at most 4 plans of
+            nearly the same divergence; see `plan_pruning`. None: the least divergence.
         seed: Seed of the samples and of all random numbers in planning.
         store: Folder for intermediate results of planning: a fit killed while planning resumes planning from the
             folder; see `plan_pruning`. None: no results are kept.

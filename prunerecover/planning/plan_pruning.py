@@ -68,12 +68,12 @@ def plan_pruning(
         evaluate: Function that recovers the pruned models of some trials, each for a short while, and returns
             accuracies in percent, as in `plan_boundary`; splits are compared by accuracy instead of output. Each call
             gets all trials that are independent of one another.
-        score: Function `score(network) -> float`, a metric of yours on data of yours, larger is better: mAP, MMLU, or
-            `-wer(network)`. It chooses among finished plans that the divergence hardly tells apart, 4 at most: the best
-            by divergence, choices met by the refinement that meet the budget with up to a tenth more divergence, and,
-            where compared, depth alone. Each is scored once, on a copy of the pruned, fitted and tuned network in
-            evaluation mode without gradients, with equal random numbers; on one of the ranks, so without collectives.
-            The split's `score` in the evidence holds the value. Equal scores, and None: the least divergence.
+        score: Metric of your own, `score(network) -> float`, larger is better: mAP, MMLU, or `-wer(network)`. The score
+            chooses among at most 4 finished plans: the best by divergence, choices of the refinement that meet the
+            budget with up to a tenth more divergence, and depth alone where compared. Each is scored once, on a copy of
+            the pruned, fitted and tuned network in evaluation mode, without gradients, with equal random numbers. Ranks
+            share the plans: no collectives. A `store` keeps scores by the name of the function. Equal scores, and
+            None: the least divergence.
         seed: Seed of the held-out split, of recoveries and of everything random.
         store: Folder of intermediate results: scores of variants, divergences, measured latencies, and compared plans.
             A search interrupted, by Ctrl-C or a kill, and begun again with the same network, samples and arguments
