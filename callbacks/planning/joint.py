@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from prunerecover.boundary.search import Evaluate
 from prunerecover.callbacks.calibration.surgery import Surgery
@@ -15,6 +15,7 @@ from prunerecover.plan.plan import Plan
 from prunerecover.planning.arguments import PruningConfig, check_costs
 from prunerecover.planning.feasible import check_feasible, check_names
 from prunerecover.planning.plan_pruning import joint_plan
+from prunerecover.planning.score import Score
 from prunerecover.width.groups.rounding import RoundTo
 
 
@@ -31,6 +32,8 @@ class PruningArguments(TypedDict, total=False):
         round_to: Divisor of the number of kept units in a group: 8 for channels and neurons, or a divisor per kind,
             e.g. {"channel": 8, "neuron": 64}. None: no rounding; for a latency, 8 is tried, too.
         ignore: Shell patterns of units and groups that stay.
+        score: Metric `score(network) -> float` of your own, larger is better, for the choice among at most 4 plans of
+            nearly the same divergence; see `plan_pruning`. None: the least divergence.
         seed: Seed of the samples and of all random numbers in planning.
         store: Folder for intermediate results of planning: a fit killed while planning resumes planning from the
             folder; see `plan_pruning`. None: no results are kept.
@@ -41,6 +44,7 @@ class PruningArguments(TypedDict, total=False):
     equal_layers: bool
     round_to: RoundTo | None
     ignore: Sequence[str]
+    score: Score | None
     seed: int
     store: str | Path | None
 
@@ -60,6 +64,11 @@ class JointPlanning(Planning):
 
     def __init__(self, **arguments: Unpack[PruningArguments]) -> None:
         self.config: PruningConfig = PruningConfig(**arguments)
+
+    @property
+    def deciding(self) -> dict[str, Any]:
+        """Arguments with influence on the removed units; a score, unknown to old checkpoints, only if given."""
+        return {name: value for name, value in super().deciding.items() if name != "score" or value is not None}
 
     def check_budget(self, budget: Budget | None) -> None:
         """Raise an error unless the budget is in one or several costs."""

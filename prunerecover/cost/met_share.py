@@ -75,12 +75,12 @@ def met_share(
             break
         saved = measure(planned)
         found.append((saved, planned))
-        if _enough(wanted, saved) and any(_excess(wanted, saved)[cost] <= wanted[cost].above for cost in wanted):
+        if enough(wanted, saved) and any(_excess(wanted, saved)[cost] <= wanted[cost].above for cost in wanted):
             break
         asked = _asked_again(wanted, asked, saved)
-    enough = [one for one in found if _enough(wanted, one[0])]
-    if enough:
-        saved, planned = min(enough, key=lambda one: sum(_excess(wanted, one[0]).values()))
+    able = [one for one in found if enough(wanted, one[0])]
+    if able:
+        saved, planned = min(able, key=lambda one: sum(_excess(wanted, one[0]).values()))
     else:
         saved, planned = max(found, key=lambda one: min(_excess(wanted, one[0]).values()))
     _warn(wanted, saved)
@@ -91,7 +91,13 @@ def _excess(wanted: Mapping[str, Wanted], saved: Shares) -> dict[str, float]:
     return {cost: saved[cost] - one.share for cost, one in wanted.items()}
 
 
-def _enough(wanted: Mapping[str, Wanted], saved: Shares) -> bool:
+def enough(wanted: Mapping[str, Wanted], saved: Shares) -> bool:
+    """Return whether removed shares meet the wanted shares.
+
+    Args:
+        wanted: Wanted shares, by the name of the cost.
+        saved: Removed shares.
+    """
     return all(excess >= -wanted[cost].below - ROUNDING for cost, excess in _excess(wanted, saved).items())
 
 
@@ -113,7 +119,7 @@ def _warn(wanted: Mapping[str, Wanted], saved: Shares) -> None:
     goes = " and ".join(f"{saved[cost]:.1%} of the {cost}" for cost in wanted)
     asked = " and ".join(f"{one.share:.1%}" for one in wanted.values())
     said = f"The plan saves {goes} for a budget of {asked}"
-    if not _enough(wanted, saved):
+    if not enough(wanted, saved):
         busy = " Is the machine busy?" if "latency" in wanted else ""
         way_out = ", or plan on an idle one" if "latency" in wanted else ", or ignore fewer units"
         text = f"{said}, and what was planned for more saves no more.{busy} Ask for a larger budget{way_out}."

@@ -13,18 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import ValidationError, field_validator
 
 from prunerecover.cost.units.cost_names import CostName
 from prunerecover.plan.kinds import Kind, WidthKind
-from prunerecover.plan.records import Items, Result
+from prunerecover.plan.records import Items, OpenRecord, Result
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class _Evidence(_Record):
+class _Evidence(OpenRecord):
     """Base: entries of the evidence of a plan."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -46,7 +42,7 @@ class _Evidence(_Record):
             return cls.model_validate({name: value for name, value in entries.items() if name not in wrong})
 
 
-class RemovedShare(_Record):
+class RemovedShare(OpenRecord):
     """Removed share of a cost of a model.
 
     Attributes:
@@ -76,7 +72,7 @@ class BudgetEvidence(_Evidence):
         return {given["cost"]: given} if isinstance(given, Mapping) and "cost" in given else given
 
 
-class RemovalStep(_Record):
+class RemovalStep(OpenRecord):
     """A removed unit, and the model without this and earlier units.
 
     Attributes:
@@ -150,7 +146,7 @@ class WidthEvidence(_Evidence):
     damping: float = 0.0
 
 
-class UniformComparison(_Record):
+class UniformComparison(OpenRecord):
     """Protection scores of units that only the plan removes (`taken`), or only uniform pruning (`spared`), as sums."""
 
     taken: float
@@ -177,7 +173,7 @@ class ToleranceEvidence(_Evidence):
     kept_by_tolerance: dict[str, float] = {}
 
 
-class TrialResult(_Record):
+class TrialResult(OpenRecord):
     """A short recovery in the boundary search: numbers of removed attentions and activations, accuracy in percent."""
 
     attention: int
@@ -185,7 +181,7 @@ class TrialResult(_Record):
     accuracy: float
 
 
-class Regret(_Record):
+class Regret(OpenRecord):
     """Expected gap in points to the truly best split, with an interval."""
 
     value: float
@@ -194,7 +190,7 @@ class Regret(_Record):
     confidence: float
 
 
-class PredictedSplit(_Record):
+class PredictedSplit(OpenRecord):
     """Choice of the boundary search: attentions and activations to remove, with expected accuracy and regret."""
 
     attention: int
@@ -210,13 +206,14 @@ class BoundaryEvidence(_Evidence):
     predicted: PredictedSplit | None = None
 
 
-class TriedSplit(_Record):
+class TriedSplit(OpenRecord):
     """A split of a budget between depth and width, and the quality of the pruned network.
 
     Attributes:
         depth: Share of the budget for depth.
         divergence: Divergence of the output on held-out samples; None: not comparable, or not needed.
         accuracy: Accuracy after a short recovery, in percent; None: no recovery.
+        score: Score of the pruned network by the user's function, larger is better; None: no function.
         saved: Removed share of each cost, once merged; empty: no plan. In earlier plans a number.
         refused: Reason why there is no plan; empty if there is a plan.
     """
@@ -224,6 +221,7 @@ class TriedSplit(_Record):
     depth: float
     divergence: float | None = None
     accuracy: float | None = None
+    score: float | None = None
     saved: dict[str, float] | float = {}
     refused: str = ""
 
@@ -234,10 +232,12 @@ class SplitEvidence(_Evidence):
     Attributes:
         splits: Tried splits, in order.
         depth_share: Share for depth in the chosen split.
+        picked: Number of the chosen split, from 0, among scored ones; None: no scores, or an earlier plan.
     """
 
     splits: Items[TriedSplit] = ()
     depth_share: float | None = None
+    picked: int | None = None
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ class FrontierEvidence(_Evidence):
     frontier_cost: CostName | Items[CostName] = "macs"
 
 
-class PlanningCost(_Record):
+class PlanningCost(OpenRecord):
     """Resources of the planning.
 
     Attributes:

@@ -25,6 +25,12 @@ class Record(BaseModel):
         return {name: value for name, value in handler(self).items() if value or name not in LATER}
 
 
+class OpenRecord(BaseModel):
+    """Frozen data of known fields; unknown fields are dropped."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
 class Source(Record):
     """Model at the start of a plan.
 

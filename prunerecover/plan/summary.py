@@ -105,11 +105,15 @@ def saved_shares(plan: Planned) -> dict[str, float]:
 def _scores(plan: Planned) -> Iterator[Row]:
     """Yield the scores behind the plan."""
     split = SplitEvidence.of(plan.evidence)
-    divergences: Sequence[float | None] = [s.divergence for s in split.splits if s.depth == split.depth_share]
+    alike = [s for s in split.splits if s.depth == split.depth_share]
+    chosen = alike[-1:] if split.picked is None else [split.splits[split.picked]]
+    divergences: Sequence[float | None] = [s.divergence for s in chosen]
     if plan.made_by.method.startswith("depth/"):
         divergences = list(DepthEvidence.of(plan.evidence).divergence.values())
     if divergences and divergences[-1] is not None:
         yield "divergence", f"{divergences[-1]:.3g}", "", "of the output"
+    if chosen and chosen[-1].score is not None:
+        yield "score", f"{chosen[-1].score:.4g}", "", "of the pruned network, by the given function"
     if (tolerance := ToleranceEvidence.of(plan.evidence).tolerance) is not None:
         yield "tolerance", f"{tolerance:.3g}", "", "of difference of the two rankings"
     if (predicted := BoundaryEvidence.of(plan.evidence).predicted) is not None:

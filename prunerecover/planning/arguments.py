@@ -12,8 +12,10 @@ from torch import nn
 from prunerecover.cost.units.cost_names import ALONE
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.importance.measuring.losses import Loss
+from prunerecover.importance.measuring.names import name_of
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS, KINDS, RANKED_KINDS, WIDTH_KINDS, kinds_among
+from prunerecover.planning.score import Score, check_score
 from prunerecover.store.search_store import store_folder
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.groups.discovery import FOUND_KINDS
@@ -35,6 +37,7 @@ class PruningConfig:
     equal_layers: bool = False
     round_to: RoundTo | None = None
     ignore: Sequence[str] = ()
+    score: Score | None = None
     seed: int = 0
     store: str | Path | None = None
 
@@ -42,6 +45,7 @@ class PruningConfig:
         """Check the arguments, and take a single kind or pattern for a list of one."""
         if self.kinds is not None:
             object.__setattr__(self, "kinds", kinds_among(self.kinds, KINDS))
+        check_score(self.score)
         object.__setattr__(self, "store", store_folder(self.store))
         object.__setattr__(self, "ignore", self.width(FOUND_KINDS, self.ignore).ignore)
 
@@ -49,7 +53,13 @@ class PruningConfig:
         """Return the record of the arguments in a plan, as JSON primitives: only those that were set."""
         kinds = None if self.kinds is None else list(self.kinds)
         round_to = dict(self.round_to) if isinstance(self.round_to, Mapping) else self.round_to
-        given = {"kinds": kinds, "equal_layers": self.equal_layers, "round_to": round_to, "ignore": list(self.ignore)}
+        given = {
+            "kinds": kinds,
+            "equal_layers": self.equal_layers,
+            "round_to": round_to,
+            "ignore": list(self.ignore),
+            "score": None if self.score is None else name_of(self.score),
+        }
         return {name: value for name, value in given.items() if value}
 
     def depth_kinds(self) -> tuple[str, ...] | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 
 from prunerecover.boundary.search import Evaluate, Trial, accuracies_of
-from prunerecover.cost.met_share import Wanted, met_share
+from prunerecover.cost.met_share import Wanted, enough, met_share
 from prunerecover.cost.units.cost_names import ALONE
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.display.progress import progress
@@ -31,6 +32,7 @@ WIDTH, DEPTH = 0.0, 1.0  # depth's share of the budget where one of both is prun
 Errors = tuple[type[ValueError], ...]
 NO_CHOICE: Errors = (Refusal, NotRemovable)  # errors of the library for a budget that it cannot meet
 AGAIN = 2  # rounds of refinement for a plan made again
+NEAR, MOST = 0.1, 4  # of the least divergence: how much more a scored rival may have; plans to score
 HALF = 0.5  # recorded as depth's share where no joint plan exists
 
 
@@ -69,6 +71,8 @@ class BudgetSearch:
         self.wanted = budget.shares
         self.tried: list[TriedSplit] = []
         self.candidates: dict[int, Candidate] = {}
+        self._met: dict[tuple[str, ...], float] = {}  # divergences of choices, by sites and names
+        self._made: dict[tuple[str, ...], float] = {}  # those with a plan
 
     def run(self) -> Plan:
         """Return the best plan.
@@ -81,20 +85,24 @@ class BudgetSearch:
         planner = self.planner
         planner.score_width()
         if planner.has_library:
-            self._try(self._out_of_library, refusals=NO_CHOICE)
+            self._try(partial(self._judged, self.together), refusals=NO_CHOICE)
             if planner.is_reconstructed and not self.is_lonely and self.evaluate is None:
-                self._try(partial(self._out_of_library, depth_alone=True), DEPTH, NO_CHOICE)
+                whole_units = partial(self.together, depth_alone=True)
+                self._try(partial(self._judged, whole_units), DEPTH, NO_CHOICE)
         if not self.candidates or (not self.is_lonely and self.evaluate is not None):
             others = bool(self.tried) and not set(self.wanted) <= set(ALONE)  # their refusal has the reason
             for share, reason in ((WIDTH, planner.why_no_width), (DEPTH, planner.why_no_depth)):
                 if not reason and not others:
                     self._try(partial(self._alone, depth=share == DEPTH), share)
-        if not self.is_lonely:
-            self._recover()
-        best = self._best()
+        usual = len(self.tried)
+        if planner.config.score is not None:
+            for rival in islice(self._rivals(), MOST - len(self.candidates)):
+                self._try(rival, refusals=NO_CHOICE)
+        self._compare()
+        best = self._best(usual)
         for message in self.candidates[best].warnings:
             warnings.warn(message, stacklevel=6)
-        return self._described(self.tried[best].depth, self.candidates[best])
+        return self._described(best)
 
     @property
     def is_lonely(self) -> bool:
@@ -134,7 +142,7 @@ class BudgetSearch:
 
         def together(asked: Mapping[str, float]) -> State:
             again = (AGAIN, found[-1]) if found else ()
-            state = planner.together({**asked, **clocked}, *again, depth_alone=depth_alone)
+            state = planner.together({**asked, **clocked}, *again, depth_alone=depth_alone, met=self._meet)
             return next((old for old, _ in found if old.names == state.names), state)
 
         def saved_by(state: State) -> Mapping[str, float]:
@@ -144,15 +152,33 @@ class BudgetSearch:
         with planner.session.evaluating():
             expected = planner.unscored.expected_passes * planner.session.pass_seconds
         with progress("choosing variants", expected=expected):
-            state, saved = met_share(self._asked(MISSED, 2 * CLOCKS), together, saved_by)
-            plan = kept_plan(planner.store, ("joint", *state.said), lambda: planner.plan(*planner.finished(state)))
+            return self._finished(*met_share(self._asked(MISSED, 2 * CLOCKS), together, saved_by))
+
+    def _meet(self, state: State) -> None:
+        self._met[state.said] = state.divergence
+
+    def _finished(self, state: State, saved: Mapping[str, float]) -> Candidate:
+        """Return the plan of a choice, fitted on all samples and tuned."""
+        self._made[state.said], planner = state.divergence, self.planner
+        plan = kept_plan(planner.store, ("joint", *state.said), lambda: planner.plan(*planner.finished(state)))
         return Candidate(plan, saved, state.divergence)
 
-    def _out_of_library(self, *, depth_alone: bool = False) -> Candidate:
-        """Return the plan of `together`, of a reconstructed network with the divergence after reconstruction."""
-        found, planner = self.together(depth_alone=depth_alone), self.planner
+    def _rivals(self) -> Iterator[Callable[[], Candidate]]:
+        """Yield makers of plans of near rivals, of least divergence first: choices met that meet the budget."""
+        best = next(iter(self._made.values()), -math.inf)
+        near = {names for names, far in self._met.items() if far <= (1 + NEAR) * best} - self._made.keys()
+        for names in sorted(near, key=lambda names: (self._met[names], names)):
+            state = State(self.planner.library, dict(zip(names[::2], names[1::2], strict=True)))
+            with self.planner.session.evaluating():
+                saved = self.planner.removed_shares(self.planner.edits(state.chosen))
+            if enough(self._asked(MISSED, 2 * CLOCKS), saved):
+                yield partial(self._judged, partial(self._finished, state, saved))
+
+    def _judged(self, make: Callable[[], Candidate]) -> Candidate:
+        """Return a plan out of the library, of a reconstructed network with the divergence after reconstruction."""
+        found, planner = make(), self.planner
         after = planner.is_reconstructed and self.evaluate is None
-        return replace(found, divergence=planner.divergence(found.plan)) if after else found
+        return replace(found, divergence=planner.judge.divergence(found.plan)) if after else found
 
     def _alone(self, *, depth: bool) -> Candidate:
         """Return the plan of depth or of width alone, made again while it misses the budget as measured.
@@ -167,7 +193,7 @@ class BudgetSearch:
 
         found, _ = met_share(self._asked(CLOCKS, CLOCKS + STEP), alone, lambda found: found.saved)
         known = self.is_lonely or self.evaluate is not None
-        return found if known else replace(found, divergence=planner.divergence(found.plan))
+        return found if known else replace(found, divergence=planner.judge.divergence(found.plan))
 
     def _kept_alone(self, depth: bool, cost: str, share: float) -> Plan:
         names = "depth" if depth else "width", cost, str(share)
@@ -189,36 +215,51 @@ class BudgetSearch:
         missed = max(share - found.saved[cost] for cost, share in self.wanted.items())
         return max(0.0, missed - CLOCKS), sum(found.saved.values())
 
-    def _recover(self) -> None:
-        """Learn the accuracies after a short recovery of all candidates."""
-        if self.evaluate is None:
+    def _compare(self) -> None:
+        """Learn the scores of all candidates, or the accuracies after a short recovery."""
+        plans, score = [candidate.plan for candidate in self.candidates.values()], self.planner.config.score
+        if score is not None:
+            entry, found = "score", self.planner.judge.scores(plans, score)
+        elif self.evaluate is not None and not self.is_lonely:
+            trials = [Trial(plan, self.planner.config.seed) for plan in plans]
+            entry, found = "accuracy", [*accuracies_of(self.evaluate, trials)]
+        else:
             return
-        able = [i for i, one in enumerate(self.tried) if not one.refused]
-        trials = [Trial(self.candidates[i].plan, self.planner.config.seed) for i in able]
-        for i, accuracy in zip(able, accuracies_of(self.evaluate, trials), strict=True):
-            self.tried[i] = self.tried[i].model_copy(update={"accuracy": float(accuracy)})
+        for i, value in zip(self.candidates, found, strict=True):
+            self.tried[i] = self.tried[i].model_copy(update={entry: float(value)})
 
-    def _best(self) -> int:
+    def _best(self, usual: int) -> int:
+        """Return the number of the candidate of the best score or accuracy; among equals, of the least divergence.
+
+        Args:
+            usual: Number of the first rival: rivals are chosen by a better score alone.
+        """
         if not self.candidates:
             reasons = " ".join(dict.fromkeys(one.refused for one in self.tried))
             raise Refusal("a budget that depth and width can meet", f"{self.budget.to_dict()} is not one", reasons)
-        return min(sorted(self.candidates, key=lambda i: self.tried[i].depth), key=lambda i: _behind(self.tried[i]))
+        order = sorted(self.candidates, key=lambda i: (i >= usual, *_behind(self.tried[i])))
+        return max(order, key=lambda i: _quality(self.tried[i]))
 
-    def _described(self, share: float, found: Candidate) -> Plan:
-        """Return the plan as one for the whole budget."""
+    def _described(self, best: int) -> Plan:
+        """Return the plan of a candidate as one for the whole budget."""
+        share, found = self.tried[best].depth, self.candidates[best]
         plan = found.plan
         if not plan.edits:
             return plan
         arguments = {"budget": self.budget.to_dict(), "depth_share": share, **self.planner.config.said()}
         made_by = plan.made_by.model_copy(update={"method": "joint", "arguments": arguments})
-        tried = SplitEvidence(splits=tuple(self.tried), depth_share=share)
+        scored = {} if self.planner.config.score is None else {"picked": best}
+        tried = SplitEvidence(splits=tuple(self.tried), depth_share=share, **scored)
         removed = share_evidence(self.planner.session, plan.edits, self.wanted, found.saved)
         evidence = {**plan.evidence, **tried.to_dict(), **removed}
         return plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(plan.tensors)
 
 
-def _behind(split: TriedSplit) -> float:
-    """Return the measure that the best split minimises: minus the recovered accuracy if known, else the divergence."""
-    if split.accuracy is not None:
-        return -split.accuracy
-    return math.inf if split.divergence is None else split.divergence
+def _behind(split: TriedSplit) -> tuple[float, float]:
+    """Return the measures that the best of equal splits minimises: the divergence if known, then the depth."""
+    return math.inf if split.divergence is None else split.divergence, split.depth
+
+
+def _quality(split: TriedSplit) -> float:
+    """Return the score or the recovered accuracy; 0 if there is neither."""
+    return next((value for value in (split.score, split.accuracy) if value is not None), 0.0)

@@ -48,15 +48,3 @@ def kept_budget(store: SearchStore, asked: Budget, shares: Budget) -> Budget:
     (found,) = store.results("budget", [[str(asked.to_dict())]], lambda _: dict(shares.shares))
     given: dict[str, Any] = {**found}
     return replace(shares, **given)
-
-
-def kept_divergence(store: SearchStore, plan: Plan, measure: Callable[[], float | None]) -> float | None:
-    """Return the divergence of a plan, measured only where the store has none.
-
-    Args:
-        store: Store of the search.
-        plan: Plan.
-        measure: Returns the divergence; None: there is none.
-    """
-    names = [plan.made_by.method, *(str(edit) for edit in plan.edits)]
-    return store.results("divergence", [names], lambda _: measure())[0]

@@ -18,6 +18,7 @@ from prunerecover.planning.arguments import PruningConfig, check_costs
 from prunerecover.planning.budget_search import BudgetSearch
 from prunerecover.planning.kept import kept_budget
 from prunerecover.planning.planner import Planner
+from prunerecover.planning.score import Score
 from prunerecover.session.asked import planned_as_asked
 from prunerecover.session.session import Session
 from prunerecover.width.groups.rounding import RoundTo
@@ -34,6 +35,7 @@ def plan_pruning(
     round_to: RoundTo | None = None,
     ignore: Sequence[str] = (),
     evaluate: Evaluate | None = None,
+    score: Score | None = None,
     seed: int = 0,
     store: str | Path | None = None,
     divergence: str | Divergence | None = None,
@@ -66,6 +68,12 @@ def plan_pruning(
         evaluate: Function that recovers the pruned models of some trials, each for a short while, and returns
             accuracies in percent, as in `plan_boundary`; splits are compared by accuracy instead of output. Each call
             gets all trials that are independent of one another.
+        score: Metric of your own, `score(network) -> float`, larger is better: mAP, MMLU, or `-wer(network)`. The score
+            chooses among at most 4 finished plans: the best by divergence, choices of the refinement that meet the
+            budget with up to a tenth more divergence, and depth alone where compared. Each is scored once, on a copy of
+            the pruned, fitted and tuned network in evaluation mode, without gradients, with equal random numbers. Ranks
+            share the plans: no collectives. A `store` keeps scores by the name of the function. Equal scores, and
+            None: the least divergence.
         seed: Seed of the held-out split, of recoveries and of everything random.
         store: Folder of intermediate results: scores of variants, divergences, measured latencies, and compared plans.
             A search interrupted, by Ctrl-C or a kill, and begun again with the same network, samples and arguments
@@ -78,12 +86,20 @@ def plan_pruning(
         A plan of depth first and width second, with the tried `splits` as evidence.
 
     Raises:
-        ValueError: If the budget is in units or cannot be met, an argument is unknown, or nothing can go.
-        TypeError: If an argument is of another type.
+        ValueError: If the budget is in units or cannot be met, an argument is unknown, nothing can go, both `evaluate`
+            and `score` are given, or the score returns several numbers, NaN or infinity.
+        TypeError: If an argument is of another type, or the score returns no number.
     """
     check_costs(budget)
     config = PruningConfig(
-        loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed, store=store
+        loss=loss,
+        kinds=kinds,
+        equal_layers=equal_layers,
+        round_to=round_to,
+        ignore=ignore,
+        score=score,
+        seed=seed,
+        store=store,
     )
     evaluate = None if evaluate is None else beside_other_displays()(evaluate)
     with comparing_by(divergence):
@@ -98,7 +114,15 @@ def joint_plan(session: Session, budget: Budget, config: PruningConfig, evaluate
         budget: Budget, as in `plan_pruning`.
         config: All other arguments of `plan_pruning`.
         evaluate: Function that recovers, as in `plan_pruning`.
+
+    Raises:
+        ValueError: See `plan_pruning`.
     """
+    if evaluate is not None and config.score is not None:
+        raise ValueError(
+            "Expected evaluate or score, but got both: evaluate compares depth and width after a short recovery, and "
+            "score compares plans of nearly the same divergence as planned. Leave one of them out."
+        )
     costs = tuple(check_costs(budget).costs)
 
     def plan(shares: Budget) -> Plan:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 
@@ -18,7 +17,6 @@ from prunerecover.library.library import Library
 from prunerecover.library.tuning import tuned
 from prunerecover.library.variants import holders
 from prunerecover.model.arguments import matches
-from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.groups import Group
@@ -26,11 +24,10 @@ from prunerecover.plan.plan import Plan
 from prunerecover.plan.units import Unit
 from prunerecover.planning.arguments import PruningConfig, budget_alone
 from prunerecover.planning.ignored import groups_that_stay, patterns_of_depth, possible
-from prunerecover.planning.kept import kept_divergence
+from prunerecover.planning.judge import PlanJudge
 from prunerecover.planning.plan_of_choice import plan_of
-from prunerecover.recovery.reconstruction import fit_layers, made_for, reconstructible
+from prunerecover.recovery.reconstruction import made_for
 from prunerecover.refusal import Refusal
-from prunerecover.session.pruned_output import PrunedOutput, unseen_judge_of
 from prunerecover.session.removed_share import measured_share
 from prunerecover.session.session import Session
 from prunerecover.solvers.library_program import library_program
@@ -97,7 +94,7 @@ class Planner:
     @contextmanager
     def searching(self) -> Iterator[None]:
         """Keep results, and share them with further ranks of the same planning, inside a `with` block."""
-        said = {name: value for name, value in vars(self.config).items() if name != "store"}
+        said = {name: value for name, value in vars(self.config).items() if name not in ("store", "score")}
         with resumable(self.config.store, "result", results_in):
             if not self._begun:
                 self.session.begin(self.store, type(self).__name__, said, self.width_config.kinds)
@@ -194,7 +191,13 @@ class Planner:
 
     @ordinary_arithmetic()
     def together(
-        self, need: Mapping[str, float], rounds: int = ROUNDS, start: Start | None = None, *, depth_alone: bool = False
+        self,
+        need: Mapping[str, float],
+        rounds: int = ROUNDS,
+        start: Start | None = None,
+        *,
+        depth_alone: bool = False,
+        met: Callable[[State], None] = lambda _: None,
     ) -> State:
         """Return the choice of depth and width that saves shares of costs, fitted in order; see `finished`.
 
@@ -203,13 +206,15 @@ class Planner:
             rounds: Rounds of refinement at most.
             start: Choice for about as much, and the shares that go with this choice, by the final clock.
             depth_alone: Whether nothing is narrowed.
+            met: Function called with each choice compared on the way.
 
         Raises:
             ValueError: If so much cannot go.
         """
         with self.session.evaluating():
             program = self.program(tuple(need), depth_alone=depth_alone)
-            found = Refiner(self.library, program, need, partial(self.costs.together, self.budgeted)).run(rounds, start)
+            measure = partial(self.costs.together, self.budgeted)
+            found = Refiner(self.library, program, need, measure, met).run(rounds, start)
             assert found.chosen is not None, "fitted here, where the network is in evaluation mode"
             return found
 
@@ -258,29 +263,10 @@ class Planner:
         groups = () if self._width is None else self._width.groups
         return plan_of(self.library, chosen, divergence, groups, self.config.seed)
 
-    @ordinary_arithmetic()
-    def divergence(self, plan: Plan) -> float | None:
-        """Return a plan's output divergence on unseen or held-out samples; None: not comparable.
-
-        A network with BatchNorm is reconstructed on the remaining samples if the divergence falls.
-        """
-        comparable = self.session.output.comparable
-        return kept_divergence(self.store, plan, lambda: self._divergence(plan)) if comparable else None
-
     @cached_property
-    def _judge(self) -> PrunedOutput:
-        """Comparison of whole plans."""
-        return unseen_judge_of(self.session.model, self.session.samples)
-
-    def _divergence(self, plan: Plan) -> float | None:
-        output, fit = self._judge, self.session.samples.fit
-        network = output.pruned(plan.edits, plan.tensors)
-        found = output.divergence_of(network)
-        if made_for(network) and reconstructible(plan):
-            network = deep_copy(network)  # which may share weights with the model
-            fit_layers(network, self.session.model, plan, fit, seed=self.session.seed)
-            found = min(found, output.divergence_of(network))
-        return found if math.isfinite(found) else None
+    def judge(self) -> PlanJudge:
+        """Judge of whole plans."""
+        return PlanJudge(self.session, self.store)
 
     def _width_allocator(self) -> WidthAllocator:
         if not self.width_config.kinds:

@@ -44,12 +44,19 @@ class Refiner:
             cost; sites save less or more together than each alone. Clocks are read where `clock` is true, for first
             choices and after moves: near choices, clocks cannot tell apart. For missing costs, and without a function,
             the shares of the program count.
+        met: Function called with each choice compared for the whole need, more than once perhaps.
     """
 
     def __init__(
-        self, library: Library, program: Program, need: Mapping[str, float], measure: Measure | None = None
+        self,
+        library: Library,
+        program: Program,
+        need: Mapping[str, float],
+        measure: Measure | None = None,
+        met: Callable[[State], None] = lambda _: None,
     ) -> None:
         self.library, self.need, self.measure = library, dict(need), measure
+        self._whole, self._met = self.need, met
         self.alone = Scores(program, program.known(), library.measured)
         self._more = dict.fromkeys(need, 0.0)  # to ask of the program for each cost
         self._most: dict[str, float] = {}  # that can go of each cost
@@ -69,14 +76,14 @@ class Refiner:
         Raises:
             Refusal: If no choice saves enough, or the network fails without the variants together.
         """
-        whole, best = self.need, None if start is None else start[0]
+        best = None if start is None else start[0]
         if start is not None:
             self._note(start[0].names, False, start[1])
             self._told = True
         parts = self._parts() if start is None else [1.0]
         with progress("refining the choice", rounds) as advance:
             for part in parts:
-                self.need = {cost: part * share for cost, share in whole.items()}
+                self.need = {cost: part * share for cost, share in self._whole.items()}
                 best = State(self.library, self._first()) if best is None else self._moved(best)
                 left, slacks = (1, SLACKS[:1]) if part < 1 else (rounds, SLACKS)
                 best = self._refined(best, left, slacks, advance)
@@ -142,6 +149,9 @@ class Refiner:
                     choices.append(names)
                     tried.append(names)
             state = State(self.library, nearby.best(choices)) if choices else best
+            if self.need == self._whole:
+                self._met(best)
+                self._met(state)
             if state.divergence < best.divergence * (1 - BETTER) - TINY:
                 return state
         return None

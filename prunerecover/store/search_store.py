@@ -120,7 +120,7 @@ class SearchStore:
     def results(
         self,
         what: str,
-        asked: Sequence[Sequence[str]],
+        asked: Sequence[Sequence[object]],
         compute: Callable[[int], T],
         advance: Callable[[], None] = lambda: None,
         *,
@@ -130,8 +130,8 @@ class SearchStore:
 
         Args:
             what: Name of the question.
-            asked: Names of the subjects of each alternative. Alternatives depend on the results before, not on each
-                other.
+            asked: Names of the subjects of each alternative, or values as in `begin`. Alternatives depend on the
+                results before, not on each other.
             compute: Function from the number of an alternative to the result; results requested inside are part of the
                 result.
             advance: Function called once for each alternative.

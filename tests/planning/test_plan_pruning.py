@@ -219,7 +219,7 @@ def test_splits_of_networks_with_batchnorm_are_compared_once_they_are_nearest() 
     gone = planner.library.sites[block].variants[-1].name
     plan = plan_with(planner, {block: gone, group: "8 of 16 channels"})
     assert {"channel"} < plan.removed.keys()
-    found = planner.divergence(plan)
+    found = planner.judge.divergence(plan)
     samples = split_batches([batch for batch, _ in MANY], torch.device("cpu"))
     inputs = torch.cat([batch.args[0] for batch in samples.held_out])
     network = copy.deepcopy(model)

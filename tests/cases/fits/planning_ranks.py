@@ -23,6 +23,7 @@ from prunerecover import Budget, frontier, plan_pruning
 from prunerecover.callbacks.trials.nested import alone
 from prunerecover.library.scoring import Scorer
 from prunerecover.library.walk import Walks
+from prunerecover.planning import budget_search
 from prunerecover.store.search_store import SearchStore
 
 torch.set_num_threads(1)
@@ -109,6 +110,20 @@ def stored(folder):
     finally:
         Scorer.divergence = DIVERGENCE
     return {"said": everyone(said), "again": planned(small, store=folder / "store")}
+
+
+def scored(folder):
+    """Plan with a score and a rival, in a store with a search without a score."""
+    calls, budget_search.NEAR = [], 0.5
+
+    def score(network):
+        calls.append(1)
+        return network(images(1)[0][0]).sum()
+
+    how = {"kinds": ("attention", "mlp", "neuron", "head"), "score": score, "store": folder / "store"}
+    plan = plan_pruning(vit(), Budget(macs=0.6), batches=images(4), **how)
+    scores = [split["score"] for split in plan.evidence["splits"]]
+    return everyone({"plan": digest(plan), "calls": len(calls), "picked": plan.evidence["picked"], "scores": scores})
 
 
 def clocked(folder):
