@@ -36,7 +36,7 @@ BUDGETS = (0.33, 0.5)
 FURTHER = steps.WANTED_OUTPUTS - SAMPLES * 3 // 4  # images; the default of the callbacks
 BATCH, BLOCKS, SEED = 16, 12, 0
 ALONE = "192 images"
-METHODS = {ALONE: 0, f"192 + {FURTHER:,} images": FURTHER}
+METHODS = {ALONE: 0, **{f"192 + {more:,} images": more for more in (1088, FURTHER)}}
 
 
 @cache

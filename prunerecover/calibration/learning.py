@@ -23,7 +23,8 @@ from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.evaluation import evaluating, uncompiled
 
-EPOCHS = 4
+EPOCHS, FEWEST = 4, 2  # of learning, at most and at least
+TAKEN = 320  # steps of all epochs, about: more samples gain more than more epochs
 RATES = (2e-2, 3e-3, 1e-3, 4e-4)  # first change of a weight in a step, relative to its size: the largest that helps
 FIRST = 1.1  # divergence allowed after the first steps, relative to the start: later steps are smaller
 BIAS = 4e-4  # likewise, of a bias
@@ -173,8 +174,9 @@ def tuned_on_output(
         with evaluating(network), uncompiled(recurrent=True):
             return gradients_of_output(network, steps.batches[number], steps.dense.of(number), sources)
 
-    check = steps.first if math.isfinite(first) else None
-    return best_epoch(learnt, EPOCHS, len(steps.batches), gradients, divergence, first=first, check=check, what=what)
+    check, batches = steps.first if math.isfinite(first) else None, len(steps.batches)
+    epochs = min(EPOCHS, max(FEWEST, round(TAKEN / batches)))
+    return best_epoch(learnt, epochs, batches, gradients, divergence, first=first, check=check, what=what)
 
 
 def tuned_parameters(

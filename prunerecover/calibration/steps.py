@@ -15,7 +15,7 @@ from prunerecover.model.evaluation import evaluating, uncompiled
 
 STEPS = 8  # in an epoch, at least
 STEP_SAMPLES = 4, 16  # in a step: as many as leave so many steps, within these bounds
-WANTED_OUTPUTS = 1280  # such as the logits of an image each: with fewer, further samples are taken
+WANTED_OUTPUTS = 2560  # such as the logits of an image each: with fewer, further samples are taken
 FEWEST_SAMPLES, FEWEST_OUTPUTS = 32, 1024  # with fewer of both, new outputs may diverge more than by least squares
 
 

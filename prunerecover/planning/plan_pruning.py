@@ -57,8 +57,8 @@ def plan_pruning(
             or the remaining amount, such as Budget(params="100M"). Latency is measured again after planning; a plan
             that misses the latency is made anew for more, and a warning reports a second miss.
         batches: Calibration batches, with or without labels; see `plan_width`. The first 256 samples decide: every 4th
-            is held out, to judge fits to the others. Further samples serve the tuning alone, until there are 1,280
-            outputs to learn from: for a classifier, give 1,000 images more.
+            is held out, to judge fits to the others. Further samples serve the tuning alone, until there are 2,560
+            outputs to learn from: for a classifier, give 2,400 images more.
         loss: Loss, as in `plan_width`.
         kinds: Kinds of removable units, in depth and width; None: the usual kinds of `plan_depth` and `plan_width`,
             and experts for a share of the parameters.

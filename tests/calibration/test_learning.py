@@ -17,6 +17,7 @@ from prunerecover.calibration.learning import (
     Held,
     best_epoch,
     gradients_of_output,
+    tuned_on_output,
     tuned_parameters,
 )
 from prunerecover.calibration.steps import steps_of
@@ -56,6 +57,19 @@ def test_the_epoch_of_the_least_divergence_is_kept(held: Held) -> None:
 def test_steps_are_relative_to_the_size_of_a_parameter(is_bias: bool, size: float, rate: float) -> None:
     value = torch.tensor([size, -size])
     assert Held.of(nn.Parameter(value), value, 0.1, is_bias=is_bias).rate == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("samples", "wanted"), [(256, 4), (1280, 4), (1712, 3), (2560, 2), (16000, 2)])
+def test_more_samples_take_fewer_epochs(samples: int, wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    dense, x = nn.Linear(4, 3), as_inputs(torch.randn(samples, 4))
+    steps, seen = steps_of(dense, [x.select(torch.arange(128))], lambda _: [x.select(torch.arange(128, samples))]), []
+    monkeypatch.setattr(learning, "EPOCHS", 4)  # the tests of planning learn for an epoch
+    network = copy.deepcopy(dense)
+    held = [Held.of(network.weight, network.weight.detach(), 1e-3)]
+    tuned_on_output(network, held, steps, lambda: seen.append(0) or 1.0)
+    assert len(steps.batches) == samples // 16
+    assert len(seen) == 1 + wanted
 
 
 @pytest.mark.parametrize("rates", [(1e6,), (1e6, 3e-3), (3e-3,)])
