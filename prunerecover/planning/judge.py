@@ -68,23 +68,26 @@ class PlanJudge:
         Args:
             plan: Plan.
         """
-        network = self._output.pruned(plan.edits, plan.tensors)
-        if not (made_for(network) and reconstructible(plan)):
-            return network
-        fitted = deep_copy(network)  # which may share weights with the model
-        fit_layers(fitted, self.session.model, plan, self.session.samples.fit, seed=self.session.seed)
-        nearer = not self.session.output.comparable or self._distance(fitted) < self._distance(network)
-        return fitted if nearer else network
+        return self._nearest(plan)[0]
 
     @cached_property
     def _output(self) -> PrunedOutput:
         return unseen_judge_of(self.session.model, self.session.samples)
 
-    def _distance(self, network: nn.Module) -> float:
-        return self._output.divergence_of(network)
+    def _nearest(self, plan: Plan) -> tuple[nn.Module, float]:
+        """Return the network with its divergence, NaN if the outputs are not comparable."""
+        comparable = self.session.output.comparable
+        network = self._output.pruned(plan.edits, plan.tensors)
+        found = self._output.divergence_of(network) if comparable else math.nan
+        if not (made_for(network) and reconstructible(plan)):
+            return network, found
+        fitted = deep_copy(network)  # which may share weights with the model
+        fit_layers(fitted, self.session.model, plan, self.session.samples.fit, seed=self.session.seed)
+        reached = self._output.divergence_of(fitted) if comparable else math.nan
+        return (network, found) if reached >= found else (fitted, reached)
 
     def _divergence(self, plan: Plan) -> float | None:
-        found = self._distance(self.network(plan))
+        found = self._nearest(plan)[1]
         return found if math.isfinite(found) else None
 
     def _measured(
