@@ -56,9 +56,14 @@ def texts() -> Tensor:
     return calibration(tokenizer(), ("wikitext2", "valid.txt"), CALIBRATED, LENGTH, SEED).to(DEVICE)
 
 
+def batches() -> list[dict[str, Tensor]]:
+    """Return the calibration texts in batches, without labels."""
+    return [{"input_ids": some} for some in texts().split(4)]
+
+
 def plan_of(method: str, unit: str, count: int) -> Plan:
     """Return the plan of prunerecover, or of a ranking without replacements."""
-    how: dict[str, Any] = {"batches": [{"input_ids": some} for some in texts().split(4)]}
+    how: dict[str, Any] = {"batches": batches()}
     if method in NATURAL:
         share = count * share_of_parameters(network(), network().get_submodule("model.layers.0"))
         how |= {"budget": Budget(params=share), "store": KEPT / "store"}
