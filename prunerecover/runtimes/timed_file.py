@@ -50,7 +50,9 @@ def _trace(network: nn.Module, path: Path, inputs: ModelInputs) -> None:
         warnings.simplefilter("ignore")
         named = NamedNetwork(network, inputs)
         wanted = named(*named.tensors)
-        names = {"input_names": named.names, "output_names": names_beside(named.names, wanted)}
+        outputs = names_beside(named.names, wanted)
         with redirect_stdout(StringIO()):
-            torch.onnx.export(named, tuple(named.tensors), str(path), dynamo=False, **names)
+            torch.onnx.export(
+                named, tuple(named.tensors), str(path), input_names=named.names, output_names=outputs, dynamo=False
+            )
         check_file(path, named, wanted, inputs)
