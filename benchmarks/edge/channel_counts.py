@@ -1,6 +1,6 @@
 """Time of ResNet-56 over the number of channels inside its blocks, in PyTorch, onnxruntime and OpenVINO.
 
-    PRUNERECOVER_DATA=... python -m benchmarks.end_to_end.channel_counts
+    PRUNERECOVER_DATA=... python -m benchmarks.edge.channel_counts
 
 Every block keeps so many sixteenths of the 16, 32 or 64 channels between its convolutions; values are random, since
 time does not depend on them. Two minutes on a core.
