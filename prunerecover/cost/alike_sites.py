@@ -12,16 +12,13 @@ whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from prunerecover.display.progress import progress
-from prunerecover.plan.edits import Edit
 
-Measure = Callable[[Sequence[Edit]], float]  # share of the latency that edits save
 Curve = Callable[[Sequence[float]], Any]  # latency saved per MACs of the largest variant, by relative sizes
 MOST = 16  # measurements
 SIZES = 4  # measured sizes per pool
@@ -39,8 +36,6 @@ class TimedVariant:
             for example fewer heads and smaller heads, may belong to different classes.
         name: Name of the variant.
         kind: Kind of the site.
-        edits: Edits of the variant, with paths of the unpruned network; edits of several sites are applied together,
-            and shared edits once.
         macs: Share of the network's MACs saved by the variant; 0 for the site unchanged.
     """
 
@@ -48,8 +43,10 @@ class TimedVariant:
     alike: Hashable
     name: str
     kind: str
-    edits: tuple[Edit, ...] = field(hash=False)  # settings in edits have no hash
     macs: float
+
+
+Measure = Callable[[Sequence[TimedVariant]], float]  # share of the latency saved by variants of several sites together
 
 
 def latency_shares(variants: Sequence[TimedVariant], measure: Measure, *, most: int = MOST) -> list[float]:
@@ -57,14 +54,14 @@ def latency_shares(variants: Sequence[TimedVariant], measure: Measure, *, most: 
 
     Args:
         variants: Variants of any number of sites.
-        measure: Clock; see `surgery.saved_cost.DenseCost.rough_share`.
+        measure: Clock; gets a variant of each of some sites.
         most: Largest number of measurements, at least one.
 
     Raises:
         ValueError: If no measurement is allowed, or the MACs saved by a variant are negative.
 
-    >>> alike = [TimedVariant(f"blocks.{i}.mlp", "mlp", "gone", "mlp", (), macs=0.05) for i in range(4)]
-    >>> [round(share, 3) for share in latency_shares(alike, lambda edits: 0.16)]
+    >>> alike = [TimedVariant(f"blocks.{i}.mlp", "mlp", "gone", "mlp", macs=0.05) for i in range(4)]
+    >>> [round(share, 3) for share in latency_shares(alike, lambda variants: 0.16)]
     [0.04, 0.04, 0.04, 0.04]
     """
     if most < 1:
@@ -153,11 +150,7 @@ def _point(
     pool: _Pool, level: Sequence[TimedVariant], measure: Measure, advance: Callable[[], object]
 ) -> tuple[float, float]:
     """Return a relative size, and the latency saved per MAC of the pool's largest variants."""
-    edits = list[Edit]()
-    for edit in chain.from_iterable(variant.edits for variant in level):
-        if edit not in edits:  # sites share the rewrites that come first
-            edits.append(edit)
-    saved = measure(edits)
+    saved = measure(level)
     advance()
     return sum(variant.macs for variant in level) / pool.macs, saved / pool.macs
 

@@ -126,17 +126,29 @@ class VariantCosts:
                 alike=(class_of(self.session, site), _way(site, variant)),
                 name=variant.name,
                 kind=site.kind,
-                edits=self.maker.edits({name: (variant, self.maker.alone(name, variant))})[0],
                 macs=max(0.0, macs[name][variant.name]),
             )
             for name, site in self.maker.sites.items()
             for variant in site.variants
         ]
-        shares = latency_shares(variants, self.rough_share)
+        shares = latency_shares(variants, self._rough_share_of)
         found: Shares = {}
         for variant, share in zip(variants, shares, strict=True):
             found.setdefault(variant.site, {})[variant.name] = share
         return found
+
+    def _rough_share_of(self, level: Sequence[TimedVariant]) -> float:
+        """Return the approximate share of the latency saved by variants of several sites together.
+
+        Groups are narrowed at once: a layer may read several of them. Units go one by one: all blocks of a list may go.
+        """
+        variants = {one.site: self.maker.sites[one.site].variant(one.name) for one in level}
+        chosen = {site: (variant, self.maker.alone(site, variant)) for site, variant in variants.items()}
+        narrowed = {site: one for site, one in chosen.items() if not one[0].leaves}
+        edits = [*self.maker.edits(narrowed)[0]]
+        for site in (site for site in chosen if site not in narrowed):
+            edits += [edit for edit in self.maker.edits({site: chosen[site]})[0] if edit not in edits]
+        return self.rough_share(edits)
 
 
 def _way(site: LibrarySite, variant: Variant) -> tuple[str, ...]:

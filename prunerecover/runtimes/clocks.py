@@ -22,8 +22,8 @@ from prunerecover.cost.units.clock_names import TORCH, Clock, clock_name
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.evaluation import device_of
 from prunerecover.refusal import Refusal
-from prunerecover.runtimes.export import export
 from prunerecover.runtimes.named_network import NamedNetwork
+from prunerecover.runtimes.timed_file import write_to_time
 
 Run = Callable[[], Any]
 
@@ -78,7 +78,7 @@ def _in_onnxruntime(network: nn.Module, inputs: ModelInputs, *, int8: bool = Fal
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
-        path = export(network, Path(folder, "network.onnx"), inputs, dynamic=False)
+        path = write_to_time(network, Path(folder, "network.onnx"), inputs)
         if int8:
             path = _quantised(path)
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -90,7 +90,7 @@ def _in_openvino(network: nn.Module, inputs: ModelInputs) -> Run:
     openvino = _installed("openvino", network)
     threads = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
     with tempfile.TemporaryDirectory() as folder:
-        path = export(network, Path(folder, "network.onnx"), inputs, dynamic=False)
+        path = write_to_time(network, Path(folder, "network.onnx"), inputs)
         compiled = openvino.Core().compile_model(str(path), "CPU", threads)
     taken = {name for entry in compiled.inputs for name in entry.get_names()}
     given = {name: value.numpy() for name, value in _named(network, inputs, taken).items()}

@@ -79,7 +79,7 @@ def _write(network: nn.Module, inputs: ModelInputs, path: Path, dynamic: bool) -
             torch.export.save(program, file)
     else:
         _write_onnx(program, path, named.names, names_beside(named.names, wanted))
-    _check(path, named, wanted, inputs)
+    check_file(path, named, wanted, inputs)
 
 
 def _traced(named: NamedNetwork, samples: int | None) -> Any:
@@ -120,7 +120,7 @@ def _write_onnx(program: Any, path: Path, inputs: Sequence[str], outputs: Sequen
     written.save(str(path))
 
 
-def _check(path: Path, named: NamedNetwork, wanted: Mapping[str, Tensor], inputs: ModelInputs) -> None:
+def check_file(path: Path, named: NamedNetwork, wanted: Mapping[str, Tensor], inputs: ModelInputs) -> None:
     """Run the file on the example; ONNX only where onnxruntime is installed.
 
     Raises:

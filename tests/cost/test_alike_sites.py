@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from prunerecover.cost.alike_sites import MOST, SIZES, TimedVariant, latency_shares
-from prunerecover.plan.edits import Edit, Remove
 
 SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)  # saved shares of a site's MACs
 
@@ -18,15 +16,9 @@ SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)  # saved shares of a
 def variants(
     kind: str, sites: int, macs: float, *, alike: str = "", sizes: Sequence[float] = SHARES
 ) -> list[TimedVariant]:
-    """Return variants of alike sites, with edits as labels for the clock."""
+    """Return variants of alike sites."""
     names = [f"{alike}{kind}.{i}" for i in range(sites)]
-    return [
-        TimedVariant(
-            name, alike or kind, str(size), kind, (Remove(unit=f"{name}={size * macs}", kind="mlp"),), size * macs
-        )
-        for name in names
-        for size in sizes
-    ]
+    return [TimedVariant(name, alike or kind, str(size), kind, size * macs) for name in names for size in sizes]
 
 
 class AffineClock:
@@ -40,21 +32,17 @@ class AffineClock:
         self.rates, self.noise = rates, noise
         self.random, self.seen = np.random.default_rng(0), list[list[str]]()
 
-    def truth(self, edits: Sequence[Edit]) -> float:
-        saved = 0.0
-        for edit in edits:
-            name, macs = edit.unit.split("=")  # type: ignore[union-attr]
-            saved += next(rate for kind, rate in self.rates.items() if kind in name) * float(macs)
-        return saved
+    def truth(self, level: Sequence[TimedVariant]) -> float:
+        return sum(next(rate for kind, rate in self.rates.items() if kind in one.site) * one.macs for one in level)
 
-    def __call__(self, edits: Sequence[Edit]) -> float:
-        self.seen.append([edit.unit.split("=")[0] for edit in edits])  # type: ignore[union-attr]
-        return self.truth(edits) + self.noise * self.random.standard_normal()
+    def __call__(self, level: Sequence[TimedVariant]) -> float:
+        self.seen.append([one.site for one in level])
+        return self.truth(level) + self.noise * self.random.standard_normal()
 
 
 def errors(asked: Sequence[TimedVariant], clock: AffineClock, **how: int) -> np.ndarray:
     found = latency_shares(asked, clock, **how)
-    return np.array([share - clock.truth(one.edits) for share, one in zip(found, asked, strict=True)])
+    return np.array([share - clock.truth([one]) for share, one in zip(found, asked, strict=True)])
 
 
 @pytest.mark.parametrize(("noise", "error"), [(0.0, 1e-12), (0.01, 0.003)])
@@ -103,14 +91,6 @@ def test_classes_of_one_site_are_measured_apart() -> None:
     np.testing.assert_allclose(errors([*fewer, *smaller], clock), 0, atol=1e-12)
 
 
-def test_edits_that_sites_share_are_applied_once() -> None:
-    shared = Remove(unit="shared=0.0", kind="mlp")
-    asked = [replace(one, edits=(shared, *one.edits)) for one in variants("mlp", 4, 0.05)]
-    clock = AffineClock({"mlp": 0.6, "shared": 0.0})
-    latency_shares(asked, clock)
-    assert {tuple(names).count("shared") for names in clock.seen} == {1}
-
-
 def test_measurements_have_a_cap() -> None:
     asked = [v for i in range(9) for v in variants("mlp", 3, 0.03, alike=f"stage{i}.")]
     for most in (1, 5, MOST):
@@ -120,13 +100,13 @@ def test_measurements_have_a_cap() -> None:
 
 
 def test_sites_as_they_are_save_nothing_and_are_not_measured() -> None:
-    asked = [TimedVariant(f"{i}.mlp", "mlp", "dense", "mlp", (), 0.0) for i in range(4)]
+    asked = [TimedVariant(f"{i}.mlp", "mlp", "dense", "mlp", 0.0) for i in range(4)]
     assert latency_shares(asked, AffineClock({})) == [0.0] * 4
     assert latency_shares([], AffineClock({})) == []
 
 
 def test_variants_that_cost_more_and_no_measurement_are_refused() -> None:
-    more = TimedVariant("0.mlp", "mlp", "affine", "mlp", (), -0.01)
+    more = TimedVariant("0.mlp", "mlp", "affine", "mlp", -0.01)
     with pytest.raises(ValueError, match="'affine' of 0.mlp saves -1.00%. Leave out variants"):
         latency_shares([more], AffineClock({}))
     with pytest.raises(ValueError, match="at least one measurement, but got 0. 16 are usual"):

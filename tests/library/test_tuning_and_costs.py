@@ -13,10 +13,12 @@ from cases.models.tiny import tiny_llama
 from cases.planning.networks import images, left, vit
 from cases.planning.planners import vit_planner
 from cases.planning.plans import chosen
+from cases.width.plan_width import Joined
 from torch import Tensor
 
 from prunerecover.calibration import learning, steps
 from prunerecover.library import library
+from prunerecover.library.costs import VariantCosts
 from prunerecover.library.edits import Fit
 from prunerecover.library.tuning import tuned
 from prunerecover.library.variants import DENSE, LibrarySite
@@ -130,3 +132,32 @@ def test_heads_head_dimensions_and_whole_units_are_timed_apart(monkeypatch: pyte
         for variant, share in planner.costs.shares("latency")[name].items():
             if variant != DENSE:
                 assert share == pytest.approx(rates[way(site, variant)] * macs[name][variant], rel=0.05), variant
+
+
+def test_sites_whose_outputs_one_layer_reads_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places of the second group in the layer move as the first group is narrowed."""
+    planner = Planner(Session(Joined(), images(2)), "latency", PruningConfig())
+    costs, seen = VariantCosts(planner.session, planner.unscored.maker), list[set[str]]()
+
+    def rough(edits: Sequence[Edit]) -> float:
+        seen.append({edit.unit for edit in edits if isinstance(edit, Narrow)})
+        return planner.session.cost("macs").removed_share(edits)
+
+    monkeypatch.setattr(costs, "rough_share", rough)
+    shares = costs.shares("latency")
+    assert {"first", "second"} <= seen[0]
+    assert all(max(shares[site].values()) > 0 for site in ("first", "second"))
+
+
+def test_all_units_of_a_list_are_timed_together_and_shared_edits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Planner(Session(vit(depth=3), images(2)), "latency", PruningConfig(kinds=("block",)))
+    costs, seen = VariantCosts(planner.session, planner.unscored.maker), list[list[Edit]]()
+
+    def rough(edits: Sequence[Edit]) -> float:
+        seen.append([*edits])
+        return 0.9
+
+    monkeypatch.setattr(costs, "rough_share", rough)
+    shares = costs.shares("latency")
+    assert [max(own.values()) for own in shares.values()] == pytest.approx([0.3] * 3)
+    assert all(edits.count(edit) == 1 for edits in seen for edit in edits)

@@ -7,8 +7,8 @@ when its values are used, and drops the page when memory is needed, so that mode
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,6 +58,7 @@ def map_offloaded(model: nn.Module) -> None:
         for tensor in (*model.parameters(), *model.buffers())
     }
     for module in model.modules():
+        held: dict[str, Any]
         for held in (module._parameters, module._buffers):
             held.update({name: new[id(tensor)] for name, tensor in held.items() if tensor is not None})
     tie = getattr(model, "tie_weights", None)
@@ -71,7 +72,7 @@ def _hooks(model: nn.Module) -> list[tuple[nn.Module, ModelHook]]:
     return [(m, one) for m, hook in held for one in (hook.hooks if isinstance(hook, SequentialHook) else (hook,))]
 
 
-def _mapped(weights: Mapping[str, Tensor], name: str) -> Tensor:
+def _mapped(weights: Any, name: str) -> Tensor:
     """Return a tensor of accelerate's weights without a copy of its values."""
     while isinstance(weights, PrefixedDataset):
         weights, name = weights.dataset, weights.prefix + name
@@ -81,4 +82,5 @@ def _mapped(weights: Mapping[str, Tensor], name: str) -> Tensor:
             path, shape = Path(weights.save_folder) / f"{name}.dat", tuple(about["shape"])
             values = np.memmap(path, dtype=STORED.get(about["dtype"], about["dtype"]), shape=shape, mode="c")
             return torch.from_numpy(values).view(getattr(torch, about["dtype"]))
-    return weights[name]
+    found: Tensor = weights[name]
+    return found
