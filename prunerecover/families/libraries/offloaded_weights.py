@@ -53,12 +53,11 @@ def map_offloaded(model: nn.Module) -> None:
     for module in {module: None for module, _ in _hooks(model)}:
         add_hook_to_module(module, ModelHook())  # which does nothing; the removal of the others would read all weights
         remove_hook_from_module(module)
-    new = {
+    new: dict[int, Any] = {
         id(tensor): like(tensor, found.get(id(tensor), tensor.detach()).to("cpu"))
         for tensor in (*model.parameters(), *model.buffers())
     }
     for module in model.modules():
-        held: dict[str, Any]
         for held in (module._parameters, module._buffers):
             held.update({name: new[id(tensor)] for name, tensor in held.items() if tensor is not None})
     tie = getattr(model, "tie_weights", None)
