@@ -17,7 +17,7 @@ from prunerecover.families.libraries.offloaded_weights import is_offloaded, map_
 from prunerecover.library.blocks_anew import layers_before_blocks
 from prunerecover.library.heads_anew import heads_anew
 from prunerecover.model.batches import Batches
-from prunerecover.model.copies import deep_copy
+from prunerecover.model.copies import deep_copy, share_copy
 from prunerecover.model.evaluation import evaluating, uncompiled
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import get_module, parent_path, unwrap
@@ -58,6 +58,9 @@ def apply_plan(model: nn.Module, plan: Plan | str | Path, refit: Batches | None 
     if not plan.edits:
         return Applied()
     if is_offloaded(model):
+        loaded = share_copy(model)
+        map_offloaded(loaded)
+        check_source(loaded, plan)
         map_offloaded(model)
     check_source(model, plan)
     if refit is None:

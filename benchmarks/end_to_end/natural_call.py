@@ -178,15 +178,16 @@ BENCHMARK = Benchmark(
     dense network, too. Passes: images through all blocks while planning, timed ones included, per calibration
     image. In depth: of Prune's budget. Ahead by: top-1 points on the same images, paired, with their 95% interval.
     Splits by counts may miss the share: BoundaryDPT's at 33% were picked for the latency, and take out less of the
-    MACs. Latency is of one thread, by what it computes, of two in DeiT-Tiny's row of Prune at 33%; of rows by MACs,
-    that of networks without as many units of each kind, drawn at random. The epoch is at one learning rate for all
-    methods: [best rates](best_rates.md) says what was run at the best of three for each. Rows of Prune at 20 and
-    33% of the latency, and of DepthPrune on DeiT-Tiny at 33%, are of the present planner; of Prune at half of
-    the latency, of a planner that searched with fits on all images; at a third of the MACs, of one that scored
-    without standard errors, too. Minutes are on busy cores, but for Prune's on DeiT-Tiny at 33%, on idle ones.
-    DepthPrune on ResNet-56 was made when the search scored on 64 held-out samples alone; Prune at half of the MACs,
-    and DepthPrune at 33% of DeiT-Tiny's MACs, before the present rates of tuning, too; further rows by earlier
-    planners, tuned on the calibration images alone.""",
+    MACs. Latency is processor time of one thread, of two in DeiT-Tiny's row of Prune at 33%; in rows by MACs, the
+    latency of networks without as many units of each kind, drawn at random. The epoch has the same learning rate
+    for all methods; [best rates](best_rates.md) has runs at the best of three for each. Rows of Prune on
+    ResNet-56 and at half of DeiT-Tiny's latency are of the present planner; of Prune at 20 and 33% of the latency,
+    and of DepthPrune on DeiT-Tiny at 33%, of the same planner, tuned on 1,280 images in four epochs; of Prune at a
+    third of the MACs, of a planner with scores without standard errors and fits of all images in its search.
+    Minutes are on busy cores, but for Prune's on DeiT-Tiny at 33%, on idle ones. DepthPrune on ResNet-56 was made
+    when the search scored on 64 held-out samples alone; Prune at half of the MACs, and DepthPrune at 33% of
+    DeiT-Tiny's MACs, before the present rates of tuning, too; further rows by earlier planners, tuned on the
+    calibration images alone.""",
     measure=measure,
     axes={
         "subject": Axis(tuple(SUBJECTS), "--subject"),

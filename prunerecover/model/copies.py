@@ -18,7 +18,8 @@ META = torch.device("meta")
 REGISTERED = ("_parameters", "_buffers", "_modules")
 # transformers captures hidden states with hooks of its own, installed anew without this attribute.
 CAPTURING = "_output_capturing_hooks_installed"
-OFFLOADING = "_hf_hook"  # accelerate's, with a map of weights that is not to be copied
+OFFLOADING = "_hf_hook"  # accelerate's hook, shared by copies: it holds a map of weights
+MOVES = ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa")  # accelerate's wrappers, which move the original
 
 
 def meta_copy(model: nn.Module) -> nn.Module:
@@ -101,6 +102,6 @@ def _copy(model: nn.Module, tensor_of: Callable[[Tensor], Tensor]) -> nn.Module:
                 memo |= {id(tensor): tensor_of(tensor) for tensor in computed}
     new = copy.deepcopy(model, memo)
     for module in new.modules():
-        vars(module).pop("_compiled_call_impl", None)
-        vars(module).pop(CAPTURING, None)
+        for name in ("_compiled_call_impl", CAPTURING, *MOVES):
+            vars(module).pop(name, None)
     return new

@@ -232,7 +232,7 @@ class SplitEvidence(_Evidence):
     Attributes:
         splits: Tried splits, in order.
         depth_share: Share for depth in the chosen split.
-        picked: Number of the chosen split, from 0, among scored ones; None: no scores, or an earlier plan.
+        picked: Number of the chosen split in `splits`, from 0, where plans were scored; None: no scores.
     """
 
     splits: Items[TriedSplit] = ()

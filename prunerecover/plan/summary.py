@@ -106,7 +106,7 @@ def _scores(plan: Planned) -> Iterator[Row]:
     """Yield the scores behind the plan."""
     split = SplitEvidence.of(plan.evidence)
     alike = [s for s in split.splits if s.depth == split.depth_share]
-    chosen = alike[-1:] if split.picked is None else [split.splits[split.picked]]
+    chosen = alike[-1:] if split.picked is None else list(split.splits[split.picked :][:1])
     divergences: Sequence[float | None] = [s.divergence for s in chosen]
     if plan.made_by.method.startswith("depth/"):
         divergences = list(DepthEvidence.of(plan.evidence).divergence.values())

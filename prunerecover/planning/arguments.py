@@ -45,8 +45,8 @@ class PruningConfig:
         """Check the arguments, and take a single kind or pattern for a list of one."""
         if self.kinds is not None:
             object.__setattr__(self, "kinds", kinds_among(self.kinds, KINDS))
-        check_score(self.score)
         object.__setattr__(self, "store", store_folder(self.store))
+        check_score(self.score, kept=self.store is not None)
         object.__setattr__(self, "ignore", self.width(FOUND_KINDS, self.ignore).ignore)
 
     def said(self) -> dict[str, Any]:

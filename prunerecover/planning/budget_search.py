@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 
 from prunerecover.boundary.search import Evaluate, Trial, accuracies_of
 from prunerecover.cost.met_share import Wanted, enough, met_share
@@ -32,7 +32,8 @@ WIDTH, DEPTH = 0.0, 1.0  # depth's share of the budget where one of both is prun
 Errors = tuple[type[ValueError], ...]
 NO_CHOICE: Errors = (Refusal, NotRemovable)  # errors of the library for a budget that it cannot meet
 AGAIN = 2  # rounds of refinement for a plan made again
-NEAR, MOST = 0.1, 4  # of the least divergence: how much more a scored rival may have; plans to score
+NEAR = 0.1  # of the least divergence: how much more a scored rival may have
+SCORED, LOOKS = 4, 8  # plans to score at most, and choices whose cost is measured for that
 HALF = 0.5  # recorded as depth's share where no joint plan exists
 
 
@@ -96,8 +97,7 @@ class BudgetSearch:
                     self._try(partial(self._alone, depth=share == DEPTH), share)
         usual = len(self.tried)
         if planner.config.score is not None:
-            for rival in islice(self._rivals(), MOST - len(self.candidates)):
-                self._try(rival, refusals=NO_CHOICE)
+            self._try_rivals()
         self._compare()
         best = self._best(usual)
         for message in self.candidates[best].warnings:
@@ -163,16 +163,22 @@ class BudgetSearch:
         plan = kept_plan(planner.store, ("joint", *state.said), lambda: planner.plan(*planner.finished(state)))
         return Candidate(plan, saved, state.divergence)
 
-    def _rivals(self) -> Iterator[Callable[[], Candidate]]:
-        """Yield makers of plans of near rivals, of least divergence first: choices met that meet the budget."""
+    def _try_rivals(self) -> None:
+        """Make plans of near rivals, of least divergence first: choices met that meet the budget."""
         best = next(iter(self._made.values()), -math.inf)
         near = {names for names, far in self._met.items() if far <= (1 + NEAR) * best} - self._made.keys()
-        for names in sorted(near, key=lambda names: (self._met[names], names)):
-            state = State(self.planner.library, dict(zip(names[::2], names[1::2], strict=True)))
-            with self.planner.session.evaluating():
-                saved = self.planner.removed_shares(self.planner.edits(state.chosen))
-            if enough(self._asked(MISSED, 2 * CLOCKS), saved):
-                yield partial(self._judged, partial(self._finished, state, saved))
+        for names in sorted(near, key=lambda names: (self._met[names], names))[:LOOKS]:
+            if len(self.candidates) == SCORED:
+                return
+            with suppress(*NO_CHOICE):
+                self._try_rival(State(self.planner.library, dict(zip(names[::2], names[1::2], strict=True))))
+
+    def _try_rival(self, state: State) -> None:
+        """Make the plan of a choice that meets the budget."""
+        with self.planner.session.evaluating():
+            saved = self.planner.removed_shares(self.planner.edits(state.chosen))
+        if enough(self._asked(MISSED, 2 * CLOCKS), saved):
+            self._try(partial(self._judged, partial(self._finished, state, saved)), refusals=NO_CHOICE)
 
     def _judged(self, make: Callable[[], Candidate]) -> Candidate:
         """Return a plan out of the library, of a reconstructed network with the divergence after reconstruction."""

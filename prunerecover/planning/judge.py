@@ -13,6 +13,7 @@ from prunerecover.display.progress import progress
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.plan.plan import Plan
+from prunerecover.planning.kept import TUNED
 from prunerecover.planning.score import Score, score_of
 from prunerecover.recovery.reconstruction import fit_layers, made_for, reconstructible
 from prunerecover.session.pruned_output import PrunedOutput, unseen_judge_of
@@ -84,7 +85,7 @@ class PlanJudge:
         fitted = deep_copy(network)  # which may share weights with the model
         fit_layers(fitted, self.session.model, plan, self.session.samples.fit, seed=self.session.seed)
         reached = self._output.divergence_of(fitted) if comparable else math.nan
-        return (network, found) if reached >= found else (fitted, reached)
+        return (fitted, reached) if reached < found or not comparable else (network, found)
 
     def _divergence(self, plan: Plan) -> float | None:
         found = self._nearest(plan)[1]
@@ -107,5 +108,5 @@ class PlanJudge:
             measure: Function from a plan to the measure.
             advance: Function called after each plan.
         """
-        names = [(*by, plan.made_by.method, *(str(edit) for edit in plan.edits)) for plan in plans]
+        names = [(*by, TUNED, plan.made_by.method, *(str(edit) for edit in plan.edits)) for plan in plans]
         return self.store.results(what, names, lambda n: measure(plans[n]), advance)

@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from prunerecover.calibration.learning import TAKEN
+from prunerecover.calibration.steps import WANTED_OUTPUTS
 from prunerecover.cost.met_share import BudgetMissed
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.store.search_store import SearchStore
+
+TUNED = f"{WANTED_OUTPUTS} outputs in {TAKEN} steps"  # plans that were tuned in another way are made again
 
 
 def kept_plan(store: SearchStore, names: Sequence[str], make: Callable[[], Plan]) -> Plan:
@@ -29,7 +33,7 @@ def kept_plan(store: SearchStore, names: Sequence[str], make: Callable[[], Plan]
         said = [(str(one.message), issubclass(one.category, BudgetMissed)) for one in caught]
         return plan.to_dict(), dict(plan.tensors), said
 
-    ((data, tensors, said),) = store.results("plan", [names], lambda _: made())
+    ((data, tensors, said),) = store.results("plan", [[*names, TUNED]], lambda _: made())
     for text, missed in said:
         warnings.warn(text, BudgetMissed if missed else UserWarning, stacklevel=3)
     return Plan.from_dict(data, {name: value.cpu() for name, value in tensors.items()})

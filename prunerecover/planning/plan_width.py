@@ -85,8 +85,8 @@ def plan_width(
             stream (the hidden size); a budget in units names the kinds itself.
         replace: "calibrated": weights that read a group take over the work of the removed units, as far as predicted
             by the kept units, tuned on the network's output (see `compensation` and `tuning`): least squares, then
-            four epochs over the same samples if there are at least 32. Kept experts are refitted by least squares
-            (see `expert_refit`). "zero": no replacement, as is usual.
+            two to four epochs over the same samples if there are at least 32. Kept experts are refitted by least
+            squares (see `expert_refit`). "zero": no replacement, as is usual.
         equal_layers: Whether layers of equal kind and size keep equal numbers of units, as a config of transformers can
             express: `save_pruned` then makes a folder for `from_pretrained`. The budget is met by less than a unit of
             each layer.

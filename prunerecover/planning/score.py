@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -16,10 +17,23 @@ from prunerecover.model.evaluation import evaluating
 Score = Callable[[nn.Module], float]  # metric of a network, larger is better
 
 
-def check_score(score: object) -> None:
-    """Raise TypeError unless the argument `score` is a function, or None."""
-    if score is not None and (not callable(score) or isinstance(score, type)):
+def check_score(score: object, *, kept: bool = False) -> None:
+    """Raise TypeError unless the argument `score` is a function, or None; ValueError unless scores can be kept.
+
+    Args:
+        score: Argument.
+        kept: Whether a store keeps the scores, by the name of the function.
+    """
+    if score is None:
+        return
+    if not callable(score) or isinstance(score, type):
         raise TypeError(f"Expected argument score to be a callable (network) -> float, but got {kind_of_thing(score)}.")
+    if kept and (not isinstance(score, FunctionType) or "<" in score.__qualname__):
+        raise ValueError(
+            f"Expected argument score to be a function of a module with store=..., but got {kind_of_thing(score)}. A "
+            "store keeps scores by the name of the function: define it by def at the top of a module, or leave out the "
+            "store."
+        )
 
 
 def score_of(network: nn.Module, score: Score, seed: int) -> float:
@@ -40,7 +54,9 @@ def score_of(network: nn.Module, score: Score, seed: int) -> float:
         try:
             found = score(network)
         except Exception as error:
-            error.add_note("This was in score(network), for a pruned network. Does the dense network have a score?")
+            error.add_note(
+                "This was in score(network), for a pruned network. Try score(model) on the dense network first."
+            )
             raise
     return _number(found)
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import cpu_offload, disk_offload  # type: ignore[import-untyped]
+from accelerate import cpu_offload, disk_offload, dispatch_model  # type: ignore[import-untyped]
+from accelerate.hooks import ModelHook, add_hook_to_module  # type: ignore[import-untyped]
 from cases.models.tiny import VOCABULARY, tiny_gpt2, tiny_llama
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from prunerecover import Budget, apply_plan, plan_depth, plan_pruning
+from prunerecover import Budget, apply_plan, plan_depth, plan_pruning, prune
 from prunerecover.families.libraries.offloaded_weights import is_offloaded, map_offloaded
 from prunerecover.model.copies import share_copy
 
@@ -90,6 +91,50 @@ def test_copies_share_the_weights_that_accelerate_holds() -> None:
     map_offloaded(copied)
     assert copied[0].weight.data_ptr() == network[0]._hf_hook.weights_map["weight"].data_ptr()
     assert is_offloaded(network)
+
+
+def test_tied_weights_of_a_plain_network_stay_tied() -> None:
+    network = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    network[1].weight = network[0].weight
+    map_offloaded(in_memory(network, Path()))
+    assert network[1].weight is network[0].weight
+
+
+def test_hooks_around_the_hooks_of_accelerate_are_looked_through() -> None:
+    network = in_memory(nn.Sequential(nn.Linear(4, 4)), Path())
+    for _ in range(2):
+        add_hook_to_module(network[0], ModelHook(), append=True)
+    map_offloaded(network)
+    assert not network[0].weight.is_meta
+    assert not is_offloaded(network)
+
+
+def test_the_plan_of_another_model_leaves_the_weights_where_they_are(tmp_path: Path) -> None:
+    other = plan_depth(tiny_gpt2(), remove={"block": 1}, batches=BATCHES)
+    network = on_disk(tiny_llama(), tmp_path)
+    with pytest.raises(ValueError, match="Was the plan made for"):
+        apply_plan(network, other)
+    assert is_offloaded(network)
+
+
+def test_moves_of_a_copy_leave_the_dispatched_model_alone() -> None:
+    network = dispatch_model(tiny_llama(), {"": "cpu"}, main_device="cpu", force_hooks=True)
+    copied = share_copy(network)
+    assert copied.to("cpu") is copied
+    assert torch.equal(logits(copied), logits(network))
+
+
+def test_a_network_with_batchnorm_is_pruned_in_one_call() -> None:
+    def network() -> nn.Sequential:
+        torch.manual_seed(0)
+        layers = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 36, 5)).eval()
+
+    images = torch.randn(32, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    loaded, offloaded = network(), in_memory(network(), Path())
+    for one in (loaded, offloaded):
+        prune(one, Budget(macs=0.3), [images])
+    assert torch.equal(offloaded(images), loaded(images))
 
 
 def test_a_scalar_on_disk_comes_back(tmp_path: Path) -> None:

@@ -77,12 +77,22 @@ def store(plain: tuple[Plan, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return shutil.copytree(plain[1], tmp_path / "store")
 
 
+def of_a_module(score: Callable[[nn.Module], float]) -> Callable[[nn.Module], float]:
+    """Return a score with a name of its own, as a store needs."""
+
+    def named(network: nn.Module) -> float:
+        return score(network)
+
+    named.__qualname__ = "named"
+    return named
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("values", [(1.0, 2.0), (-0.5, -0.7), (3.0, 3.0)])
 def test_the_plan_of_the_best_score_wins(values: Sequence[float], plain: tuple[Plan, Path], store: Path) -> None:
     """Equal scores leave the plan of no score."""
     score = Watched(*values)
-    plan = planned(score=score, store=store)
+    plan = planned(score=of_a_module(score), store=store)
     first, second = splits(plan)
     best = values.index(max(values))
     assert same(plan, plain[0]) == (best == 0)
@@ -92,7 +102,7 @@ def test_the_plan_of_the_best_score_wins(values: Sequence[float], plain: tuple[P
     assert all(saved >= 0.599 for one in (first, second) for saved in dict(one.saved).values())
     assert SplitEvidence.of(plan.evidence).picked == best
     assert "picked" not in plain[0].evidence
-    assert plan.made_by.arguments["score"] == "Watched"
+    assert plan.made_by.arguments["score"] == "named"
     assert f"{splits(plan)[best].divergence:.3g}" in str(plan)
     assert "by the given function" in str(plan)
     assert torch.equal(pruned_by(plan, vit())(INPUTS), score.outputs[best]), "the network of the plan was scored"
@@ -112,7 +122,7 @@ def test_networks_are_the_scores_own_and_random_numbers_are_equal(store: Path) -
         network.half()
         return drawn[-1]
 
-    planned(model, score=score, store=store)
+    planned(model, score=of_a_module(score), store=store)
     assert len(drawn) == 2
     assert drawn[0] == drawn[1]
     assert torch.equal(torch.get_rng_state(), state)
@@ -128,17 +138,18 @@ def test_a_killed_search_goes_on_with_its_scores(store: Path, monkeypatch: pytes
         calls.append(float(network(INPUTS).sum()))
         return calls[-1]
 
+    named = of_a_module(score)
     copies = [shutil.copytree(store, store.parent / f"killed_{done}") for done in (1, 2)]
-    whole = planned(score=score, store=store)
+    whole = planned(score=named, store=store)
     assert interrupts.computed == 3, "a rival's plan and two scores"
     assert len(calls) == 2
     for done, folder in enumerate(copies, start=1):
         calls.clear()
         interrupts.begin(done)
         with pytest.raises(KeyboardInterrupt):
-            planned(score=score, store=folder)
+            planned(score=named, store=folder)
         interrupts.begin()
-        again = planned(score=score, store=folder)
+        again = planned(score=named, store=folder)
         assert again == whole
         assert same(again, whole)
         assert interrupts.computed == 3 - done
@@ -228,3 +239,11 @@ def test_old_checkpoints_know_no_score() -> None:
     score: Score = score_of  # type: ignore[assignment]
     assert "score" not in JointPlanning().deciding
     assert JointPlanning(score=score).signature["score"] == "score_of"
+
+
+@pytest.mark.parametrize("score", [lambda network: 1.0, Watched(1.0), max])
+def test_a_store_keeps_scores_of_functions_with_a_name_of_their_own(score: Any, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match="Expected argument score to be a function of a module with store=..., but got"
+    ):
+        planned(score=score, store=tmp_path)

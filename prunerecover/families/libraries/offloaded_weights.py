@@ -40,7 +40,8 @@ def map_offloaded(model: nn.Module) -> None:
     """Give a model with offloaded weights all its weights on the CPU, in place; accelerate's hooks go.
 
     Offloaded weights are shared with accelerate where they are in memory, and mapped from their files where they are on
-    disk. Weights on other devices are copied to the CPU.
+    disk. Weights on other devices are copied to the CPU. Not covered: weights on disk that are tied in a model without
+    `tie_weights`; accelerate writes a file for each.
 
     Args:
         model: Model dispatched by accelerate, or a copy with shared tensors.
@@ -53,13 +54,15 @@ def map_offloaded(model: nn.Module) -> None:
     for module in {module: None for module, _ in _hooks(model)}:
         add_hook_to_module(module, ModelHook())  # which does nothing; the removal of the others would read all weights
         remove_hook_from_module(module)
-    new: dict[int, Any] = {
-        id(tensor): like(tensor, found.get(id(tensor), tensor.detach()).to("cpu"))
-        for tensor in (*model.parameters(), *model.buffers())
-    }
+    new, seen = dict[int, Any](), dict[tuple[Any, ...], Tensor]()
+    for tensor in (*model.parameters(), *model.buffers()):
+        value = found.get(id(tensor), tensor.detach()).to("cpu")
+        place = value.data_ptr() or id(tensor), value.shape, value.stride(), type(tensor)
+        new[id(tensor)] = seen.setdefault(place, like(tensor, value))  # tied weights stay one
     for module in model.modules():
         for held in (module._parameters, module._buffers):
             held.update({name: new[id(tensor)] for name, tensor in held.items() if tensor is not None})
+    vars(model).pop("hf_device_map", None)
     tie = getattr(model, "tie_weights", None)
     if callable(tie):  # accelerate separates tied weights
         tie()
@@ -68,7 +71,11 @@ def map_offloaded(model: nn.Module) -> None:
 def _hooks(model: nn.Module) -> list[tuple[nn.Module, ModelHook]]:
     """Return accelerate's hooks with their modules."""
     held = [(module, getattr(module, OFFLOADING)) for module in model.modules() if hasattr(module, OFFLOADING)]
-    return [(m, one) for m, hook in held for one in (hook.hooks if isinstance(hook, SequentialHook) else (hook,))]
+    return [(module, one) for module, hook in held for one in _one_by_one(hook)]
+
+
+def _one_by_one(hook: ModelHook) -> list[ModelHook]:
+    return [one for part in hook.hooks for one in _one_by_one(part)] if isinstance(hook, SequentialHook) else [hook]
 
 
 def _mapped(weights: Any, name: str) -> Tensor:
@@ -79,7 +86,8 @@ def _mapped(weights: Any, name: str) -> Tensor:
         about = weights.index[name]
         if about.get("safetensors_file") is None and about["shape"]:
             path, shape = Path(weights.save_folder) / f"{name}.dat", tuple(about["shape"])
-            values = np.memmap(path, dtype=STORED.get(about["dtype"], about["dtype"]), shape=shape, mode="c")
+            stored = "int16" if about["dtype"] == "bfloat16" else about["dtype"]
+            values = np.memmap(path, "int8" if stored.startswith("float8_") else stored, "c", shape=shape)
             return torch.from_numpy(values).view(getattr(torch, about["dtype"]))
     found: Tensor = weights[name]
     return found

@@ -120,6 +120,7 @@ def scored(folder):
         calls.append(1)
         return network(images(1)[0][0]).sum()
 
+    score.__qualname__ = "score"  # as of a function of a module
     how = {"kinds": ("attention", "mlp", "neuron", "head"), "score": score, "store": folder / "store"}
     plan = plan_pruning(vit(), Budget(macs=0.6), batches=images(4), **how)
     scores = [split["score"] for split in plan.evidence["splits"]]
