@@ -112,7 +112,7 @@ def test_hooks_around_the_hooks_of_accelerate_are_looked_through() -> None:
 def test_the_plan_of_another_model_leaves_the_weights_where_they_are(tmp_path: Path) -> None:
     other = plan_depth(tiny_gpt2(), remove={"block": 1}, batches=BATCHES)
     network = on_disk(tiny_llama(), tmp_path)
-    with pytest.raises(ValueError, match="Was the plan made for"):
+    with pytest.raises(ValueError, match="Expected the model that the plan was made for"):
         apply_plan(network, other)
     assert is_offloaded(network)
 

@@ -215,9 +215,9 @@ def test_any_number_is_a_score(found: object) -> None:
 @pytest.mark.slow
 def test_an_error_of_the_score_is_raised_with_a_note(store: Path) -> None:
     with pytest.raises(KeyError, match=r"boxes") as raised:
-        planned(score=lambda network: {}["boxes"], store=store)
+        planned(score=of_a_module(lambda network: {}["boxes"]), store=store)
     (note,) = raised.value.__notes__
-    assert note == "This was in score(network), for a pruned network. Does the dense network have a score?"
+    assert note == "This was in score(network), for a pruned network. Try score(model) on the dense network first."
 
 
 @pytest.mark.parametrize(
