@@ -3,7 +3,7 @@
     PRUNERECOVER_DATA=... python -m benchmarks.end_to_end.clocks --networks ResNet-56 --methods MACs onnxruntime
 
 Every plan is of `plan_pruning`, from the same calibration images and seed; networks with BatchNorm are reconstructed.
-Divergence is of the output on further images, which no plan has seen; time is a share of the dense network's in the
+Divergence is of the output on further images unseen by all plans; time is a share of the dense network's in the
 runtime. Scores are in a store for each network: a killed run continues. A row takes between 2 and 20 minutes on a core.
 MobileNetV2 is trained by `benchmarks.width.cifar_models`.
 """

@@ -5,10 +5,10 @@
 
 Every callback is given a budget and nothing else, in a fit of one short epoch with distillation: 1,000 images of
 tiny_imagenet for DeiT-Tiny, 5,000 of CIFAR-10 for ResNet-56. The network is scored right after the surgery
-(prune_only) and at the end (recovered), on all 5,000 and 10,000 test images. Shares of cost are those of the merged
-network; latency is the median of interleaved pairs on the threads that PyTorch uses: with one (OMP_NUM_THREADS=1) other
-work on the machine does not count. A row of DeiT-Tiny
-takes between a quarter of an hour and an hour on two cores, most of it planning.
+(prune_only) and at the end (recovered), on all 5,000 and 10,000 test images. Shares of cost are shares of the
+merged network; latency is the median of interleaved pairs on PyTorch's threads: with a single thread
+(OMP_NUM_THREADS=1) other work on the machine does not count. A row of DeiT-Tiny takes between a quarter of an hour and
+an hour on two cores, mostly for planning.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ BY_COUNT = ("even split by remove=", "split of BoundaryDPT")
 class Watch(pl.Callback):
     """Counts passes through blocks by stage while others plan, and keeps the network as the surgery leaves it.
 
-    Two of these stand around the callback that prunes: the one before starts, the one behind ends.
+    Two watches stand around the pruning callback: the first starts the count, the second ends the count.
 
     Args:
         subject: Network to prune.

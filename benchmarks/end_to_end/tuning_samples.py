@@ -2,8 +2,8 @@
 
     PRUNERECOVER_DATA=... python -m benchmarks.end_to_end.tuning_samples
 
-The choice is made once for each budget, on 256 images; what it leaves is tuned on the 192 of them that are not held
-out, and on so many further training images. Each result is scored as planned and after a short epoch with distillation,
+The choice is made once for each budget, on 256 images; its fitted values are tuned on the 192 images for fits, and on
+so many further training images. Each result is scored as planned and after a short epoch with distillation,
 on the same 1,000 images, for all 5,000 validation images. A budget takes half an hour on a core.
 """
 
@@ -41,7 +41,7 @@ METHODS = {ALONE: 0, **{f"192 + {more:,} images": more for more in (1088, FURTHE
 
 @cache
 def training_images() -> tuple[Tensor, Tensor]:
-    """Return the images to choose by, followed by all further ones, and labels."""
+    """Return the images to choose by, followed by all further images, and labels."""
     return tiny_imagenet.training_images(SAMPLES + FURTHER)
 
 

@@ -35,7 +35,7 @@ SHARES = (0.1, 0.2, 0.3)
 
 
 def planned(method: str, budget: float) -> tuple[Plan, float]:
-    """Return the plan of the natural call, and the seconds of processor time that planning took."""
+    """Return the plan of the natural call, and the seconds of processor time of planning."""
     store = {"store": KEPT / "store" / method} if method in KEEPS else {}
     name = f"{method}-{budget}"
 
@@ -52,7 +52,7 @@ def planned(method: str, budget: float) -> tuple[Plan, float]:
 
 
 def found(method: str, budget: float) -> tuple[dict[str, Any], Any, float]:
-    """Return the removed units by kind, the network, and the seconds of processor time that pruning took."""
+    """Return the removed units by kind, the network, and the seconds of processor time of pruning."""
     if method in NATURAL:
         plan, seconds = planned(method, budget)
         return removed(plan), pruned(network(), plan), seconds
