@@ -17,7 +17,7 @@ from prunerecover.model.evaluation import evaluating
 Score = Callable[[nn.Module], float]  # metric of a network, larger is better
 
 
-def check_score(score: object, *, kept: bool = False) -> None:
+def check_score(score: Any, *, kept: bool = False) -> None:
     """Raise TypeError unless the argument `score` is a function, or None; ValueError unless scores can be kept.
 
     Args:
