@@ -62,7 +62,8 @@ def apply_plan(model: nn.Module, plan: Plan | str | Path, refit: Batches | None 
         map_offloaded(loaded)
         check_source(loaded, plan)
         map_offloaded(model)
-    check_source(model, plan)
+    else:
+        check_source(model, plan)
     if refit is None:
         check_tensors(model, plan)
     else:

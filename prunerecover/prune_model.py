@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from prunerecover.apply import apply_plan
-from prunerecover.families.libraries.offloaded_weights import is_offloaded, map_offloaded
+from prunerecover.families.libraries.offloaded_weights import map_offloaded
 from prunerecover.model.batches import Batches
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.paths import unwrap
@@ -62,7 +62,7 @@ def prune(
     plan = plan_pruning(network, budget, batches=batches, **planning)
     fits = made_for(network) and reconstructible(plan)
     dense = deep_copy(network) if fits else network
-    if fits and is_offloaded(dense):
+    if fits:
         map_offloaded(dense)
     applied = apply_plan(network, plan)
     try:

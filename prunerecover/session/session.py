@@ -19,7 +19,7 @@ from prunerecover.cost.units.clock_names import clock_name
 from prunerecover.cost.units.serving import Serving
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import chosen_divergence
-from prunerecover.families.libraries.offloaded_weights import is_offloaded, map_offloaded
+from prunerecover.families.libraries.offloaded_weights import map_offloaded
 from prunerecover.graph.trace import Traced, trace
 from prunerecover.importance.measuring.losses import Loss, check_loss
 from prunerecover.model.batches import (
@@ -85,8 +85,7 @@ class Session:
         network = unwrap(model)
         check_network(network)
         self.model = hooked_copy(network)
-        if is_offloaded(network):
-            map_offloaded(self.model)
+        map_offloaded(self.model)
         check_plannable(self.model)
         self.batches: Sequence[Any] = with_samples(listed(batches))
         self.seed = seed

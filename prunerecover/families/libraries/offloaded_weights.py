@@ -39,6 +39,8 @@ def is_offloaded(model: nn.Module) -> bool:
 def map_offloaded(model: nn.Module) -> None:
     """Give a model with offloaded weights all its weights on the CPU, in place; accelerate's hooks go.
 
+    A model without offloaded weights stays unchanged.
+
     Offloaded weights are shared with accelerate where they are in memory, and mapped from their files where they are on
     disk. Weights on other devices are copied to the CPU. Not covered: weights on disk that are tied in a model without
     `tie_weights`; accelerate writes a file for each.
@@ -46,6 +48,8 @@ def map_offloaded(model: nn.Module) -> None:
     Args:
         model: Model dispatched by accelerate, or a copy with shared tensors.
     """
+    if not is_offloaded(model):
+        return
     found: dict[int, Tensor] = {}
     for module, hook in _hooks(model):
         if isinstance(hook, AlignDevicesHook) and hook.offload:
