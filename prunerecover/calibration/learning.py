@@ -16,12 +16,13 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from prunerecover.calibration.steps import Steps, judged_output
+from prunerecover.calibration.steps import Steps, judged_output, rows_of
 from prunerecover.display.progress import progress
 from prunerecover.divergence.outputs import Outputs
 from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.evaluation import evaluating, uncompiled
+from prunerecover.store.ranks import PARTS, Spread, by_itself
 
 EPOCHS, FEWEST = 4, 2  # of learning, at most and at least
 TAKEN = 320  # steps of all epochs, about: more samples gain more than more epochs
@@ -157,6 +158,7 @@ def tuned_on_output(
     *,
     first: float = math.inf,
     what: str = "what was fitted",
+    spread: Spread = by_itself,
 ) -> tuple[float, list[Tensor]]:
     """Learn values towards the dense output; see `best_epoch`.
 
@@ -167,12 +169,19 @@ def tuned_on_output(
         divergence: See `best_epoch`.
         first: Allowed divergence after the first steps.
         what: The values, for the progress line.
+        spread: Function that shares the parts of a step among ranks that learn together.
     """
     sources = [one.source for one in learnt]
 
-    def gradients(number: int) -> tuple[Tensor, ...]:
+    def gradients(number: int) -> Sequence[Tensor]:
+        parts = steps.parts(number)
+
+        def of_part(part: int) -> tuple[float, tuple[Tensor, ...]]:
+            dense = steps.dense.of(PARTS * number + part)
+            return float(rows_of(dense)), gradients_of_output(network, parts[part], dense, sources)
+
         with evaluating(network), uncompiled(recurrent=True):
-            return gradients_of_output(network, steps.batches[number], steps.dense.of(number), sources)
+            return _mean(spread("gradients", len(parts), of_part))
 
     check, batches = steps.first if math.isfinite(first) else None, len(steps.batches)
     epochs = min(EPOCHS, max(FEWEST, round(TAKEN / batches)))
@@ -186,6 +195,7 @@ def tuned_parameters(
     steps: Steps,
     divergence: Callable[[], float],
     is_bias: Callable[[Key], bool],
+    spread: Spread = by_itself,
 ) -> dict[Key, Tensor]:
     """Return the values of parameters tuned on the output, or none without gradients or without a better epoch.
 
@@ -196,14 +206,15 @@ def tuned_parameters(
         steps: Samples of each step.
         divergence: Divergence of the network's output on held-out samples.
         is_bias: Whether the parameter of a key is a bias.
+        spread: Function that shares the parts of a step among ranks that tune together.
     """
     with evaluating(network), uncompiled(recurrent=True):
         sources = [parameter.requires_grad_() for parameter in parameters.values()]
-        if not gradients_of_output(network, steps.batches[0], steps.dense.of(0), sources):
+        if not gradients_of_output(network, steps.parts(0)[0], steps.dense.of(0), sources):
             return {}
 
     def learn(held: Mapping[Key, Held]) -> tuple[float, list[Tensor]]:
-        return tuned_on_output(network, list(held.values()), steps, divergence, first=FIRST)
+        return tuned_on_output(network, list(held.values()), steps, divergence, first=FIRST, spread=spread)
 
     return at_the_rate_that_helps(parameters, values, RATES, learn, is_bias)[1]
 
@@ -235,6 +246,15 @@ def at_the_rate_that_helps(
         if best:
             return reached, dict(zip(held, best, strict=True))
     return reached, {}
+
+
+def _mean(parts: Sequence[tuple[float, Sequence[Tensor]]]) -> list[Tensor]:
+    """Return the mean of gradients of parts, weighted; none if a part has none."""
+    if not all(gradients for _, gradients in parts):
+        return []
+    total = sum(weight for weight, _ in parts)
+    weighted = [[weight / total * gradient for gradient in gradients] for weight, gradients in parts]
+    return [sum(alike[1:], start=alike[0]) for alike in zip(*weighted, strict=True)]
 
 
 def gradients_of_output(

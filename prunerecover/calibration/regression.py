@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -61,6 +63,25 @@ class AffineRegression:
         w = weight.float()
         wx = w[:, None] * x
         self._sums.add(w=w.sum(), x=wx.sum(0), y=w @ y, xx=wx.T @ x, yx=y.T @ wx)
+
+    @property
+    def sums(self) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        """Sums over the tokens by name, and the origins of X and Y, for `join`."""
+        return self._sums.values, self._sums.origins
+
+    def join(self, values: Mapping[str, Tensor], origins: tuple[Tensor, ...]) -> None:
+        """Add the tokens of another regression, by its sums.
+
+        Args:
+            values: Sums over its tokens, by name.
+            origins: Origins of its X and Y.
+        """
+        self._sums.origins = self._sums.origins or origins
+        w, x, y = (values[name] for name in ("w", "x", "y"))
+        dx, dy = (its.double() - own.double() for its, own in zip(origins, self._sums.origins, strict=True))
+        xx = values["xx"] + torch.outer(dx, x) + torch.outer(x + w * dx, dx)
+        yx = values["yx"] + torch.outer(dy, x) + torch.outer(y + w * dy, dx)
+        self._sums.add(w=w, x=x + w * dx, y=y + w * dy, xx=xx, yx=yx)
 
     def solve(
         self, ridge: float, prior: Tensor | None, *, constant: bool = True, features: Tensor | None = None

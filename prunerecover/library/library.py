@@ -120,12 +120,14 @@ class Library:
     def fitted(self, chosen: Chosen) -> Chosen:
         """Return a choice of a search, fitted in order on all samples."""
         samples = self.session.samples.fit
-        return chosen if len(self.walks.batches) == len(samples) else self._walks(samples).walk(chosen)[0]
+        alike = len(self.walks.batches) == len(samples)
+        return chosen if alike else self._walks(samples).walk(chosen, together=True)[0]
 
     def _walks(self, batches: Sequence[ModelInputs]) -> Walks:
         session, paths = self.session, [station.reader for station in self.stations]
         weights = row_weights(session.model, paths, batches, session.seed) if paths else []
-        return Walks(session.model, self.maker, self.stations, self.blocks, batches, self.fit_of, weights)
+        spread, at = self.store.spread, (self.stations, self.blocks)
+        return Walks(session.model, self.maker, *at, batches, self.fit_of, weights, spread=spread)
 
     @cached_property
     def scorers(self) -> Scorers:
@@ -207,7 +209,7 @@ class Library:
 
     def score(self) -> None:
         """Fit and score every variant alone."""
-        _, moments = self.walks.walk({})
+        _, moments = self.walks.walk({}, together=True)
         for name, site in self.sites.items():
             self.scored[name] = {DENSE: Scored(site.variant(DENSE), Fit(), 0.0)}
             for variant in site.variants[1:]:

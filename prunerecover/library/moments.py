@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,7 @@ LEAST_SCALE = 1e-6  # of a LayerScale, relative to the largest: outputs of small
 ROWS = 40  # of a fit, per input feature, at most
 
 Fitted = dict[str, Tensor]  # "weight" and "bias" of a linear, or of a replacement
+Sums = tuple[int, Any, Any]  # rows, and the sums of both regressions
 
 
 class StationMoments:
@@ -46,6 +49,18 @@ class StationMoments:
         self.rows += len(target)
         self.read.add(_few(now.read[rows]), _unscaled(target, now.scale), weight)
         self.entered.add(_few(now.entered[rows]), target, weight)
+
+    @property
+    def sums(self) -> Sums:
+        """Number of rows, and sums over the rows, for `join`."""
+        return self.rows, self.read.sums, self.entered.sums
+
+    def join(self, sums: Sums) -> None:
+        """Add the rows of other moments of the station, by their sums."""
+        rows, read, entered = sums
+        self.rows += rows
+        self.read.join(*read)
+        self.entered.join(*entered)
 
     def reader(self, features: Tensor | None, dense: nn.Module) -> Fitted:
         """Fit the last linear to features of its input, shrunk towards the dense weights.

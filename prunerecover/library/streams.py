@@ -11,9 +11,11 @@ from prunerecover.divergence.kept_outputs import MOST_KEPT
 from prunerecover.library.stations import Station, seen_at
 from prunerecover.model.batches import ModelInputs
 
+Place = tuple[int, int]  # numbers of a station and of a batch
+
 
 class DenseStreams:
-    """Streams by number of station and batch, read in order of execution.
+    """Streams by number of station and batch, each batch's read in order of execution.
 
     Streams for which there is no room are computed again in each walk, and kept until the walk has passed.
 
@@ -25,33 +27,36 @@ class DenseStreams:
 
     def __init__(self, model: nn.Module, stations: Sequence[Station], batches: Sequence[ModelInputs]) -> None:
         self._model, self._stations, self._batches = model, stations, batches
-        self._kept: dict[int, list[Tensor | None]] = {}
-        self._passing: dict[int, list[Tensor | None]] = {}
-        self._room, self._next = MOST_KEPT, 0
+        self._kept: dict[Place, Tensor | None] = {}
+        self._passing: dict[Place, Tensor | None] = {}
+        self._room, self._next = MOST_KEPT, dict[int, int]()
         self._passes: FrontToBack | None = None
 
     def begin(self) -> None:
         """Begin a walk."""
-        self._passing, self._next, self._passes = {}, 0, None
+        self._passing, self._next, self._passes = {}, {}, None
 
-    def of(self, station: int) -> list[Tensor | None]:
-        """Return the streams behind a station, by batch; None for a batch that does not reach the station."""
-        while self._next <= station:
-            if self._next not in self._kept:
-                self._compute(self._next)
-            self._next += 1
-        return self._kept[station] if station in self._kept else self._passing[station]
+    def of(self, station: int, batch: int) -> Tensor | None:
+        """Return the stream of a batch behind a station; None if the batch does not reach the station."""
+        for earlier in range(self._next.get(batch, 0), station + 1):
+            if (earlier, batch) not in self._kept:
+                self._compute((earlier, batch))
+        self._next[batch] = max(self._next.get(batch, 0), station + 1)
+        at = station, batch
+        return self._kept[at] if at in self._kept else self._passing[at]
 
     def leave(self, station: int) -> None:
         """Give up a station that the walk has passed."""
-        self._passing.pop(station, None)
+        for batch in range(len(self._batches)):
+            self._passing.pop((station, batch), None)
 
-    def _compute(self, station: int) -> None:
+    def _compute(self, at: Place) -> None:
         if self._passes is None:
             self._passes = FrontToBack(self._model, self._batches)
-        seen = [seen_at(self._passes, self._stations[station], inputs) for inputs in self._batches]
-        totals = [None if one is None else one.total for one in seen]
-        size = sum(total.nbytes for total in totals if total is not None)
+        station, batch = at
+        seen = seen_at(self._passes, self._stations[station], self._batches[batch])
+        total = None if seen is None else seen.total
+        size = 0 if total is None else total.nbytes
         into = self._kept if size <= self._room else self._passing
-        into[station] = totals
+        into[at] = total
         self._room -= size if into is self._kept else 0

@@ -17,13 +17,14 @@ from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Bypass, Replace
 from prunerecover.session.session import Session
+from prunerecover.store.ranks import Spread, by_itself
 from prunerecover.surgery.apply_edits import apply_edits
 
 Key = tuple[str, str, str]  # site, path of the module ("" for the replacement), name of the parameter
 
 
 @ordinary_arithmetic()
-def tuned(session: Session, maker: EditMaker, chosen: Chosen) -> Chosen:
+def tuned(session: Session, maker: EditMaker, chosen: Chosen, spread: Spread = by_itself) -> Chosen:
     """Return a choice with its fitted values tuned on the output.
 
     The values stay unchanged if there are too few samples, the output cannot be compared, the network takes no
@@ -33,6 +34,7 @@ def tuned(session: Session, maker: EditMaker, chosen: Chosen) -> Chosen:
         session: Dense network, and samples for learning.
         maker: Maker of the edits of variants.
         chosen: Choice, fitted.
+        spread: Function that shares the parts of each step among ranks that tune together.
     """
     model, samples = session.model, session.samples
     chosen = _in_edits(maker, fitted_in_order(model, maker, chosen, samples.fit, narrowed=True))
@@ -51,7 +53,7 @@ def tuned(session: Session, maker: EditMaker, chosen: Chosen) -> Chosen:
 
     if not isfinite(divergence()):
         return chosen
-    best = tuned_parameters(network, parameters, values, steps, divergence, lambda key: key[2] == "bias")
+    best = tuned_parameters(network, parameters, values, steps, divergence, lambda key: key[2] == "bias", spread)
     return _with(chosen, best) if best else chosen
 
 

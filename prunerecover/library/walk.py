@@ -14,7 +14,7 @@ from prunerecover.calibration.token_weights import TokenWeights
 from prunerecover.display.progress import progress
 from prunerecover.library.blocks import Blocks
 from prunerecover.library.edits import Chosen, EditMaker, Fit
-from prunerecover.library.moments import ROWS, StationMoments
+from prunerecover.library.moments import ROWS, StationMoments, Sums
 from prunerecover.library.stations import Station, seen_at
 from prunerecover.library.streams import DenseStreams
 from prunerecover.library.variants import Variant
@@ -23,6 +23,7 @@ from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import unless_failing
 from prunerecover.model.paths import get_module
 from prunerecover.recovery.batchnorm import normalisation
+from prunerecover.store.ranks import PARTS, SearchEnded, Spread, by_itself
 from prunerecover.surgery.apply_edits import apply_edits
 
 Moments = Mapping[tuple[int, int], StationMoments]  # by numbers of a station, and of the station whose stream is wanted
@@ -42,6 +43,7 @@ class Walks:
             before removed blocks are fitted.
         weights: Weights of rows at each station; empty: equal weights.
         start: Network in which walks begin, such as a copy with other edits; None: the dense network.
+        spread: Function that shares parts of sums among ranks, in walks that all ranks walk.
     """
 
     def __init__(
@@ -54,25 +56,29 @@ class Walks:
         fit_of: FitOf | None = None,
         weights: Sequence[TokenWeights] = (),
         start: nn.Module | None = None,
+        spread: Spread = by_itself,
     ) -> None:
         self.model, self.start = model, model if start is None else start
         self.maker, self.stations, self.blocks = maker, stations, blocks
         self.batches, self.fit_of, self.weights = batches, fit_of, weights
-        self.streams = DenseStreams(model, stations, batches)
+        self.streams, self.spread = DenseStreams(model, stations, batches), spread
 
     @torch.no_grad()
-    def walk(self, chosen: Chosen) -> tuple[dict[str, tuple[Variant, Fit]], dict[tuple[int, int], StationMoments]]:
+    def walk(
+        self, chosen: Chosen, *, together: bool = False
+    ) -> tuple[dict[str, tuple[Variant, Fit]], dict[tuple[int, int], StationMoments]]:
         """Fit a choice again, in order; a network that fails stays as it is, without moments.
 
         Args:
             chosen: Variants by site. Fits at sites without a station stay unchanged, but for replacements of units
                 known from the graph alone, which are fitted behind all others.
+            together: Whether all ranks take this walk now, and share the batches.
 
         Returns:
             The choice with new fits, and the moments of every station with its own site unchanged, behind the earlier
             choices, towards each stream that the station may have to lead to.
         """
-        found = unless_failing(lambda: self._walked(chosen))
+        found = unless_failing(lambda: self._walked(chosen, self.spread if together else by_itself), SearchEnded)
         return (dict(chosen), {}) if found is None else found
 
     def fitted_at(self, number: int, chosen: Chosen, moments: Moments) -> Chosen:
@@ -94,7 +100,9 @@ class Walks:
             return {block: (chosen[block][0], Fit({station.reader: reader}))}
         return {}
 
-    def _walked(self, chosen: Chosen) -> tuple[dict[str, tuple[Variant, Fit]], dict[tuple[int, int], StationMoments]]:
+    def _walked(
+        self, chosen: Chosen, spread: Spread
+    ) -> tuple[dict[str, tuple[Variant, Fit]], dict[tuple[int, int], StationMoments]]:
         network, at = share_copy(self.start).eval(), {station.site for station in self.stations}
         gone = self.maker.gone_blocks(chosen)
         found = {site: own for site, own in chosen.items() if site not in at}
@@ -105,7 +113,7 @@ class Walks:
         with progress("fitting in order", len(self.stations)) as advance:
             for number, station in enumerate(self.stations):
                 there = _is_there(network, station)
-                moments |= self._moments(number, gone, passes) if there else {}
+                moments |= self._moments(number, gone, passes, spread) if there else {}
                 fitted = self.fitted_at(number, chosen, moments)
                 found |= fitted
                 if there and fitted:
@@ -116,22 +124,32 @@ class Walks:
         found = {site: found[site] for site in chosen}
         return dict(fitted_in_order(self.model, self.maker, found, self.batches, narrowed=False)), moments
 
-    def _moments(self, number: int, gone: Sequence[str], passes: FrontToBack) -> dict[tuple[int, int], StationMoments]:
+    def _moments(
+        self, number: int, gone: Sequence[str], passes: FrontToBack, spread: Spread
+    ) -> dict[tuple[int, int], StationMoments]:
         """Return the moments of a station by the stream that it may lead to, where some batch reaches both."""
-        station, found = self.stations[number], dict[tuple[int, int], StationMoments]()
-        aims = {aim: self.streams.of(aim) for aim in self.blocks.aims(number, gone)}
-        for at, inputs in enumerate(self.batches):
+        aims, found = self.blocks.aims(number, gone), dict[tuple[int, int], StationMoments]()
+        for part in spread("moments", PARTS, lambda part: self._sums(number, aims, passes, part)):
+            for aim, sums in part.items():
+                found.setdefault((number, aim), StationMoments()).join(sums)
+        return found
+
+    def _sums(self, number: int, aims: Sequence[int], passes: FrontToBack, part: int) -> dict[int, Sums]:
+        """Return the sums of a station over a part of the batches, by the stream that the station may lead to."""
+        station, found = self.stations[number], dict[int, StationMoments]()
+        for at in range(part, len(self.batches), PARTS):
+            inputs = self.batches[at]
             now = seen_at(passes, station, inputs)
             if now is None:
                 continue
             rows = sum(batch.n_samples for batch in self.batches) * len(now.read) // max(1, inputs.n_samples)
             step = max(1, rows // (ROWS * now.read.shape[-1]))
             weight = self.weights[number].of(at).flatten() if self.weights else None
-            for aim, totals in aims.items():
-                total = totals[at]
+            for aim in aims:
+                total = self.streams.of(aim, at)
                 if total is not None and total.shape == now.total.shape:
-                    found.setdefault((number, aim), StationMoments(step)).add(now, total, weight)
-        return found
+                    found.setdefault(aim, StationMoments(step)).add(now, total, weight)
+        return {aim: moments.sums for aim, moments in found.items()}
 
 
 def fitted_in_order(

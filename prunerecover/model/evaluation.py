@@ -194,15 +194,19 @@ def _cuda_devices(*models: nn.Module) -> list[int]:
     return sorted({t.device.index or 0 for t in tensors if t.device.type == "cuda"})
 
 
-def unless_failing(measure: Callable[[], Found]) -> Found | None:
+def unless_failing(measure: Callable[[], Found], *raised: type[Exception]) -> Found | None:
     """Return a measurement of a network without some units; None where it fails: its own code may raise anything.
+
+    Args:
+        measure: The measurement.
+        *raised: Errors that are none of the network's.
 
     Raises:
         torch.OutOfMemoryError: If memory runs out.
     """
     try:
         return measure()
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, *raised):
         raise
     except Exception:
         return None

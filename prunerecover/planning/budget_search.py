@@ -160,7 +160,8 @@ class BudgetSearch:
     def _finished(self, state: State, saved: Mapping[str, float]) -> Candidate:
         """Return the plan of a choice, fitted on all samples and tuned."""
         self._made[state.said], planner = state.divergence, self.planner
-        plan = kept_plan(planner.store, ("joint", *state.said), lambda: planner.plan(*planner.finished(state)))
+        names = "joint", *state.said
+        plan = kept_plan(planner.store, names, lambda: planner.plan(*planner.finished(state)), everywhere=True)
         return Candidate(plan, saved, state.divergence)
 
     def _try_rivals(self) -> None:

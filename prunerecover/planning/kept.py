@@ -17,13 +17,14 @@ from prunerecover.store.search_store import SearchStore
 TUNED = f"{WANTED_OUTPUTS} outputs in {TAKEN} steps"  # plans that were tuned in another way are made again
 
 
-def kept_plan(store: SearchStore, names: Sequence[str], make: Callable[[], Plan]) -> Plan:
+def kept_plan(store: SearchStore, names: Sequence[str], make: Callable[[], Plan], *, everywhere: bool = False) -> Plan:
     """Return the stored plan of these names, or make it; its warnings are repeated either way.
 
     Args:
         store: Store of the search.
         names: Identity of the plan within the search.
         make: Makes the plan.
+        everywhere: Whether all ranks make the plan together.
     """
 
     def made() -> Any:
@@ -33,7 +34,7 @@ def kept_plan(store: SearchStore, names: Sequence[str], make: Callable[[], Plan]
         said = [(str(one.message), issubclass(one.category, BudgetMissed)) for one in caught]
         return plan.to_dict(), dict(plan.tensors), said
 
-    ((data, tensors, said),) = store.results("plan", [[*names, TUNED]], lambda _: made())
+    ((data, tensors, said),) = store.results("plan", [[*names, TUNED]], lambda _: made(), everywhere=everywhere)
     for text, missed in said:
         warnings.warn(text, BudgetMissed if missed else UserWarning, stacklevel=3)
     return Plan.from_dict(data, {name: value.cpu() for name, value in tensors.items()})

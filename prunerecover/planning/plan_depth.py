@@ -230,7 +230,8 @@ def _of_units(planner: Planner, budget: Budget) -> Candidate:
     sites = planner.unscored.sites.values()
     numbers = {kind: n for kind, n in budget.counts(Counter(site.kind for site in sites)).items() if n}
     state = planner.in_units(numbers)
-    plan = kept_plan(planner.store, ("units", *state.said), lambda: planner.plan(*planner.finished(state)))
+    names = "units", *state.said
+    plan = kept_plan(planner.store, names, lambda: planner.plan(*planner.finished(state)), everywhere=True)
     return Candidate(plan, {}, state.divergence)
 
 

@@ -247,7 +247,7 @@ class Planner:
         with self.session.evaluating():
             chosen = self.library.fitted(state.chosen)
             divergence = state.divergence if chosen is state.chosen else self.library.scorers.divergence(chosen)
-            return tuned(self.session, self.library.maker, chosen), divergence
+            return tuned(self.session, self.library.maker, chosen, self.store.spread), divergence
 
     def edits(self, chosen: Chosen, *, in_place: bool = False) -> tuple[Edit, ...]:
         """Return the edits of a choice."""

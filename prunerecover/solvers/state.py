@@ -36,7 +36,10 @@ class State:
 
     @cached_property
     def _walk(self) -> tuple[Fitted, Moments]:
-        return self.library.walks.walk(self.library.chosen(self.names))
+        return self._walked(together=False)
+
+    def _walked(self, *, together: bool) -> tuple[Fitted, Moments]:
+        return self.library.walks.walk(self.library.chosen(self.names), together=together)
 
     @property
     def chosen(self) -> Fitted:
@@ -50,9 +53,10 @@ class State:
 
     @cached_property
     def divergence(self) -> float:
-        """Divergence of the output on all held-out samples; every rank fits, and continues with its own fit."""
+        """Divergence of the output on all held-out samples; all ranks fit together, and continue with the fit."""
 
         def judge(_: int) -> float:
+            vars(self)["_walk"] = self._walked(together=True)
             return self.library.scorers.divergence(self.chosen)
 
         return self.library.store.results("choice", [self.said], judge, everywhere=True)[0]

@@ -11,14 +11,37 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 PATIENCE = timedelta(days=7)  # ranks wait half an hour for each other otherwise, and fail
+PARTS = 2  # of a sum, each computed by a rank of two; a single process adds up the same parts, to the same bits
 T = TypeVar("T")
+
+
+class SearchEnded(RuntimeError):
+    """Error of a search that ranks cannot share any longer, because one has left, or asks for other results."""
+
+
+class Spread(Protocol):
+    """Function that returns the parts of a sum; ranks that ask together compute a share each."""
+
+    def __call__(self, what: str, parts: int, compute: Callable[[int], T], /) -> list[T]:
+        """Return the parts.
+
+        Args:
+            what: Name of the sum.
+            parts: Number of parts.
+            compute: Function from the number of a part to the part: tensors in lists, tuples or dictionaries.
+        """
+
+
+def by_itself(what: str, parts: int, compute: Callable[[int], T]) -> list[T]:
+    """Return the parts of a sum without other ranks; see `Spread`."""
+    return [compute(number) for number in range(parts)]
 
 
 @dataclass(frozen=True)
@@ -80,7 +103,7 @@ class Ranks:
 
         Raises:
             Exception: On all ranks, the error of any rank.
-            RuntimeError: If a rank has left the search, or does a different search.
+            SearchEnded: If a rank has left the search, or does a different search.
         """
         if self.alone:
             if error is not None:
@@ -110,12 +133,12 @@ class Ranks:
             return everyone
         if gone and not left:
             (rank, one) = gone[0]
-            raise RuntimeError(
+            raise SearchEnded(
                 f"Expected all ranks to search until the end, but rank {rank} has left"
                 f"{'' if one.error is None else f': {_in_words(one.error)}'}. Look at its output."
             )
         if len({one.at for one in everyone}) > 1:
-            raise RuntimeError(
+            raise SearchEnded(
                 "Expected all ranks to ask for the same results, but they ask for others. Call the same functions with "
                 "the same arguments on all ranks."
             )

@@ -26,7 +26,7 @@ from prunerecover.files.atomic import atomic_file
 from prunerecover.files.checksums import check_sums
 from prunerecover.files.in_short import in_short
 from prunerecover.files.refused_writes import naming_the_folder
-from prunerecover.store.ranks import Ranks, sharing
+from prunerecover.store.ranks import Ranks, by_itself, rank_and_world, sharing
 from prunerecover.store.written import written
 from prunerecover.version import __version__
 
@@ -47,7 +47,7 @@ class SearchStore:
 
     def __init__(self, folder: str | Path | None = None, device: torch.device | None = None) -> None:
         self.folder, self._device = None if folder is None else Path(folder), device
-        self._key, self._computing, self._ranks = "", False, Ranks()
+        self._key, self._computing, self._apart, self._ranks = "", False, False, Ranks()
         self._begun: Callable[[], str] = str  # the slow key of a search without a folder
 
     def begin(self, network: nn.Module, *parts: object, seen: Mapping[str, Callable[[], Tensor]]) -> None:
@@ -150,15 +150,43 @@ class SearchStore:
         own, error = dict[int, T](), None
         try:
             for number in missing if everywhere else self._ranks.share(missing):
-                own[number] = self._moved(advance, lambda n=number: self._found(keys[n], partial(compute, n)))  # type: ignore[misc]
+                find = partial(self._found, keys[number], partial(compute, number), everywhere)
+                own[number] = self._moved(advance, find)
         except Exception as raised:
             error = raised
         for _ in range(len(asked) - len(own)):
             advance()
         if missing:
             found |= self._ranks.united(self._after(what, keys, "found"), own, error)
-        values = [found[number] for number in range(len(asked))]
-        return values if self._ranks.alone else tree_map_only(Tensor, lambda value: value.to(self._device), values)
+        return self._here([found[number] for number in range(len(asked))])
+
+    def spread(self, what: str, parts: int, compute: Callable[[int], T], /) -> list[T]:
+        """Return the parts of a sum, each rank computing a share, where every rank asks now; nothing is kept.
+
+        Ranks ask together outside of results, and inside of results that every rank computes. Elsewhere a rank computes
+        all parts by itself.
+
+        Args:
+            what: Name of the sum.
+            parts: Number of parts.
+            compute: Function from the number of a part to the part: tensors in lists, tuples or dictionaries.
+        """
+        if self._ranks.alone or self._apart:
+            return by_itself(what, parts, compute)
+        rank, world = rank_and_world()
+        own, error = dict[int, T](), None
+        try:
+            for number in range(rank, parts, world):
+                own[number] = compute(number)
+        except Exception as raised:
+            error = raised
+        found = self._ranks.united(self._after(what, str(parts)), own, error)
+        return self._here([found[number] for number in range(parts)])
+
+    def _here(self, values: list[T]) -> list[T]:
+        """Return values, of other ranks perhaps, on the device."""
+        moved = values if self._ranks.alone else tree_map_only(Tensor, lambda value: value.to(self._device), values)
+        return list(moved)
 
     def _after(self, *parts: object) -> str:
         """Return the key after further values."""
@@ -192,13 +220,13 @@ class SearchStore:
                 )
         return found
 
-    def _found(self, key: str, compute: Callable[[], T]) -> T:
-        """Compute a result, and keep the result."""
-        self._computing = True
+    def _found(self, key: str, compute: Callable[[], T], everywhere: bool) -> T:
+        """Compute a result, on every rank or apart from the others, and keep the result."""
+        self._computing, self._apart = True, not everywhere
         try:
             found = compute()
         finally:
-            self._computing = False
+            self._computing, self._apart = False, False
         if self.folder is not None:
             with atomic_file(self._path(key)) as unfinished, unfinished.open("wb") as stream:
                 torch.save(found, stream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,26 @@ def test_more_samples_take_fewer_epochs(samples: int, wanted: int, monkeypatch: 
     tuned_on_output(network, held, steps, lambda: seen.append(0) or 1.0)
     assert len(steps.batches) == samples // 16
     assert len(seen) == 1 + wanted
+
+
+@pytest.mark.parametrize("samples", [1, 7, 16])
+def test_the_parts_of_a_step_have_the_gradient_of_the_step(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part is asked for once, apart, as ranks do."""
+    torch.manual_seed(0)
+    dense, x = nn.Linear(4, 3), as_inputs(torch.randn(samples, 4))
+    network, asked = nn.Linear(4, 3), []
+    held = [Held.of(network.weight, network.weight.detach(), 1e-3)]
+    monkeypatch.setattr(learning, "best_epoch", lambda _, __, ___, gradients, *____, **_____: gradients(0))
+
+    def spread(what: str, parts: int, compute: Callable[[int], Any]) -> list[Any]:
+        asked.append((what, parts))
+        return [compute(part) for part in reversed(range(parts))][::-1]
+
+    (found,) = tuned_on_output(network, held, steps_of(dense, [x]), lambda: 1.0, spread=spread)
+    few = min(samples, 4)  # of a step
+    output_divergence(dense(x.args[0][:few]), network(x.args[0][:few])).backward()
+    torch.testing.assert_close(found, network.weight.grad)
+    assert asked == [("gradients", min(2, samples))]
 
 
 @pytest.mark.parametrize("rates", [(1e6,), (1e6, 3e-3), (3e-3,)])

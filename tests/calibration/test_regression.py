@@ -118,3 +118,19 @@ def test_spread_of_linear_maps_is_that_of_their_outputs() -> None:
     outputs = rows[:, :5] @ maps.T
     torch.testing.assert_close(mean, outputs.mean(0), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(variance, outputs.var(0, unbiased=False), rtol=1e-5, atol=1e-5)
+
+
+@given(seed=st.integers(0, 99), offset=st.sampled_from([0.0, 100.0]))
+@settings(max_examples=5, deadline=None)
+def test_joined_parts_fit_like_the_whole(seed: int, offset: float) -> None:
+    """Origins of parts differ, by far where rows are sorted."""
+    tensors = [tensor[rows(seed, offset)[0][:, 0].argsort()] for tensor in rows(seed, offset)]
+    whole, joined = AffineRegression(), AffineRegression()
+    whole.add(*tensors)
+    for part in parts(seed, *tensors):
+        own = AffineRegression()
+        own.add(*part)
+        joined.join(*own.sums)
+    for found, expected in zip(joined.solve(1e-3, None), whole.solve(1e-3, None), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * max(1.0, offset))
+    torch.testing.assert_close(joined.second_moment(), whole.second_moment(), rtol=1e-5, atol=1e-4 * max(1.0, offset))

@@ -27,7 +27,7 @@ FLOORS = """
 version former refusal files display quality
 model model.narrow cost.units serving runtimes plan frontiers families.libraries families cost
 graph.dimensions graph surgery.forward surgery
-divergence calibration store importance.measuring importance language recovery.blocks recovery session
+divergence store calibration importance.measuring importance language recovery.blocks recovery session
 width.rewrites width.heads width.groups width.allocation width
 depth.search depth.layers sites library depth
 sensitivity_table boundary solvers planning checkpoint report apply prune_model routing

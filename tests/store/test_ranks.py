@@ -25,7 +25,7 @@ def test_all_have_the_plan_of_one_process(results: Any, scenario: str, name: str
 
 @pytest.mark.parametrize("name", ["vit", "normed"])
 def test_each_judges_a_part_of_the_choices(results: Any, name: str) -> None:
-    """Both ranks judge their own fits in order, one for each walk but the first, which has no choice."""
+    """Both ranks judge the choices that they fit together, one for each walk but the first, which has no choice."""
     ranks = results["shared"][name]
     assert all(rank["judged"] <= 0.6 * rank["alone"] for rank in ranks)
     assert sum(rank["judged"] for rank in ranks) == ranks[0]["alone"] + ranks[0]["walks"] - 1
@@ -34,7 +34,7 @@ def test_each_judges_a_part_of_the_choices(results: Any, name: str) -> None:
 def test_begun_again_after_an_interrupt_of_one_they_go_on(results: Any) -> None:
     first, second = results["stored"]["said"]
     assert first == (
-        "RuntimeError: Expected all ranks to search until the end, but rank 1 has left: KeyboardInterrupt. Look at its "
+        "SearchEnded: Expected all ranks to search until the end, but rank 1 has left: KeyboardInterrupt. Look at its "
         "output."
     )
     assert second == "KeyboardInterrupt: "
@@ -64,11 +64,11 @@ def test_what_one_fails_with_ends_the_planning_of_all(results: Any, where: str) 
     first, second = results["failing"][where]
     assert second == "OutOfMemoryError: no memory is left"
     if where == "walk":  # between two results
-        assert first.startswith("RuntimeError: Expected all ranks to search until the end, but rank 1 has left: OutOf")
+        assert first.startswith("SearchEnded: Expected all ranks to search until the end, but rank 1 has left: OutOf")
     else:
         assert first == "OutOfMemoryError: no memory is left This was on rank 1."
 
 
 def test_ranks_that_ask_for_other_things_are_told(results: Any) -> None:
     for told in results["failing"]["lost"]:
-        assert told.startswith("RuntimeError: Expected all ranks to ask for the same results, but they ask for others.")
+        assert told.startswith("SearchEnded: Expected all ranks to ask for the same results, but they ask for others.")

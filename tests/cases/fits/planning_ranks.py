@@ -75,7 +75,7 @@ def planned(build, *, batches=None, same=True, **how):
     """
     judged, walks, walk = [], [], Walks.walk
     Scorer.divergence = lambda *own: judged.append(1) or DIVERGENCE(*own)
-    Walks.walk = lambda *own: walks.append(1) or walk(*own)
+    Walks.walk = lambda *own, **how: walks.append(1) or walk(*own, **how)
     try:
         batches = batches or images(3)
         plan = plan_pruning(build(), Budget(macs=0.5), batches=batches, **how)
@@ -155,10 +155,10 @@ def failing(folder):
     for owner, name in ((Scorer, "divergence"), (Scorer, "rebase"), (Walks, "walk")):
         method = getattr(owner, name)
 
-        def fail(*own, method=method):
+        def fail(*own, method=method, **how):
             if dist.get_rank() == 1:
                 raise torch.OutOfMemoryError("no memory is left")
-            return method(*own)
+            return method(*own, **how)
 
         setattr(owner, name, fail)
         try:
