@@ -32,7 +32,7 @@ class Interacting:
         self.together, self.judged, self.store = together, 0, SearchStore()
         variants = (Variant(DENSE), Variant("gone", leaves="zero"))
         self.sites = {name: LibrarySite(name, "mlp", None, (), variants) for name in SITES}
-        self.walks = SimpleNamespace(walk=lambda chosen: (dict(chosen), {}))
+        self.walks = SimpleNamespace(walk=lambda chosen, **_: (dict(chosen), {}))
         self.scorers = self.judging(self.divergence)
 
     @staticmethod
