@@ -249,10 +249,10 @@ def at_the_rate_that_helps(
 
 
 def _mean(parts: Sequence[tuple[float, Sequence[Tensor]]]) -> list[Tensor]:
-    """Return the mean of gradients of parts, weighted; none if a part has none."""
-    if not all(gradients for _, gradients in parts):
-        return []
+    """Return the mean of gradients of parts, weighted; none if a part has none, or without outputs."""
     total = sum(weight for weight, _ in parts)
+    if not total or not all(gradients for _, gradients in parts):
+        return []
     weighted = [[weight / total * gradient for gradient in gradients] for weight, gradients in parts]
     return [sum(alike[1:], start=alike[0]) for alike in zip(*weighted, strict=True)]
 

@@ -90,6 +90,8 @@ def judged_output(network: nn.Module, batch: ModelInputs) -> Outputs:
 
 
 def _parts(batch: ModelInputs) -> list[ModelInputs]:
+    if batch.undivided():
+        return [batch]
     return [batch.select(numbers) for numbers in torch.arange(batch.n_samples).tensor_split(PARTS) if len(numbers)]
 
 

@@ -206,7 +206,7 @@ def unless_failing(measure: Callable[[], Found], *raised: type[Exception]) -> Fo
     """
     try:
         return measure()
-    except (torch.OutOfMemoryError, *raised):
-        raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, (torch.OutOfMemoryError, *raised)):
+            raise
         return None

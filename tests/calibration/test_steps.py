@@ -79,3 +79,13 @@ def test_searches_by_name_learn_from_further_samples(plan: str, monkeypatch: pyt
     fitted = {"depth": 24, "width": 32}[plan]
     assert sum(batch.n_samples for batch in one.batches) == fitted + 40
     assert sum(batch.n_samples for batch in one.batches[: one.first]) == fitted
+
+
+@pytest.mark.parametrize(("patches", "sizes"), [(4, [2, 2]), (10, [4])])
+def test_steps_have_parts_unless_rows_are_no_samples(patches: int, sizes: list[int]) -> None:
+    batch = as_inputs({"x": torch.randn(4, 3), "patches": torch.randn(patches, 3)})
+    network = Returning(lambda found: found)
+    network.forward = lambda x, patches: network.make(network.layer(x)) + patches.mean()  # type: ignore[method-assign]
+    found = steps_of(network, [batch])
+    assert [part.n_samples for part in found.parts(0)] == sizes
+    assert [len(found.dense.of(number)) for number in range(len(sizes))] == sizes  # type: ignore[arg-type]
