@@ -13,7 +13,7 @@ from prunerecover.library.stations import Seen
 from prunerecover.model.linears import is_transposed, matrix_and_bias
 
 RIDGE = 0.01  # of replacements, relative to the mean variance of the inputs
-READER = 1e-2, 0.1  # of readers: always, and times the features per row
+READER = 0.3, 3.0  # of readers: always, and times the features per row
 LEAST_SCALE = 1e-6  # of a LayerScale, relative to the largest: outputs of smaller factors do not reach the stream
 ROWS = 40  # of a fit, per input feature, at most
 
