@@ -58,6 +58,11 @@ class Seeing:
         ids[:, 1 : 1 + self.tokens] = IMAGE
         return {"input_ids": ids, **self._types(ids), **self._images(size, generator)}
 
+    def texts(self, size: int = 2, length: int = 14, seed: int = 1) -> dict[str, Tensor]:
+        """Return texts without images."""
+        ids = torch.randint(3, 60, (size, length), generator=torch.Generator().manual_seed(seed))
+        return {"input_ids": ids, **self._types(ids)}
+
     def _types(self, ids: Tensor) -> dict[str, Tensor]:
         if self.classes.startswith("Qwen"):
             return {"mm_token_type_ids": (ids == IMAGE).int()}
