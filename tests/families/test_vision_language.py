@@ -13,13 +13,13 @@ import torch
 from cases.depth.seeing import IMAGE, SEEING, Seeing
 from cases.models.cached import handing_on, numbers
 from cases.sampling import one_in
+from cases.support.checks import others
 from torch import Tensor, nn
 
 from prunerecover import (
     Budget,
     Plan,
     apply_plan,
-    find_groups,
     load_pruned,
     plan_depth,
     plan_pruning,
@@ -146,9 +146,7 @@ def test_all_kinds_together(name: str, seen: bool) -> None:
 def test_layers_narrowed_alike_are_a_standard_checkpoint(name: str, kind: str, tmp_path: Path) -> None:
     case = SEEING[name]
     model = case.build(num_key_value_heads=4, head_dim=8)
-    text = describe(model).container
-    others = [group.name for group in find_groups(model, case.batch(), [kind]) if not group.name.startswith(text)]
-    alike: Any = {"batches": batches(case), "ignore": others, "allocation": "uniform"}
+    alike: Any = {"batches": batches(case), "ignore": others(model, case.batch(), kind), "allocation": "uniform"}
     plan = plan_width(model, Budget(params=0.05), kinds=kind, **alike)
     apply_plan(model, plan)
     model.save_pretrained(tmp_path)  # type: ignore[operator]

@@ -16,7 +16,10 @@ VOCABULARY, IMAGE = 64, 63  # the last token stands for a part of an image
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
 TEXT = {**SHAPE, **SPECIAL, "vocab_size": VOCABULARY, "max_position_embeddings": 64, "num_key_value_heads": 2}
 EYES = {**SHAPE, "num_hidden_layers": 2, "image_size": 16, "patch_size": 8}
-CLIP, SIGLIP = {**EYES, "model_type": "clip_vision_model"}, {**EYES, "model_type": "siglip_vision_model"}
+CLIP, SIGLIP = (
+    {**EYES, "model_type": "clip_vision_model"},
+    {**EYES, "model_type": "siglip_vision_model", "vision_use_head": False},
+)
 QWEN_EYES = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "patch_size": 4}
 MARKS = {"video_token_id": 62, "vision_start_token_id": 61, "vision_end_token_id": 60}
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]}}
@@ -90,6 +93,7 @@ SEEING = {
     "qwen2_5_vl": Seeing(
         "Qwen2_5_VL", ROPE, {**QWEN_EYES, "out_hidden_size": 32, "window_size": 16, "fullatt_block_indexes": [1]}, MARKS
     ),
+    "qwen2_vl": Seeing("Qwen2VL", ROPE, {**QWEN_EYES, "embed_dim": 32, "mlp_ratio": 2, "hidden_size": 32}, MARKS),
     "smolvlm": Seeing("SmolVLM", LLAMA, EYES, CONNECTED),
     "idefics3": Seeing("Idefics3", LLAMA, EYES, CONNECTED),
     "qwen3_vl": Seeing(
