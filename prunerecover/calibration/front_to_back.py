@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from prunerecover.divergence.kept_outputs import MOST_KEPT
 from prunerecover.model.batches import ModelInputs, call
@@ -178,7 +178,12 @@ class FrontToBack:
 
 
 def _returning(output: Any) -> Callable[..., Any]:
-    return lambda *_, **__: output
+    return lambda *_, **__: _with_own_entries(output)
+
+
+def _with_own_entries(output: Any) -> Any:
+    """Return the same tensors in a new container: later code may set the entries of an output (Qwen2.5-VL)."""
+    return tree_map(lambda tensor: tensor, output)
 
 
 def _noting(path: str, seen: dict[str, _Output]) -> Callable[..., None]:
@@ -187,6 +192,6 @@ def _noting(path: str, seen: dict[str, _Output]) -> Callable[..., None]:
     def note(_: nn.Module, __: Any, output: Any) -> None:
         leaves = tree_leaves(output)
         if all(isinstance(leaf, Tensor) and not leaf.is_inference() for leaf in leaves):
-            seen[path] = _Output(output, tuple(leaf._version for leaf in leaves))
+            seen[path] = _Output(_with_own_entries(output), tuple(leaf._version for leaf in leaves))
 
     return note

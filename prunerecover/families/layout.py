@@ -98,6 +98,7 @@ class Block:
         mlp: MLP branch.
         feed_forward: Linears and activation of the MLP, if the linears can merge.
         no_activation: Reason for the absence of `feed_forward` in a block with an MLP; empty otherwise.
+        stays: Reason why the block cannot go as a whole; empty otherwise.
     """
 
     path: str
@@ -105,6 +106,7 @@ class Block:
     mlp: Branch | None
     feed_forward: FeedForward | None
     no_activation: str = ""
+    stays: str = ""
 
 
 @dataclass(frozen=True)

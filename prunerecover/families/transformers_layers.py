@@ -6,6 +6,7 @@ blocks are known; for smaller units, pass either stack.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import nn
@@ -16,6 +17,7 @@ from prunerecover.model.paths import get_module
 from prunerecover.model.replacements import Constant, Nothing, Replacement
 
 FUNCTION = "its activation is a plain function, which cannot be replaced; set `hidden_act` to the activation's name"
+IMAGES_BEHIND = "the network adds features of images behind it, by its number; remove its attention and its MLP"
 LAYER_GONE = "one of its layers has been removed"
 # Entries of a config with the number of blocks of a stack, by the name of the stack's part of the model.
 DEPTH_ENTRIES = {
@@ -49,7 +51,9 @@ def read(model: nn.Module) -> Layout | None:
     present = next(layer for layer in layers if not isinstance(layer, Replacement))
     dim = _width(family, present, int(config_of(model, container).hidden_size))
     blocks = (_block(family, f"{container}.{i}", layer, dim) for i, layer in enumerate(layers))
-    return Layout(family.name, container, tuple(blocks))
+    seeing = _blocks_before_images(model)
+    held = (replace(block, stays=IMAGES_BEHIND) if i < seeing else block for i, block in enumerate(blocks))
+    return Layout(family.name, container, tuple(held))
 
 
 def read_stacks(model: nn.Module) -> tuple[Layout, ...]:
@@ -96,6 +100,12 @@ def config_of(model: nn.Module, container: str) -> Any:
         module = getattr(module, part)
         config = getattr(module, "config", None) or config
     return config
+
+
+def _blocks_before_images(model: nn.Module) -> int:
+    """Return the number of first blocks followed by features of images, in the text of Qwen3-VL (DeepStack)."""
+    vision = getattr(getattr(model, "config", None), "vision_config", None)
+    return len(getattr(vision, "deepstack_visual_indexes", None) or ())
 
 
 def is_transformers_config(value: Any) -> bool:

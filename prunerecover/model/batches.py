@@ -3,13 +3,15 @@
 A batch may be a tensor; a tuple or list with the input first (the further elements are labels and are not passed on); a
 mapping of keyword arguments (as from tokenizers); a mapping with images as "img" (as from ultralytics' loaders); or
 `ModelInputs`, the form captured from a forward call. The input of a detector is a list: an image `(C, H, W)`, or a
-mapping, per sample.
+mapping, per sample. Patches of all images in a single tensor, with the grid of each image (as from the processors of
+Qwen2.5-VL), belong to the samples with the tokens of the images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 Batches = Iterable[Any]
 LABELS = ("labels", "label")  # keys in mappings
 IMAGES = "img"  # key in batches of ultralytics' loaders, beside boxes and classes
+# Tensors with the rows of all images, by the keys of the images' sizes `(images, 3)`; and kinds of tokens `(N, T)`.
+PACKED, KINDS = {"image_grid_thw": "pixel_values", "video_grid_thw": "pixel_values_videos"}, "mm_token_type_ids"
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,9 @@ class ModelInputs:
 
     @property
     def n_samples(self) -> int:
-        """Size of dimension 0 of the first tensor; for a list of images, the length of the list."""
-        for value in (*self.args, *self.kwargs.values()):
+        """Size of dimension 0 of the first tensor by samples; for a list of images, the length of the list."""
+        packed = {name for sizes, rows in PACKED.items() if sizes in self.kwargs for name in (sizes, rows)}
+        for value in (*self.args, *(value for name, value in self.kwargs.items() if name not in packed)):
             if _one_per_sample(value):
                 return len(value)
             for leaf in tree_leaves(value):
@@ -51,12 +56,20 @@ class ModelInputs:
                 return [value[number] for number in index.tolist()]
             return tree_map(of, value)
 
-        return ModelInputs(tuple(map(chosen, self.args)), {name: chosen(value) for name, value in self.kwargs.items()})
+        packed = _by_sample(self.kwargs, n)
+        rows = {name: torch.cat([parts[number] for number in index.tolist()]) for name, parts in packed.items()}
+        kwargs = {name: rows[name] if name in rows else chosen(value) for name, value in self.kwargs.items()}
+        absent = {name for name, value in rows.items() if not len(value)}  # texts without images
+        return ModelInputs(
+            tuple(map(chosen, self.args)), {name: value for name, value in kwargs.items() if name not in absent}
+        )
 
     def undivided(self) -> str:
         """Return a message on tensors with rows besides samples, such as patches of all images; empty without any."""
+        n, divided = self.n_samples, _by_sample(self.kwargs, self.n_samples)
         tensors = {name: value for name, value in self.kwargs.items() if isinstance(value, Tensor) and value.ndim}
-        found = ", ".join(f"'{name}'" for name, value in tensors.items() if len(value) not in (1, self.n_samples))
+        rows = {name: len(value) for name, value in tensors.items() if name not in divided}
+        found = ", ".join(f"'{name}'" for name, length in rows.items() if length not in (1, n))
         return found and f" Rows of {found} are no samples: pass batches of one sample each, with its own rows."
 
     def to(self, device: torch.device) -> ModelInputs:
@@ -118,6 +131,37 @@ def _one_per_sample(value: Any) -> bool:
         return False
     images = all(isinstance(entry, Tensor) and entry.ndim == 3 for entry in value)
     return images or all(isinstance(entry, Mapping) for entry in value)
+
+
+def _by_sample(kwargs: dict[str, Any], n: int) -> dict[str, tuple[Tensor, ...]]:
+    """Return the rows and sizes of images in parts, one per sample; none where the images of a sample are unknown."""
+    found: dict[str, tuple[Tensor, ...]] = {}
+    for kind, (name, rows) in enumerate(PACKED.items(), 1):
+        sizes, values, kinds = (kwargs.get(key) for key in (name, rows, KINDS))
+        if not isinstance(sizes, Tensor) or not isinstance(values, Tensor) or sizes.is_meta:
+            continue
+        tokens = (kinds == kind).sum(1).tolist() if isinstance(kinds, Tensor) and not kinds.is_meta else []
+        lengths = sizes.prod(-1).tolist()
+        images = _images_by_sample(lengths, tokens, n)
+        if images and sum(lengths) == len(values):
+            found[name] = sizes.split(images)
+            found[rows] = values.split([int(part.prod(-1).sum()) for part in found[name]])
+    return found
+
+
+def _images_by_sample(lengths: list[int], tokens: list[int], n: int) -> list[int]:
+    """Return the number of images of each sample; empty if unknown.
+
+    Args:
+        lengths: Number of rows of each image; an image has tokens in proportion.
+        tokens: Number of tokens of images in each sample; empty if unknown.
+        n: Number of samples.
+    """
+    if not tokens:
+        return [len(lengths)] if n == 1 else [1] * n if len(lengths) == n else []
+    ends = {end: number for number, end in enumerate(accumulate(lengths, initial=0))}
+    last = [ends.get(so_far * sum(lengths) // max(1, sum(tokens)), -1) for so_far in accumulate(tokens, initial=0)]
+    return [] if -1 in last else [end - begin for begin, end in pairwise(last)]
 
 
 def on_device(batch: Any, device: torch.device) -> Any:

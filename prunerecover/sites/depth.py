@@ -21,7 +21,7 @@ from prunerecover.refusal import Refusal
 def units_by_parts(
     model: nn.Module, kinds: Sequence[str], example: ModelInputs | None
 ) -> tuple[tuple[Unit, ...], dict[str, str]]:
-    """Return the units of a supported family, and refusals of activations by name.
+    """Return the units of a supported family, and refusals of activations and blocks by name.
 
     Args:
         model: Network without wrappers.
@@ -37,6 +37,7 @@ def units_by_parts(
         for block in describe(model).blocks
         if "activation" in kinds and block.mlp is not None and block.feed_forward is None and block.no_activation
     }
+    refused |= {block.path: block.stays for block in describe(model).blocks if block.stays and "block" in kinds}
     return family_units(model, kinds, macs), refused
 
 

@@ -83,7 +83,7 @@ def merge_edits(model: nn.Module) -> list[Edit]:
     if layout is None:
         return []
     edits = [edit for block in layout.blocks for edit in _merge_feed_forward(model, block.feed_forward)]
-    empty = [i for i, block in enumerate(layout.blocks) if _is_empty(get_module(model, block.path))]
+    empty = [i for i, block in enumerate(layout.blocks) if not block.stays and _is_empty(get_module(model, block.path))]
     one_stays = empty[1:] if len(empty) == len(layout.blocks) else empty
     return [*edits, *block_removals(model, one_stays)]
 

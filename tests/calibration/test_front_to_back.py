@@ -97,3 +97,39 @@ def test_what_is_complete_is_computed_once() -> None:
             passes.seen_at("last", BATCHES[0])
     calls = {path: Counted.calls[id(network.get_submodule(path))] for path in LAYERS}
     assert calls == {"first.0": 1, "first.2": 1, "twice": 10, "written": 5, "pair.layer": 1, "last": 5}
+
+
+class Renaming(nn.Module):
+    """Network that sets an entry of the output of a part, as Qwen2.5-VL does with features of images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named, self.last = Named(), Counted(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `(N, 2)`."""
+        found = self.named(x)
+        found["rows"] = torch.split(found["rows"], 1)  # fails for an output that is split already
+        return self.last(torch.cat(found["rows"]))
+
+
+class Named(Counted):
+    """Linear layer with the product in a mapping."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        """Return the product by name."""
+        return {"rows": super().forward(x)}
+
+
+@torch.no_grad()
+def test_entries_set_by_later_code_are_not_kept() -> None:
+    network, batch = Renaming().eval(), ModelInputs((torch.randn(3, 4),))
+    passes = FrontToBack(network, [batch])
+    Counted.calls.clear()
+    (first,), (again,) = (passes.seen_at("last", batch) for _ in range(2))
+    assert Counted.calls[id(network.named)] == 1
+    assert torch.equal(first[1], again[1])
+    assert torch.equal(again[1], call(network, batch))

@@ -232,3 +232,37 @@ def test_block_that_is_never_reached_is_an_error() -> None:
     model.forward = lambda x: model.head(model.patch_embed(x).mean(1))
     with pytest.raises(RuntimeError, match="Expected the model to run block 1, but its forward pass never reached it"):
         runner_of(model).advance(as_inputs(batch_of("timm")), 0, None, 1)
+
+
+def packed(images: list[list[tuple[int, int]]], kinds: bool = True) -> dict[str, Tensor]:
+    """A batch as from the processors of Qwen2.5-VL: two tokens per image of each sample, for four rows each."""
+    sizes = torch.tensor([(1, *size) for sample in images for size in sample]).reshape(-1, 3)
+    tokens = [sum(h * w // 4 for h, w in sample) for sample in images]
+    found = {
+        "input_ids": torch.arange(6 * len(images)).view(-1, 6),
+        "pixel_values": torch.repeat_interleave(torch.arange(len(sizes)), sizes.prod(-1))[:, None].float(),
+        "image_grid_thw": sizes,
+    }
+    return found | {b.KINDS: torch.tensor([[1] * n + [0] * (6 - n) for n in tokens])} if kinds else found
+
+
+def test_patches_of_all_images_go_with_the_samples_of_their_tokens() -> None:
+    inputs = as_inputs(packed([[(2, 2), (2, 4)], [], [(4, 4)]]))
+    chosen = inputs.select(torch.tensor([2, 0])).kwargs
+    assert chosen["image_grid_thw"].tolist() == [[1, 4, 4], [1, 2, 2], [1, 2, 4]]
+    assert chosen["pixel_values"].flatten().tolist() == [2] * 16 + [0] * 4 + [1] * 8
+    assert inputs.select(torch.tensor([1])).kwargs.keys() == {"input_ids", b.KINDS}, "a text without images"
+    assert not inputs.undivided()
+    assert ModelInputs(kwargs=dict(reversed(inputs.kwargs.items()))).n_samples == 3
+
+
+def test_one_image_per_sample_needs_no_kinds_of_tokens() -> None:
+    alone = as_inputs(packed([[(2, 2), (2, 4)]], kinds=False)).select(torch.tensor([0, 0]))
+    assert (len(alone.kwargs["pixel_values"]), len(alone.kwargs["image_grid_thw"])) == (24, 4)
+    inputs = as_inputs(packed([[(2, 2)], [(2, 4)]], kinds=False))
+    assert inputs.select(torch.tensor([1])).kwargs["pixel_values"].flatten().tolist() == [1] * 8
+    unknown = as_inputs(packed([[(2, 2)], [(2, 4), (2, 2)]], kinds=False))
+    assert "Rows of 'pixel_values', 'image_grid_thw' are no samples" in unknown.undivided()
+    rows = as_inputs(packed([[(2, 2)], [(2, 4)]]))
+    rows.kwargs["pixel_values"] = rows.kwargs["pixel_values"][1:]
+    assert "Rows of 'pixel_values' are no samples" in rows.undivided()

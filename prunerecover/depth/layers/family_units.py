@@ -40,7 +40,7 @@ def family_units(model: nn.Module, kinds: Sequence[str], macs: Mapping[str, int]
 
 
 def _units_of(model: nn.Module, block: Block, macs: Mapping[str, int], kinds: Sequence[str]) -> list[Unit]:
-    units = [unit_of(model, block.path, "block", (block.path,), macs, block.path)]
+    units = [] if block.stays else [unit_of(model, block.path, "block", (block.path,), macs, block.path)]
     for branch in (block.attention, block.mlp):
         if branch is not None:
             norm = (branch.norm,) if branch.norm else ()

@@ -68,7 +68,9 @@ class Removals:
         units: list[Unit] = []
         if is_supported(model):
             units += family_units(model, [kind for kind in kinds if kind != "layer"], macs)
-            blocks = [block.path for block in describe(model).blocks]
+            layout = describe(model)
+            blocks = [block.path for block in layout.blocks]
+            self.refused |= {block.path: block.stays for block in layout.blocks if block.stays and "block" in kinds}
         else:
             finder = BranchFinder(model, self.graph)
             found = [unit for unit in finder.find() if self._can_do_without(unit)]

@@ -14,8 +14,9 @@ from cases.support.families import BLOCKS, DEPTH, NARROW, Family
 from cases.width.groups import outputs
 from torch import Tensor, nn
 
-from prunerecover import Budget, Plan, apply_plan, export, load_pruned, plan_depth, plan_width, save_pruned
+from prunerecover import Budget, Plan, apply_plan, export, find_groups, load_pruned, plan_depth, plan_width, save_pruned
 from prunerecover.checkpoint.pruned_folder import standard_class
+from prunerecover.families.describe import describe
 from prunerecover.refusal import Refusal
 
 WIDTH = ("channel", "head", "neuron", "hidden")
@@ -28,10 +29,20 @@ def planned(model: nn.Module, batch: Any, kind: str, alike: bool = False) -> Pla
     settings: dict[str, Any] = {"batches": [batch], "loss": squares, "kinds": (kind,)}
     if alike:
         settings["allocation"] = "uniform"
-        settings["ignore"] = ["bert.pooler.*"] if hasattr(model, "bert") else []  # its neurons are in no config
+        settings["ignore"] = others(model, batch, kind)
         budget = Budget(remove={kind: 4}) if kind == "expert" else Budget(ratio={kind: 0.25})
         return plan_width(model, budget, **settings)
     return plan_width(model, Budget(remove={kind: 2}), **settings)
+
+
+def others(model: nn.Module, batch: Any, kind: str) -> list[str]:
+    """Names of groups outside a BERT's layers or a text's, whose sizes are in no config."""
+    if hasattr(model, "bert"):
+        return ["bert.pooler.*"]
+    if not hasattr(getattr(model, "config", None), "vision_config"):
+        return []
+    text = describe(model).container
+    return [group.name for group in find_groups(model, batch, [kind]) if not group.name.startswith(text)]
 
 
 @torch.no_grad()

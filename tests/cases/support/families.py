@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from cases.depth.seeing import SEEING
 from cases.models import decoders, tiny, width
 from cases.models.width import Built
 from torch.utils._pytree import tree_map
@@ -81,6 +82,14 @@ def _mixture(name: str, *works: str, known: bool = False, layer: str = FIXED, qu
     return Family("transformers", make, (*works, "expert", NARROW), refused, quick)
 
 
+def _seeing(name: str) -> Family:
+    """Return a row of a vision-language model, on texts with images."""
+    make: Callable[[], Built] = lambda: (SEEING[name].build(), SEEING[name].batch())  # noqa: E731
+    refused = NO_CHANNELS | _refused(GATED, "activation") | _refused(NO_GROUPS, "hidden")  # features are an output, too
+    works = tuple(column for column in (*IN_DEPTH, *STANDARD) if column not in refused)
+    return Family("transformers", make, works, refused)
+
+
 def _convolutional(
     name: str, *works: str, refused: tuple[str, ...] = (), why: str = NO_UNITS, quick: bool = False
 ) -> Family:
@@ -138,6 +147,10 @@ FAMILIES: dict[str, Family] = {
     "DeepSeek-V2": _mixture("deepseek_v2", "neuron"),
     "DeepSeek-V2, experts in groups": _mixture("deepseek_v2_grouped", "neuron"),
     "DeepSeek-V3": _mixture("deepseek_v3", "neuron"),
+    "LLaVA": _seeing("llava"),
+    "PaliGemma": _seeing("paligemma"),
+    "Qwen2.5-VL": _seeing("qwen2_5_vl"),
+    "SmolVLM": _seeing("smolvlm"),
     "ViT of torchvision": _transformer("torchvision", "torchvision_vit", "head", "neuron", "hidden", "ONNX"),
     "Swin of torchvision": _transformer("torchvision", "torchvision_swin", "head", "neuron", "hidden", "ONNX"),
     "Swin of timm": _transformer("timm", "timm_swin", "head", "neuron", "hidden", "ONNX"),
