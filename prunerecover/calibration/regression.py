@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from prunerecover.calibration.moments import CentredSums, covariance, solve_ridge
+from prunerecover.files.held_tensors import all_held
 
 
 class ChannelRegression:
@@ -86,6 +87,10 @@ class AffineRegression:
             penalty = ridge * among.diagonal().mean() + 1e-12
             weight = weight + solve_ridge(among, cross - weight @ among, penalty)
         return weight, mean_y - weight @ mean_x if constant else torch.zeros_like(mean_y)
+
+    def hold(self) -> None:
+        """Hold the sums for later use; see `held_tensors`."""
+        self._sums.values = all_held(self._sums.values)
 
     def second_moment(self) -> Tensor:
         """Return the second moment of X with a constant 1 appended, `(C + 1, C + 1)`."""

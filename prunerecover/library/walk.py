@@ -99,17 +99,17 @@ class Walks:
         gone = self.maker.gone_blocks(chosen)
         found = {site: own for site, own in chosen.items() if site not in at}
         found |= {block: (chosen[block][0], Fit()) for block in gone if block in self.blocks.around}
-        apply_edits(network, *self.maker.edits(found))
+        apply_edits(network, *self.maker.edits(found), to_read=True)
         passes, moments = FrontToBack(network, self.batches), dict[tuple[int, int], StationMoments]()
         self.streams.begin()
         with progress("fitting in order", len(self.stations)) as advance:
             for number, station in enumerate(self.stations):
                 there = _is_there(network, station)
                 moments |= self._moments(number, gone, passes) if there else {}
-                fitted = self.fitted_at(number, chosen, moments)
+                fitted = {site: (v, fit.held()) for site, (v, fit) in self.fitted_at(number, chosen, moments).items()}
                 found |= fitted
                 if there and fitted:
-                    apply_edits(network, *self.maker.edits_at(station.site, fitted))
+                    apply_edits(network, *self.maker.edits_at(station.site, fitted), to_read=True)
                     passes.renew()
                 self.streams.leave(number)
                 advance()
@@ -131,6 +131,8 @@ class Walks:
                 total = totals[at]
                 if total is not None and total.shape == now.total.shape:
                     found.setdefault((number, aim), StationMoments(step)).add(now, total, weight)
+        for one in found.values():
+            one.hold()
         return found
 
 
