@@ -77,9 +77,13 @@ class AffineRegression:
         s, (origin_x, origin_y) = self._sums.means()
         mean_x, mean_y = origin_x + s["x"], origin_y + s["y"]
         among, cross = covariance(s), covariance(s, "y", "x")
-        if features is not None:
-            maps = features.to(among) if features.ndim == 2 else torch.eye(len(mean_x)).to(among)[features]
+        if features is not None and features.ndim == 2:
+            maps = features.to(among)
             among, cross, mean_x = maps @ among @ maps.T, cross @ maps.T, maps @ mean_x
+        elif features is not None:
+            own = features.to(among.device)
+            among, cross = among.index_select(0, own).index_select(1, own), cross.index_select(1, own)
+            mean_x = mean_x.index_select(0, own)
         weight = torch.zeros_like(cross) if prior is None else prior.to(cross)
         if ridge != float("inf"):
             if not constant:
