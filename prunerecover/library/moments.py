@@ -9,7 +9,7 @@ from prunerecover.calibration.moments import LARGEST
 from prunerecover.calibration.regression import AffineRegression
 from prunerecover.library.stations import Seen
 from prunerecover.model.linears import is_transposed, linear_shape, matrix_and_bias
-from prunerecover.model.when_used import when_used
+from prunerecover.model.narrow.when_used import when_used
 
 RIDGE = 0.01  # of replacements, relative to the mean variance of the inputs
 READER = 1e-2, 0.1  # of readers: always, and times the features per row

@@ -8,7 +8,7 @@ from math import isfinite
 from prunerecover.files.held_tensors import held
 from prunerecover.library.edits import Chosen
 from prunerecover.library.library import Library
-from prunerecover.model.when_used import computed
+from prunerecover.model.narrow.when_used import computed
 from prunerecover.plan.evidence import DepthEvidence, WidthEvidence
 from prunerecover.plan.groups import Group
 from prunerecover.plan.plan import Plan

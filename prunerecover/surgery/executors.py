@@ -15,6 +15,7 @@ from prunerecover.families.describe import describe, describe_stacks
 from prunerecover.families.layout import Branch
 from prunerecover.model.hooks import carry_hooks
 from prunerecover.model.linears import check_plain, linear_shape, matrix_and_vector, through_last_matrix, without_affine
+from prunerecover.model.narrow.when_used import when_used
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.model.replacements import (
     Affine,
@@ -26,7 +27,6 @@ from prunerecover.model.replacements import (
     carry_attributes,
     replacement_for,
 )
-from prunerecover.model.when_used import when_used
 from prunerecover.plan import edits
 from prunerecover.plan.units import number_of_block
 from prunerecover.surgery.compensation import refitted_values, stand_in_values

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from prunerecover.model.narrow.freeing import FREED
+from prunerecover.model.narrow.when_used import when_used
 from prunerecover.model.paths import get_module, parent_path
-from prunerecover.model.when_used import when_used
 from prunerecover.plan.edits import FreeHeads, Narrow
 from prunerecover.plan.groups import Slice
 from prunerecover.surgery.compensation import absorb, entries_per_unit

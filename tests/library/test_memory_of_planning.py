@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from prunerecover import Budget, plan_pruning
 from prunerecover.files import held_tensors
-from prunerecover.model import when_used
+from prunerecover.model.narrow import when_used
 from prunerecover.plan.plan import Plan
 
 TEXTS = torch.randint(3, VOCABULARY, (16, 12), generator=torch.Generator().manual_seed(0))
