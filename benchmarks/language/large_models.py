@@ -1,6 +1,6 @@
 """Plans of Llamas with random weights, in memory and offloaded to disk, and the memory of planning.
 
-    python -m benchmarks.language.large_models --sizes 100M
+    python -m benchmarks.language.large_models --sizes 30M
 
 Each row is planned in a process of its own, on one thread. A model of 1B parameters takes 4.4 GB of the disk twice in
 `checkpoints/`, and in memory beside its planning.

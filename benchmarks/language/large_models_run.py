@@ -27,7 +27,7 @@ from prunerecover.files import held_tensors
 from prunerecover.library.walk import Walks
 from prunerecover.plan.plan import Plan
 
-SIZES = {"100M": (512, 8), "300M": (1024, 16), "1B": (2048, 32)}  # hidden features and heads
+SIZES = {"30M": (256, 4), "100M": (512, 8), "300M": (1024, 16), "1B": (2048, 32)}  # hidden features and heads
 LAYERS, VOCABULARY = 16, 32000
 TEXTS, TOKENS = 8, 8
 SHARE = 0.2  # of the parameters
@@ -169,11 +169,12 @@ def said(plan: Plan) -> str:
 
 def planned(weights: str, folder: Path) -> dict[str, Any]:
     """Plan for a saved model, and return the figures."""
-    model = opened(folder, weights)
-    gc.collect()
-    clock = time.process_time()
-    with counted() as found, watched(folder) as peaks:
-        plan = plan_pruning(model, Budget(params=SHARE), batches=texts(), kinds=KINDS)
+    with counted() as found:  # before accelerate takes the blocks' calls
+        model = opened(folder, weights)
+        gc.collect()
+        clock = time.process_time()
+        with watched(folder) as peaks:
+            plan = plan_pruning(model, Budget(params=SHARE), batches=texts(), kinds=KINDS)
     return {
         "plan": said(plan),
         "minutes": (time.process_time() - clock) / 60,
@@ -189,4 +190,7 @@ def run() -> None:
     """Print the figures of the planning that the command line names: size, place of the weights, and folder."""
     size, weights, folder = sys.argv[1:]
     torch.set_num_threads(1)
-    print(json.dumps(save(size, Path(folder)) if weights == "save" else planned(weights, Path(folder))))
+    if weights == "save":
+        save(size, Path(folder))
+    else:
+        print(json.dumps(planned(weights, Path(folder))))
