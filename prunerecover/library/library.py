@@ -93,7 +93,8 @@ class Library:
         kinds = tuple(dict.fromkeys(unit.kind for unit in units))
         removals = Removals(session.model, traced, kinds) if units else None
         stand_ins = _stand_ins(removals, session)
-        self.lists = () if removals is None else _lists(removals, [unit.name for unit in units])
+        names, lists = {unit.name for unit in units}, () if removals is None else removals.block_lists
+        self.lists = tuple(tuple(sorted(one)) for one in lists if one <= names)  # in which every block may go
         self.graph = traced.graph
         several = graph_of_few(session.model, session.first)
         bare = sites_of(units, groups, scores, {unit.name: ("zero",) for unit in units})
@@ -215,12 +216,7 @@ class Library:
         self.measured([(name, v.name) for name, site in self.sites.items() for v in site.variants if v.scored])
 
     def fit(self, site: str, name: str) -> Fit:
-        """Return the fitted values of a variant as the only change.
-
-        Args:
-            site: Site.
-            name: Name of the variant, other than the unchanged site.
-        """
+        """Return the fitted values of a site's variant, by its name, as the only change; computed once."""
         if (site, name) not in self._fits:
             self._fits[site, name] = self.changed({}, site, name, self._moments)[site][1].held()
         return self._fits[site, name]
@@ -257,11 +253,6 @@ class Library:
         """Return a choice by the names of variants, with each fit as the only change."""
         found = {site: name for site, name in names.items() if name != DENSE}
         return {site: (self.sites[site].variant(name), self.fit(site, name)) for site, name in found.items()}
-
-
-def _lists(removals: Removals, units: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Return the lists of blocks in which every block may go."""
-    return tuple(tuple(sorted(one)) for one in removals.block_lists if one <= set(units))
 
 
 def _leaves(units: Sequence[Unit], session: Session, at: Collection[str]) -> dict[str, tuple[str, ...]]:
