@@ -32,17 +32,17 @@ class WhenUsed(Tensor):
     @staticmethod
     def __new__(cls, compute: Callable[[], Tensor], shape: Sequence[int], like: Tensor) -> WhenUsed:
         """Make the tensor."""
-        made: WhenUsed = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)  # type: ignore[attr-defined]
+        made: WhenUsed = Tensor._make_wrapper_subclass(cls, shape, dtype=like.dtype, device=like.device)
         made.compute = compute
         return made
 
     def __init__(self, compute: Callable[[], Tensor], shape: Sequence[int], like: Tensor) -> None:
         super().__init__()
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Run an operation on computed values; a detached tensor stays without memory."""
         if func is torch.ops.aten.detach.default:
             return cls(args[0].compute, args[0].shape, args[0])
