@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from prunerecover.calibration.moments import CentredSums, covariance, solve_ridge
+from prunerecover.files.held_tensors import all_held
 
 
 class ChannelRegression:
@@ -97,9 +98,13 @@ class AffineRegression:
         s, (origin_x, origin_y) = self._sums.means()
         mean_x, mean_y = origin_x + s["x"], origin_y + s["y"]
         among, cross = covariance(s), covariance(s, "y", "x")
-        if features is not None:
-            maps = features.to(among) if features.ndim == 2 else torch.eye(len(mean_x)).to(among)[features]
+        if features is not None and features.ndim == 2:
+            maps = features.to(among)
             among, cross, mean_x = maps @ among @ maps.T, cross @ maps.T, maps @ mean_x
+        elif features is not None:
+            own = features.to(among.device)
+            among, cross = among.index_select(0, own).index_select(1, own), cross.index_select(1, own)
+            mean_x = mean_x.index_select(0, own)
         weight = torch.zeros_like(cross) if prior is None else prior.to(cross)
         if ridge != float("inf"):
             if not constant:
@@ -107,6 +112,10 @@ class AffineRegression:
             penalty = ridge * among.diagonal().mean() + 1e-12
             weight = weight + solve_ridge(among, cross - weight @ among, penalty)
         return weight, mean_y - weight @ mean_x if constant else torch.zeros_like(mean_y)
+
+    def hold(self) -> None:
+        """Hold the sums for later use; see `held_tensors`."""
+        self._sums.values = all_held(self._sums.values)
 
     def second_moment(self) -> Tensor:
         """Return the second moment of X with a constant 1 appended, `(C + 1, C + 1)`."""

@@ -14,6 +14,7 @@ from prunerecover.calibration.stand_in_fits import PlaceWeights
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.standard import with_blocks_taken_out
 from prunerecover.families.describe import is_supported
+from prunerecover.files.held_tensors import all_held
 from prunerecover.library.moments import Fitted
 from prunerecover.library.variants import LibrarySite, Variant
 from prunerecover.model.paths import is_within
@@ -40,6 +41,11 @@ class Fit:
     modules: Mapping[str, Fitted] = field(default_factory=dict)
     replacement: Fitted = field(default_factory=dict)
     stand_in: StandInFit | None = None
+
+    def held(self) -> Fit:
+        """Return the fit with values to hold; see `held_tensors`."""
+        modules = {path: all_held(values) for path, values in self.modules.items()}
+        return Fit(modules, all_held(self.replacement), self.stand_in)
 
 
 Chosen = Mapping[str, tuple[Variant, Fit]]  # by site; all other sites stay unchanged

@@ -51,12 +51,10 @@ class Scored:
 
     Attributes:
         variant: Variant.
-        fit: Fitted values of the variant as the only change.
         divergence: Divergence of the output with the variant as the only change; NaN if not measured.
     """
 
     variant: Variant
-    fit: Fit
     divergence: float
 
 
@@ -95,7 +93,8 @@ class Library:
         kinds = tuple(dict.fromkeys(unit.kind for unit in units))
         removals = Removals(session.model, traced, kinds) if units else None
         stand_ins = _stand_ins(removals, session)
-        self.lists = () if removals is None else _lists(removals, [unit.name for unit in units])
+        names, lists = {unit.name for unit in units}, () if removals is None else removals.block_lists
+        self.lists = tuple(tuple(sorted(one)) for one in lists if one <= names)  # in which every block may go
         self.graph = traced.graph
         several = graph_of_few(session.model, session.first)
         bare = sites_of(units, groups, scores, {unit.name: ("zero",) for unit in units})
@@ -111,6 +110,8 @@ class Library:
             readers = [reader for reader in readers_of(network.groups) if reader.module not in refitted]
             self.maker.moments = moments_of(session.model, readers, session.samples.fit)
         self.scored: dict[str, dict[str, Scored]] = {}
+        self._moments: Moments = {}  # of the dense network
+        self._fits: dict[tuple[str, str], Fit] = {}
 
     @cached_property
     def walks(self) -> Walks:
@@ -208,13 +209,19 @@ class Library:
         return Fit({**modules, station.reader: moments.reader(smaller.reduction[:-1, :-1], dense)})
 
     def score(self) -> None:
-        """Fit and score every variant alone."""
-        _, moments = self.walks.walk({}, together=True)
+        """Score every variant alone."""
+        _, self._moments = self.walks.walk({}, together=True)
         for name, site in self.sites.items():
-            self.scored[name] = {DENSE: Scored(site.variant(DENSE), Fit(), 0.0)}
+            self.scored[name] = {DENSE: Scored(site.variant(DENSE), 0.0)}
             for variant in site.variants[1:]:
-                self.scored[name][variant.name] = Scored(*self.changed({}, name, variant.name, moments)[name], math.nan)
+                self.scored[name][variant.name] = Scored(variant, math.nan)
         self.measured([(name, v.name) for name, site in self.sites.items() for v in site.variants if v.scored])
+
+    def fit(self, site: str, name: str) -> Fit:
+        """Return the fitted values of a site's variant, by its name, as the only change; computed once."""
+        if (site, name) not in self._fits:
+            self._fits[site, name] = self.changed({}, site, name, self._moments)[site][1].held()
+        return self._fits[site, name]
 
     def measured(self, asked: Sequence[tuple[str, str]]) -> list[float]:
         """Return the scores of variants, by the names of sites and variants; each is measured once.
@@ -226,7 +233,7 @@ class Library:
 
         def divergence(number: int) -> float:
             site, name = new[number]
-            return self.scorers.alone.divergence({site: (self.scored[site][name].variant, self.scored[site][name].fit)})
+            return self.scorers.alone.divergence({site: (self.scored[site][name].variant, self.fit(site, name))})
 
         with progress("scoring variants", len(new)) as advance:
             found = self.store.results("variant", new, divergence, advance) if new else []
@@ -246,13 +253,8 @@ class Library:
 
     def chosen(self, names: Mapping[str, str]) -> Chosen:
         """Return a choice by the names of variants, with each fit as the only change."""
-        found = {site: self.scored[site][name] for site, name in names.items() if name != DENSE}
-        return {site: (one.variant, one.fit) for site, one in found.items()}
-
-
-def _lists(removals: Removals, units: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Return the lists of blocks in which every block may go."""
-    return tuple(tuple(sorted(one)) for one in removals.block_lists if one <= set(units))
+        found = {site: name for site, name in names.items() if name != DENSE}
+        return {site: (self.sites[site].variant(name), self.fit(site, name)) for site, name in found.items()}
 
 
 def _leaves(units: Sequence[Unit], session: Session, at: Collection[str]) -> dict[str, tuple[str, ...]]:

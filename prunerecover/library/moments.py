@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from prunerecover.calibration.moments import LARGEST
 from prunerecover.calibration.regression import AffineRegression
 from prunerecover.library.stations import Seen
-from prunerecover.model.linears import is_transposed, matrix_and_bias
+from prunerecover.model.linears import is_transposed, linear_shape, matrix_and_bias
+from prunerecover.model.narrow.when_used import when_used
 
 RIDGE = 0.01  # of replacements, relative to the mean variance of the inputs
 READER = 0.3, 3.0  # of readers: always, and times the features per row
@@ -62,6 +63,11 @@ class StationMoments:
         self.read.join(*read)
         self.entered.join(*entered)
 
+    def hold(self) -> None:
+        """Hold the sums for later use, when no batch follows; see `held_tensors`."""
+        self.read.hold()
+        self.entered.hold()
+
     def reader(self, features: Tensor | None, dense: nn.Module) -> Fitted:
         """Fit the last linear to features of its input, shrunk towards the dense weights.
 
@@ -71,6 +77,8 @@ class StationMoments:
             features: Numbers of the features that stay `(k,)`, or linear maps of all features `(k, n)`; None: all.
             dense: Linear of the dense network.
         """
+        if linear_shape(dense)[0] > LARGEST and features is not None and features.ndim == 1:
+            return _cut(dense, features)
         (before, shift), bias = (value.cpu() for value in matrix_and_bias(dense)), isinstance(dense.bias, Tensor)
         features = torch.arange(before.shape[1]) if features is None else features
         weight = before @ torch.linalg.pinv(features) if features.ndim == 2 else before[:, features]
@@ -84,6 +92,14 @@ class StationMoments:
         """Fit a replacement of the branch: "affine", a map of the branch's input, or "constant"."""
         weight, bias = self.entered.solve(RIDGE if leaves == "affine" else float("inf"), None)
         return {"weight": weight.float(), "bias": bias.float()} if leaves == "affine" else {"bias": bias.float()}
+
+
+def _cut(dense: nn.Module, features: Tensor) -> Fitted:
+    """Return a linear with some of its inputs."""
+    weight, dim = dense.get_parameter("weight").detach(), 0 if is_transposed(dense) else 1
+    shape = [len(features) if number == dim else size for number, size in enumerate(weight.shape)]
+    cut = when_used(lambda: weight.index_select(dim, features.to(weight.device)).cpu().float(), shape, torch.empty(0))
+    return {"weight": cut, **({"bias": dense.bias.detach().cpu().float()} if isinstance(dense.bias, Tensor) else {})}
 
 
 def _few(rows: Tensor) -> Tensor:

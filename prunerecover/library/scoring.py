@@ -112,7 +112,7 @@ class Scorer:
         """Apply a choice to the twin inside a `with` block; yields the signature of the twin."""
         edits, tensors = self.maker.edits(chosen)
         refitted = {edit.unit for edit in edits if isinstance(edit, Refit)}
-        with torch.no_grad(), edited(self._twin, edits, tensors) as applied:
+        with torch.no_grad(), edited(self._twin, edits, tensors, to_read=True) as applied:
             yield self._signature(applied, refitted)
 
     def _first_change(self, signature: Signature) -> int:

@@ -107,17 +107,17 @@ class Walks:
         gone = self.maker.gone_blocks(chosen)
         found = {site: own for site, own in chosen.items() if site not in at}
         found |= {block: (chosen[block][0], Fit()) for block in gone if block in self.blocks.around}
-        apply_edits(network, *self.maker.edits(found))
+        apply_edits(network, *self.maker.edits(found), to_read=True)
         passes, moments = FrontToBack(network, self.batches), dict[tuple[int, int], StationMoments]()
         self.streams.begin()
         with progress("fitting in order", len(self.stations)) as advance:
             for number, station in enumerate(self.stations):
                 there = _is_there(network, station)
                 moments |= self._moments(number, gone, passes, spread) if there else {}
-                fitted = self.fitted_at(number, chosen, moments)
+                fitted = {site: (v, fit.held()) for site, (v, fit) in self.fitted_at(number, chosen, moments).items()}
                 found |= fitted
                 if there and fitted:
-                    apply_edits(network, *self.maker.edits_at(station.site, fitted))
+                    apply_edits(network, *self.maker.edits_at(station.site, fitted), to_read=True)
                     passes.renew()
                 self.streams.leave(number)
                 advance()
@@ -132,6 +132,8 @@ class Walks:
         for part in spread("moments", PARTS, lambda part: self._sums(number, aims, passes, part)):
             for aim, sums in part.items():
                 found.setdefault((number, aim), StationMoments()).join(sums)
+        for one in found.values():
+            one.hold()
         return found
 
     def _sums(self, number: int, aims: Sequence[int], passes: FrontToBack, part: int) -> dict[int, Sums]:

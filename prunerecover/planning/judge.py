@@ -78,7 +78,7 @@ class PlanJudge:
     def _nearest(self, plan: Plan) -> tuple[nn.Module, float]:
         """Return the network with its divergence, NaN if the outputs are not comparable."""
         comparable = self.session.output.comparable
-        network = self._output.pruned(plan.edits, plan.tensors)
+        network = self._output.pruned(plan.edits, plan.tensors, to_read=True)
         found = self._output.divergence_of(network) if comparable else math.nan
         if not (made_for(network) and reconstructible(plan)):
             return network, found

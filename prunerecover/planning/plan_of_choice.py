@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
+from prunerecover.files.held_tensors import held
 from prunerecover.library.edits import Chosen
 from prunerecover.library.library import Library
+from prunerecover.model.narrow.when_used import computed
 from prunerecover.plan.evidence import DepthEvidence, WidthEvidence
 from prunerecover.plan.groups import Group
 from prunerecover.plan.plan import Plan
@@ -48,7 +50,7 @@ def plan_of(library: Library, chosen: Chosen, divergence: float, groups: Sequenc
         edits,
         method="joint",
         seed=seed,
-        tensors={key: value.detach().cpu() for key, value in tensors.items()},
+        tensors={key: held(computed(value.detach().cpu())) for key, value in tensors.items()},
         example=session.example,
         evidence={**(depth.to_dict() if units else {}), **(width.to_dict() if groups else {})},
     )

@@ -69,7 +69,7 @@ class PrunedOutput:
 
     def divergence(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> float:
         """Return the mean divergence over samples after edits on a copy, with BatchNorm as in `DenseNorms`."""
-        return self.divergence_of(self.pruned(edits, tensors))
+        return self.divergence_of(self.pruned(edits, tensors, to_read=True))
 
     def divergence_of(self, network: nn.Module) -> float:
         """Return the mean divergence of a network over samples; infinite if the output has another shape."""
@@ -80,10 +80,16 @@ class PrunedOutput:
             except OtherShape:
                 return math.inf
 
-    def pruned(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> nn.Module:
-        """Return a copy with edits, BatchNorm recalibrated after removals; other tensors may be shared."""
+    def pruned(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor], *, to_read: bool = False) -> nn.Module:
+        """Return a copy with edits, BatchNorm recalibrated after removals; other tensors may be shared.
+
+        Args:
+            edits: Edits, in order.
+            tensors: Fitted tensors of the edits, by key.
+            to_read: Whether the copy is only read, see `apply_edits`.
+        """
         network = share_copy(self.model)
-        apply_edits(network, edits, tensors)
+        apply_edits(network, edits, tensors, to_read=to_read)
         if self.recalibration and removed_units(edits) and batchnorms(network):
             network = deep_copy(network)  # with separate statistics
             recalibrate_as_dense(network, self.recalibration, self._norms.after(Plan(edits=tuple(edits))))

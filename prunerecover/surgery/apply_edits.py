@@ -60,19 +60,23 @@ class Applied:
 
 
 @torch.inference_mode(False)  # new parameters could never train
-def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, Tensor] | None = None) -> Applied:
+def apply_edits(
+    model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, Tensor] | None = None, *, to_read: bool = False
+) -> Applied:
     """Apply edits in order; if an edit fails, undo all.
 
     Args:
         model: Network without wrappers.
         edits: Edits in order.
         tensors: Values for replacements, by key. None: only the structure is made, for weights to be loaded.
+        to_read: Whether the network is only read afterwards, such as a copy to be scored: large tensors are cut when
+            used, and refitted values are shared, to save memory.
 
     Raises:
         ValueError: If an edit names a part that the model lacks.
     """
     edits, before = list(edits), dict(model.named_parameters())
-    context = EditContext(model, tensors)
+    context = EditContext(model, tensors, to_read)
     try:
         if edits:
             context.journal.check_saving(model)
@@ -160,15 +164,18 @@ def _check_result(model: nn.Module, plan: Plan, where: str) -> None:
 
 
 @contextmanager
-def edited(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, Tensor] | None = None) -> Iterator[Applied]:
+def edited(
+    model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, Tensor] | None = None, *, to_read: bool = False
+) -> Iterator[Applied]:
     """Apply edits inside a `with` block, with an undo afterwards; yields the changes of the parameters.
 
     Args:
         model: Network without wrappers.
         edits: Edits in order.
         tensors: Values for replacements, see `apply_edits`; costs do not depend on values.
+        to_read: Whether the network is only read, see `apply_edits`.
     """
-    applied = apply_edits(model, edits, tensors)
+    applied = apply_edits(model, edits, tensors, to_read=to_read)
     try:
         yield applied
     finally:

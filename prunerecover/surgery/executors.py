@@ -15,6 +15,7 @@ from prunerecover.families.describe import describe, describe_stacks
 from prunerecover.families.layout import Branch
 from prunerecover.model.hooks import carry_hooks
 from prunerecover.model.linears import check_plain, linear_shape, matrix_and_vector, through_last_matrix, without_affine
+from prunerecover.model.narrow.when_used import when_used
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.model.replacements import (
     Affine,
@@ -42,6 +43,7 @@ class EditContext:
     Attributes:
         model: Network without wrappers.
         tensors: Fitted values by key, or None when only the structure is made.
+        to_read: Whether the network is only read: large tensors are cut when used, and refitted values are shared.
         journal: Changes so far.
         origins: Parameter whose optimizer group a new parameter joins, by the new one, and the cuts of the old one that
             made the new; None: the new one takes no state over.
@@ -49,6 +51,7 @@ class EditContext:
 
     model: nn.Module
     tensors: Mapping[str, Tensor] | None
+    to_read: bool = False
     journal: Journal = field(default_factory=Journal)
     origins: dict[Parameter, tuple[Parameter, Cuts | None]] = field(default_factory=dict)
 
@@ -85,9 +88,20 @@ class EditContext:
         """Set values of a module's parameters, in new parameters with the optimizer state of the old."""
         for name, value in values.items():
             old = get_module(self.model, path).get_parameter(name)
-            new = Parameter(torch.empty_like(old.detach()).copy_(value), requires_grad=old.requires_grad)
+            new = Parameter(self._value(value, old), requires_grad=old.requires_grad)
             self.journal.replace(self.model, places_of(self.model, [id(old)])[id(old)], new)
             self.origins[new] = old, ()
+
+    def _value(self, value: Tensor, old: Parameter) -> Tensor:
+        """Return a value in the form of an old parameter."""
+
+        def copied() -> Tensor:
+            return torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=old.device).copy_(value)
+
+        if not self.to_read:
+            return copied()
+        same = (value.dtype, value.device, value.stride()) == (old.dtype, old.device, old.stride())
+        return value.detach() if same else when_used(copied, old.shape, old)
 
     def replace_module(self, path: str, new: nn.Module) -> None:
         """Put a module at a path."""
@@ -138,7 +152,7 @@ def _(edit: edits.Replace, context: EditContext) -> None:
 @execute.register
 def _(edit: edits.Narrow, context: EditContext) -> None:
     taken_over = {} if context.tensors is None else {k.partition(".")[2]: context.tensors[k] for k in edit.tensors}
-    context.origins |= narrow(context.model, edit, context.journal, taken_over)
+    context.origins |= narrow(context.model, edit, context.journal, taken_over, to_read=context.to_read)
 
 
 @execute.register

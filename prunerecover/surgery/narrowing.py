@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from prunerecover.model.narrow.freeing import FREED
+from prunerecover.model.narrow.when_used import when_used
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.edits import FreeHeads, Narrow
 from prunerecover.plan.groups import Slice
@@ -58,7 +60,12 @@ Cuts = tuple[Cut, ...]
 
 
 def narrow(
-    model: nn.Module, edit: Narrow, journal: Journal, compensation: Mapping[str, Tensor] | None = None
+    model: nn.Module,
+    edit: Narrow,
+    journal: Journal,
+    compensation: Mapping[str, Tensor] | None = None,
+    *,
+    to_read: bool = False,
 ) -> dict[Parameter, tuple[Parameter, Cuts]]:
     """Remove the units from the model that the edit does not keep.
 
@@ -67,6 +74,7 @@ def narrow(
         edit: Edit with the kept units.
         journal: Journal for the changes.
         compensation: Matrices for reading weights, by the path of the weight; see `compensation`.
+        to_read: Whether the network is only read: large tensors are cut when used, and take no memory.
 
     Returns:
         New parameters, each with the old parameter that was cut, and the cuts.
@@ -91,7 +99,7 @@ def narrow(
     values |= {id(bias): value for bias, value in biases}
     made: dict[Parameter, tuple[Parameter, Cuts]] = {}
     for key, (old, cuts) in found.items():
-        new = _cut(old, cuts, values.get(key))
+        new = _cut(old, cuts, values.get(key), to_read=to_read)
         journal.replace(model, places[key], new)
         if isinstance(old, Parameter) and isinstance(new, Parameter):
             made[new] = (old, cuts)
@@ -149,10 +157,14 @@ def _compensated(
     return values, biases
 
 
-def _cut(old: Tensor, cuts: Cuts, value: Tensor | None = None) -> Tensor:
-    new = (old if value is None else value).detach()
-    for cut in cuts:
-        new = cut.of(new)
+def _cut(old: Tensor, cuts: Cuts, value: Tensor | None = None, *, to_read: bool = False) -> Tensor:
+    before = (old if value is None else value).detach()
+
+    def of_cuts() -> Tensor:
+        return reduce(lambda tensor, cut: cut.of(tensor), cuts, before)
+
+    later = to_read and value is None and cuts and old.ndim not in STRIDED
+    new = when_used(of_cuts, _shape(old, cuts), old) if later else of_cuts()
     return Parameter(new, requires_grad=old.requires_grad) if isinstance(old, Parameter) else new
 
 

@@ -63,7 +63,7 @@ def result_of(model: nn.Module, edits: Sequence[Edit], example: ModelInputs | No
         example: Batch, to count MACs; None: 0 is recorded.
     """
     pruned = meta_copy(model) if example is None else share_copy(model)
-    apply_edits(pruned, edits)
+    apply_edits(pruned, edits, to_read=True)
     return Result(
         tensors=tensors_hash(pruned),
         params=sum(p.numel() for p in pruned.parameters()),

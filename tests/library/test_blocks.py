@@ -82,7 +82,7 @@ def test_a_block_alone_diverges_less_with_the_refit_and_is_scored_as_a_whole_net
     with session.evaluating(), torch.no_grad():
         bare = library.scorers.alone.divergence({block: (one.variant, Fit())})
         network = copy.deepcopy(session.model)
-        edits, tensors = library.maker.edits({block: (one.variant, one.fit)}, in_place=False)
+        edits, tensors = library.maker.edits({block: (one.variant, library.fit(block, "zero"))}, in_place=False)
         apply_edits(network, edits, tensors)
         held_out = session.samples.held_out
         dense, pruned = ([predictions_of(call(m, batch)) for batch in held_out] for m in (session.model, network))
@@ -172,7 +172,7 @@ def test_replacements_stand_where_no_layer_scale_is_left_and_before_numbers_of_t
     own = planner(name)
     library = own.library
     site = next(site for site in library.sites.values() if site.kind == "mlp")
-    variant, fit = library.scored[site.name]["affine"].variant, library.scored[site.name]["affine"].fit
+    variant, fit = site.variant("affine"), library.fit(site.name, "affine")
     wrong = [Fit(replacement={key: factor * value for key, value in fit.replacement.items()}) for factor in (0.5, 2.0)]
     with own.session.evaluating():
         best, *worse = [library.scorers.alone.divergence({site.name: (variant, one)}) for one in (fit, *wrong)]

@@ -31,7 +31,7 @@ def test_scores_from_prefixes_are_those_of_the_whole_network() -> None:
     for site, own in library.scored.items():
         for one in (one for one in own.values() if one.variant.scored and one.variant.name != DENSE):
             network = copy.deepcopy(session.model).eval()
-            apply_edits(network, *library.maker.edits({site: (one.variant, one.fit)}))
+            apply_edits(network, *library.maker.edits({site: (one.variant, library.fit(site, one.variant.name))}))
             with torch.no_grad():
                 dense, pruned = (model(inputs).log_softmax(-1) for model in (session.model.eval(), network))
             whole = nn.functional.kl_div(pruned, dense, log_target=True, reduction="batchmean").item()
@@ -48,7 +48,7 @@ def test_a_walk_on_nothing_finds_what_the_library_fitted_alone() -> None:
     station = library.stations[1]
     one = next(one for one in library.scored[station.site].values() if one.variant.removed)
     again = library.fit_of(station.site, station, one.variant, moments[1, 1])
-    for name, value in one.fit.modules[station.reader].items():
+    for name, value in library.fit(station.site, one.variant.name).modules[station.reader].items():
         torch.testing.assert_close(again.modules[station.reader][name], value)
 
 
@@ -91,7 +91,8 @@ def test_branches_known_from_the_graph_leave_fits_from_the_graph_beside_tuned_li
     planner = swin_planner("attention", "mlp", "neuron", samples=32)
     with planner.session.evaluating():
         library = planner.library
-        leaves = {name: one.fit for name, one in library.scored["layers.0.blocks.0.attn"].items() if one.variant.leaves}
+        attention = library.sites["layers.0.blocks.0.attn"]
+        leaves = {v.name: library.fit(attention.name, v.name) for v in attention.variants if v.leaves}
         names = {"layers.0.blocks.0.attn": "zero", "layers.1.blocks.0.mlp": "constant"}
         narrowed = library.sites["layers.0.blocks.0.mlp"].variants[1].name
         chosen, _ = library.walks.walk(library.chosen({**names, "layers.0.blocks.0.mlp": narrowed}))

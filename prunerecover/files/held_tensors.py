@@ -1,0 +1,49 @@
+"""Tensors held for later use: in memory while there is room, and beyond in temporary files mapped into memory.
+
+The operating system writes pages of mapped tensors to the disk when memory is needed, and reads them again when values
+are used. A file goes with its tensor. `TMPDIR` names the folder of temporary files.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MOST_HELD = 1 << 30  # bytes in memory, of all held tensors
+_held = [0]  # bytes in memory
+
+
+def held(tensor: Tensor) -> Tensor:
+    """Return a tensor to hold: the tensor itself, or equal values mapped from a temporary file.
+
+    Tensors on other devices than the CPU, and tensors of subclasses, stay where they are.
+
+    >>> bool(held(torch.ones(3)).all())
+    True
+
+    Args:
+        tensor: Tensor that is not part of a larger one.
+    """
+    if type(tensor) is not Tensor or tensor.device.type != "cpu" or not tensor.nbytes:
+        return tensor
+    if _held[0] + tensor.nbytes <= MOST_HELD:
+        _held[0] += tensor.nbytes
+        weakref.finalize(tensor, _release, tensor.nbytes)
+        return tensor
+    with tempfile.TemporaryFile(prefix="prunerecover-") as file:
+        mapped = torch.from_numpy(np.memmap(file, np.uint8, "w+", shape=(tensor.nbytes,)))
+    return mapped.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def all_held(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors by name as `held` does."""
+    return {name: held(tensor) for name, tensor in tensors.items()}
+
+
+def _release(size: int) -> None:
+    _held[0] -= size
