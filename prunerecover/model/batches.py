@@ -35,8 +35,9 @@ class ModelInputs:
     @property
     def n_samples(self) -> int:
         """Size of dimension 0 of the first tensor by samples; for a list of images, the length of the list."""
-        packed = {name for sizes, rows in PACKED.items() if sizes in self.kwargs for name in (sizes, rows)}
-        for value in (*self.args, *(value for name, value in self.kwargs.items() if name not in packed)):
+        rows = {name for sizes, name in PACKED.items() if sizes in self.kwargs}
+        named = sorted((name for name in self.kwargs if name not in rows), key=PACKED.__contains__)  # sizes last
+        for value in (*self.args, *(self.kwargs[name] for name in named)):
             if _one_per_sample(value):
                 return len(value)
             for leaf in tree_leaves(value):
@@ -144,8 +145,8 @@ def _by_sample(kwargs: dict[str, Any], n: int) -> dict[str, tuple[Tensor, ...]]:
         lengths = sizes.prod(-1).tolist()
         images = _images_by_sample(lengths, tokens, n)
         if images and sum(lengths) == len(values):
-            found[name] = sizes.split(images)
-            found[rows] = values.split([int(part.prod(-1).sum()) for part in found[name]])
+            found[name] = torch.split(sizes, images)
+            found[rows] = torch.split(values, [int(part.prod(-1).sum()) for part in found[name]])
     return found
 
 

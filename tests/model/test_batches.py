@@ -254,6 +254,9 @@ def test_patches_of_all_images_go_with_the_samples_of_their_tokens() -> None:
     assert inputs.select(torch.tensor([1])).kwargs.keys() == {"input_ids", b.KINDS}, "a text without images"
     assert not inputs.undivided()
     assert ModelInputs(kwargs=dict(reversed(inputs.kwargs.items()))).n_samples == 3
+    images = ModelInputs(kwargs={name: inputs.kwargs[name] for name in ("pixel_values", "image_grid_thw")})
+    assert images.n_samples == 3, "without tokens, images are samples"
+    assert images.select(torch.tensor([1])).kwargs["pixel_values"].flatten().tolist() == [1] * 8
 
 
 def test_one_image_per_sample_needs_no_kinds_of_tokens() -> None:
