@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
-from prunerecover.library.moments import StationMoments
+from prunerecover.library.moments import READER, StationMoments
 from prunerecover.library.stations import Seen
 
 KEPT = torch.tensor([0, 2, 3])
@@ -26,14 +27,30 @@ def station() -> tuple[StationMoments, nn.Linear, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("features", [KEPT, torch.eye(5).double()[:3] + 0.1])
-def test_readers_are_nearly_least_squares_on_what_stays(features: Tensor) -> None:
+def test_readers_are_ridge_regressions_towards_the_dense_weights(features: Tensor) -> None:
+    moments, dense, read, given = station()
+    before = dense.weight.detach().double()
+    if features.ndim == 1:
+        left, prior = read[:, features].double(), before[:, features]
+    else:
+        left, prior = read.double() @ features.T, before @ torch.linalg.pinv(features)
+    ridge = READER[0] + READER[1] * len(features) / len(read)
+    strength = ridge * len(left) * float(left.var(0, correction=0).mean())
+    oracle = Ridge(strength).fit(left, given.double() - left @ prior.T)
+    found = moments.reader(features, dense)
+    expected = {"weight": prior + torch.tensor(oracle.coef_), "bias": torch.tensor(oracle.intercept_)}
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value.float(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("features", [KEPT, torch.eye(5).double()[:3] + 0.1])
+def test_readers_are_nearer_than_cut_ones(features: Tensor) -> None:
     moments, dense, read, given = station()
     left = read[:, features] if features.ndim == 1 else read @ features.T.float()
     found = moments.reader(features, dense)
-    rows = torch.cat([left, torch.ones(len(left), 1)], 1)
-    best = (rows @ torch.linalg.lstsq(rows, given).solution - given).square().mean()
-    lost = (left @ found["weight"].T + found["bias"] - given).square().mean()
-    assert best <= lost < 1.02 * best
+    prior = dense.weight[:, features] if features.ndim == 1 else dense.weight @ torch.linalg.pinv(features).float()
+    lost, cut = (((left @ w.T + found["bias"]) - given).var(0).mean() for w in (found["weight"], prior))
+    assert lost < 0.8 * cut
 
 
 def test_replacements_are_nearly_least_squares_and_constants_are_means() -> None:

@@ -27,10 +27,10 @@ class Interrupts:
         self.computed, self.until = 0, until
 
     def _watched(self, found: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(store: SearchStore, key: str, compute: Callable[[], Any]) -> Any:
+        def watched(store: SearchStore, key: str, compute: Callable[[], Any], everywhere: bool) -> Any:
             if self.computed == self.until:
                 raise KeyboardInterrupt
             self.computed += 1
-            return found(store, key, compute)
+            return found(store, key, compute, everywhere)
 
         return watched
