@@ -76,7 +76,8 @@ BENCHMARK = Benchmark(
     accelerate. Memory in MB beyond that of the process with the opened model: its own, and resident pages of mapped
     files (weights, and held moments and fits). A second thread gives all mapped pages back to the operating system
     whenever more than {RESIDENT} MB of them are resident, as memory pressure would. Passes: of all samples through
-    all blocks. A plan is the same if all edits and all bits of all tensors are.""",
+    all blocks; of offloaded models not counted yet. A plan is the same if all edits and all bits of all tensors
+    are.""",
     measure=measure,
     axes={"size": Axis(tuple(SIZES)), "weights": Axis(WEIGHTS, option="--weights")},
     tables=(
