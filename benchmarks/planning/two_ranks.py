@@ -2,7 +2,7 @@
 
     PRUNERECOVER_DATA=... python -m benchmarks.planning.two_ranks
 
-Each process has one thread. The machine has to be idle otherwise, and to have two cores: 15 minutes.
+Each process has one thread. The machine has to be idle otherwise, and to have two cores: ten minutes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ from benchmarks.runner.benchmark import Axis, Benchmark
 from benchmarks.runner.page import Column, Line, Table, text
 from benchmarks.runner.rows import Row
 from prunerecover import Budget, Plan, plan_pruning
-from prunerecover.calibration.steps import WANTED_OUTPUTS
 from prunerecover.cost.environment import device_name
 from prunerecover.planning.planner import SAMPLES
 
 BUDGETS, RANKS, BATCH, SEED = (0.2,), (1, 2), 16, 0
-IMAGES = SAMPLES * 5 // 4 + WANTED_OUTPUTS - SAMPLES  # to choose by, to fit on and to tune on
 
 
 def digest(plan: Plan) -> str:
@@ -53,7 +51,7 @@ def plan_on(rank: int, ranks: int, budget: float, folder: str) -> None:
     """
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    batches = torch.split(tiny_imagenet.training_images(IMAGES)[0], BATCH)
+    batches = torch.split(tiny_imagenet.training_images(SAMPLES)[0], BATCH)
     network = SUBJECTS["deit_tiny"].dense()
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
     dist.barrier()
@@ -89,7 +87,7 @@ COLUMNS = [
 
 BENCHMARK = Benchmark(
     title="Planning on two ranks",
-    text=f"""`plan_pruning` of DeiT-Tiny for a share of the MACs, with {IMAGES:,} images, by a single process and by two
+    text=f"""`plan_pruning` of DeiT-Tiny for a share of the MACs, with {SAMPLES} images, by a single process and by two
     ranks of torch.distributed (gloo) that share the scores, the fits and the tuning. One thread for each process, on a
     machine of two cores without other work. Same plan: all choices and all fitted values, bit for bit.""",
     measure=measure,
