@@ -181,7 +181,7 @@ def tuned_on_output(
             return float(rows_of(dense)), gradients_of_output(network, parts[part], dense, sources)
 
         with evaluating(network), uncompiled(recurrent=True):
-            return _mean(spread("gradients", len(parts), of_part))
+            return _mean(spread(f"gradients {number}", len(parts), of_part))
 
     check, batches = steps.first if math.isfinite(first) else None, len(steps.batches)
     epochs = min(EPOCHS, max(FEWEST, round(TAKEN / batches)))
@@ -210,7 +210,11 @@ def tuned_parameters(
     """
     with evaluating(network), uncompiled(recurrent=True):
         sources = [parameter.requires_grad_() for parameter in parameters.values()]
-        if not gradients_of_output(network, steps.parts(0)[0], steps.dense.of(0), sources):
+        dense = steps.dense.of(0)
+        (takes,) = spread(
+            "first gradients", 1, lambda _: bool(gradients_of_output(network, steps.parts(0)[0], dense, sources))
+        )
+        if not takes:
             return {}
 
     def learn(held: Mapping[Key, Held]) -> tuple[float, list[Tensor]]:
@@ -249,7 +253,8 @@ def at_the_rate_that_helps(
 
 
 def _mean(parts: Sequence[tuple[float, Sequence[Tensor]]]) -> list[Tensor]:
-    """Return the mean of gradients of parts, weighted; none if a part has none, or without outputs."""
+    """Return the mean of gradients of parts, weighted; none if a part with outputs has none, or without outputs."""
+    parts = [part for part in parts if part[0]]
     total = sum(weight for weight, _ in parts)
     if not total or not all(gradients for _, gradients in parts):
         return []

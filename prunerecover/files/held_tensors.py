@@ -6,6 +6,7 @@ are used. A file goes with its tensor. `TMPDIR` names the folder of temporary fi
 
 from __future__ import annotations
 
+import os
 import tempfile
 import weakref
 from collections.abc import Mapping
@@ -28,6 +29,9 @@ def held(tensor: Tensor) -> Tensor:
 
     Args:
         tensor: Tensor that is not part of a larger one.
+
+    Raises:
+        OSError: If the folder of temporary files has no room.
     """
     if type(tensor) is not Tensor or tensor.device.type != "cpu" or not tensor.nbytes:
         return tensor
@@ -36,8 +40,20 @@ def held(tensor: Tensor) -> Tensor:
         weakref.finalize(tensor, _release, tensor.nbytes)
         return tensor
     with tempfile.TemporaryFile(prefix="prunerecover-") as file:
+        _make_room(file.fileno(), tensor.nbytes)
         mapped = torch.from_numpy(np.memmap(file, np.uint8, "w+", shape=(tensor.nbytes,)))
     return mapped.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def _make_room(file: int, size: int) -> None:
+    """Reserve bytes of an open file: a mapped page without room on the disk would end the process."""
+    try:
+        getattr(os, "posix_fallocate", lambda *_: None)(file, 0, size)  # missing on some systems
+    except OSError as error:
+        raise OSError(
+            f"Expected room for {size / 1e6:.0f} MB in {tempfile.gettempdir()}, where planning holds what does not fit "
+            f"into memory, but got: {error}. Set TMPDIR to a folder on a disk with room."
+        ) from error
 
 
 def all_held(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -49,7 +49,8 @@ def tuned(session: Session, maker: EditMaker, chosen: Chosen, spread: Spread = b
     parameters = {key: _parameter(network, maker, chosen, key) for key in values}
 
     def divergence() -> float:
-        return session.output.divergence_of(network)
+        """Return the first rank's divergence: all ranks take the same steps."""
+        return spread("divergence", 1, lambda _: session.output.divergence_of(network))[0]
 
     if not isfinite(divergence()):
         return chosen

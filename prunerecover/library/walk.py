@@ -129,7 +129,7 @@ class Walks:
     ) -> dict[tuple[int, int], StationMoments]:
         """Return the moments of a station by the stream that it may lead to, where some batch reaches both."""
         aims, found = self.blocks.aims(number, gone), dict[tuple[int, int], StationMoments]()
-        for part in spread("moments", PARTS, lambda part: self._sums(number, aims, passes, part)):
+        for part in spread(f"moments {number}", PARTS, lambda part: self._sums(number, aims, passes, part)):
             for aim, sums in part.items():
                 found.setdefault((number, aim), StationMoments()).join(sums)
         for one in found.values():

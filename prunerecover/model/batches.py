@@ -162,7 +162,9 @@ def _images_by_sample(lengths: list[int], tokens: list[int], n: int) -> list[int
         return [len(lengths)] if n == 1 else [1] * n if len(lengths) == n else []
     ends = {end: number for number, end in enumerate(accumulate(lengths, initial=0))}
     last = [ends.get(so_far * sum(lengths) // max(1, sum(tokens)), -1) for so_far in accumulate(tokens, initial=0)]
-    return [] if -1 in last else [end - begin for begin, end in pairwise(last)]
+    if -1 in last or last[-1] != len(lengths):
+        return []
+    return [end - begin for begin, end in pairwise(last)]
 
 
 def on_device(batch: Any, device: torch.device) -> Any:

@@ -56,7 +56,8 @@ class State:
         """Divergence of the output on all held-out samples; all ranks fit together, and continue with the fit."""
 
         def judge(_: int) -> float:
-            vars(self)["_walk"] = self._walked(together=True)
+            if "_walk" not in vars(self):
+                vars(self)["_walk"] = self._walked(together=True)
             return self.library.scorers.divergence(self.chosen)
 
         return self.library.store.results("choice", [self.said], judge, everywhere=True)[0]

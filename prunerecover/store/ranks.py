@@ -125,19 +125,27 @@ class Ranks:
             self._over = True
             self._exchanged(_Said("the end", error=error, leaves=True))
 
+    @property
+    def over(self) -> bool:
+        """Whether the exchange has ended: no further one may follow."""
+        return self._over and not self.alone
+
     def _exchanged(self, said: _Said) -> list[_Said]:
         left, self._over = said.leaves, True  # no exchange follows an interrupted exchange
         everyone = gathered(_sendable(said), self._group)
-        gone = [(rank, one) for rank, one in enumerate(everyone) if one.leaves]
+        together = len({one.at for one in everyone}) == 1
+        gone = [(n, one) for n, one in enumerate(everyone) if one.leaves or (one.error and one.at != said.at)]
         if left and (said.error is not None or len(gone) == len(everyone)):
             return everyone
+        if said.error is not None and not together:
+            raise said.error
         if gone and not left:
             (rank, one) = gone[0]
             raise SearchEnded(
                 f"Expected all ranks to search until the end, but rank {rank} has left"
                 f"{'' if one.error is None else f': {_in_words(one.error)}'}. Look at its output."
             )
-        if len({one.at for one in everyone}) > 1:
+        if not together:
             raise SearchEnded(
                 "Expected all ranks to ask for the same results, but they ask for others. Call the same functions with "
                 "the same arguments on all ranks."

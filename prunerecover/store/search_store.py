@@ -153,6 +153,8 @@ class SearchStore:
                 find = partial(self._found, keys[number], partial(compute, number), everywhere)
                 own[number] = self._moved(advance, find)
         except Exception as raised:
+            if self._ranks.over:
+                raise
             error = raised
         for _ in range(len(asked) - len(own)):
             advance()
@@ -161,15 +163,15 @@ class SearchStore:
         return self._here([found[number] for number in range(len(asked))])
 
     def spread(self, what: str, parts: int, compute: Callable[[int], T], /) -> list[T]:
-        """Return the parts of a sum, each rank computing a share, where every rank asks now; nothing is kept.
+        """Return the parts of a sum, of which each rank computes a share; nothing is kept.
 
-        Ranks ask together outside of results, and inside of results that every rank computes. Elsewhere a rank computes
-        all parts by itself.
+        Every rank has to ask, outside of results or inside of results that every rank computes. In other results, a
+        rank computes all parts by itself.
 
         Args:
             what: Name of the sum.
             parts: Number of parts.
-            compute: Function from the number of a part to the part: tensors in lists, tuples or dictionaries.
+            compute: Function from the number of a part to the part, of tensors and numbers.
         """
         if self._ranks.alone or self._apart:
             return by_itself(what, parts, compute)
@@ -185,8 +187,7 @@ class SearchStore:
 
     def _here(self, values: list[T]) -> list[T]:
         """Return values, of other ranks perhaps, on the device."""
-        moved = values if self._ranks.alone else tree_map_only(Tensor, lambda value: value.to(self._device), values)
-        return list(moved)
+        return values if self._ranks.alone else tree_map_only(Tensor, lambda value: value.to(self._device), values)
 
     def _after(self, *parts: object) -> str:
         """Return the key after further values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections import Counter
 from collections.abc import Callable
 
@@ -92,3 +93,15 @@ def test_a_cut_weight_computes_as_its_copy_and_gradients_pass() -> None:
     assert torch.equal(own, other)
     assert torch.equal(when_used.computed(lazy.weight.detach()), plain.weight)
     assert when_used.computed(plain.weight) is plain.weight
+    with pytest.raises(RuntimeError, match="Expected a tensor to write to, but the values of this one are computed"):
+        lazy.weight.data.zero_()
+
+
+def test_a_full_folder_of_temporary_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(held_tensors, "MOST_HELD", 0)
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(OSError, match=r"Expected room for 4 MB in .*No space left on device. Set TMPDIR to a folder"):
+        held_tensors.held(torch.ones(1 << 20))

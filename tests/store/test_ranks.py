@@ -69,6 +69,14 @@ def test_what_one_fails_with_ends_the_planning_of_all(results: Any, where: str) 
         assert first == "OutOfMemoryError: no memory is left This was on rank 1."
 
 
+def test_a_failure_inside_a_result_of_all_is_told_to_all(results: Any) -> None:
+    assert results["failing"]["inside"] == [
+        "SearchEnded: Expected all ranks to search until the end, but rank 1 has left: OutOfMemoryError: no memory is "
+        "left. Look at its output.",
+        "OutOfMemoryError: no memory is left",
+    ]
+
+
 def test_ranks_that_ask_for_other_things_are_told(results: Any) -> None:
     for told in results["failing"]["lost"]:
         assert told.startswith("SearchEnded: Expected all ranks to ask for the same results, but they ask for others.")

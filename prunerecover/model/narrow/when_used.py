@@ -43,9 +43,15 @@ class WhenUsed(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Run an operation on computed values; a detached tensor stays without memory."""
+        """Run an operation on computed values; a detached tensor stays without memory.
+
+        Raises:
+            RuntimeError: If the operation writes to the tensor.
+        """
         if func is torch.ops.aten.detach.default:
             return cls(args[0].compute, args[0].shape, args[0])
+        if func._schema.is_mutable and isinstance(args[0], WhenUsed):
+            raise RuntimeError("Expected a tensor to write to, but the values of this one are computed anew each time.")
         args, kwargs = tree_map_only(WhenUsed, computed, (args, kwargs or {}))
         return func(*args, **kwargs)
 

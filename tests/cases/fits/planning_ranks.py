@@ -177,7 +177,26 @@ def failing(folder):
             store.results("scores", [[str(dist.get_rank())]], lambda _: 0.0)
     except RuntimeError as error:
         told = f"{type(error).__name__}: {error}"
-    return {**said, "lost": everyone(told)}
+    return {**said, "lost": everyone(told), "inside": everyone(failing_inside())}
+
+
+def failing_inside():
+    """Return the error of a result that all ranks compute, when the second fails between two sums."""
+    store = SearchStore()
+    store.begin(nn.Identity(), seen={})
+
+    def made(_):
+        store.spread("first", 2, float)
+        if dist.get_rank() == 1:
+            raise torch.OutOfMemoryError("no memory is left")
+        return store.spread("second", 2, float)
+
+    try:
+        with store.shared():
+            store.results("made", [["both"]], made, everywhere=True)
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 if __name__ == "__main__":
