@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,9 +146,9 @@ def diaries(process: Process) -> list[Any]:
         apply(*args)
         die()
 
-    def find_and_die(store: SearchStore, key: str, compute: Callable[[], Any]) -> Any:
+    def find_and_die(store: SearchStore, key: str, *found: Any) -> Any:
         keys.append(key)
-        return die() if len(keys) > process.planned else find(store, key, compute)
+        return die() if len(keys) > process.planned else find(store, key, *found)
 
     apply, find, keys = pruning.apply_in_trainer, SearchStore._found, list[str]()
     if moment == "surgery":

@@ -169,7 +169,7 @@ def tuned_on_output(
         divergence: See `best_epoch`.
         first: Allowed divergence after the first steps.
         what: The values, for the progress line.
-        spread: Function that shares the parts of a step among ranks that learn together.
+        spread: Sharing of the parts of a step among ranks; see `Spread`.
     """
     sources = [one.source for one in learnt]
 
@@ -206,7 +206,7 @@ def tuned_parameters(
         steps: Samples of each step.
         divergence: Divergence of the network's output on held-out samples.
         is_bias: Whether the parameter of a key is a bias.
-        spread: Function that shares the parts of a step among ranks that tune together.
+        spread: Sharing of the parts of a step among ranks; see `Spread`.
     """
     with evaluating(network), uncompiled(recurrent=True):
         sources = [parameter.requires_grad_() for parameter in parameters.values()]

@@ -28,7 +28,7 @@ def held(tensor: Tensor) -> Tensor:
     True
 
     Args:
-        tensor: Tensor that is not part of a larger one.
+        tensor: Tensor with a storage of its own.
 
     Raises:
         OSError: If the folder of temporary files has no room.

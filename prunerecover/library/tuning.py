@@ -34,7 +34,7 @@ def tuned(session: Session, maker: EditMaker, chosen: Chosen, spread: Spread = b
         session: Dense network, and samples for learning.
         maker: Maker of the edits of variants.
         chosen: Choice, fitted.
-        spread: Function that shares the parts of each step among ranks that tune together.
+        spread: Sharing of the parts of each step among ranks; see `Spread`.
     """
     model, samples = session.model, session.samples
     chosen = _in_edits(maker, fitted_in_order(model, maker, chosen, samples.fit, narrowed=True))

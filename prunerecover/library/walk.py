@@ -43,7 +43,7 @@ class Walks:
             before removed blocks are fitted.
         weights: Weights of rows at each station; empty: equal weights.
         start: Network in which walks begin, such as a copy with other edits; None: the dense network.
-        spread: Function that shares parts of sums among ranks, in walks that all ranks walk.
+        spread: Sharing of sums among ranks, in walks of all ranks; see `Spread`.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Walks:
         return found
 
     def _sums(self, number: int, aims: Sequence[int], passes: FrontToBack, part: int) -> dict[int, Sums]:
-        """Return the sums of a station over a part of the batches, by the stream that the station may lead to."""
+        """Return the sums of a station over a part of the batches, by the stream aimed at."""
         station, found = self.stations[number], dict[int, StationMoments]()
         for at in range(part, len(self.batches), PARTS):
             inputs = self.batches[at]

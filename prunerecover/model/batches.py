@@ -135,7 +135,7 @@ def _one_per_sample(value: Any) -> bool:
 
 
 def _by_sample(kwargs: dict[str, Any], n: int) -> dict[str, tuple[Tensor, ...]]:
-    """Return the rows and sizes of images in parts, one per sample; none where the images of a sample are unknown."""
+    """Return the rows and sizes of images in parts, a part per sample; empty if the images of a sample are unknown."""
     found: dict[str, tuple[Tensor, ...]] = {}
     for kind, (name, rows) in enumerate(PACKED.items(), 1):
         sizes, values, kinds = (kwargs.get(key) for key in (name, rows, KINDS))

@@ -199,7 +199,7 @@ def unless_failing(measure: Callable[[], Found], *raised: type[Exception]) -> Fo
 
     Args:
         measure: The measurement.
-        *raised: Errors that are none of the network's.
+        *raised: Classes of errors with another cause than the network.
 
     Raises:
         torch.OutOfMemoryError: If memory runs out.

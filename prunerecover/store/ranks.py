@@ -23,11 +23,11 @@ T = TypeVar("T")
 
 
 class SearchEnded(RuntimeError):
-    """Error of a search that ranks cannot share any longer, because one has left, or asks for other results."""
+    """Error of a search without all of its ranks: a rank has left, or asks for other results."""
 
 
 class Spread(Protocol):
-    """Function that returns the parts of a sum; ranks that ask together compute a share each."""
+    """Function for the parts of a sum; ranks asking together compute a share each."""
 
     def __call__(self, what: str, parts: int, compute: Callable[[int], T], /) -> list[T]:
         """Return the parts.

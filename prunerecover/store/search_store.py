@@ -165,7 +165,7 @@ class SearchStore:
     def spread(self, what: str, parts: int, compute: Callable[[int], T], /) -> list[T]:
         """Return the parts of a sum, of which each rank computes a share; nothing is kept.
 
-        Every rank has to ask, outside of results or inside of results that every rank computes. In other results, a
+        Every rank has to ask, outside of results or inside of results computed by every rank. In other results, a
         rank computes all parts by itself.
 
         Args:

@@ -38,6 +38,7 @@ class TestWithTheHarness:
     def test_a_pruned_models_accuracy_is_ours(self, tmp_path: Path, chat: bool) -> None:
         llama, tokenizer = tiny_llama(), word_tokenizer(eos_token="</s>")
         tokenizer.chat_template = "{% for m in messages %}w40 {{ m['content'] }} {% endfor %}w41 " if chat else None
+        torch.manual_seed(2)  # both accuracies differ
         batches = [{"input_ids": torch.randint(3, 60, (8, 9))}]
         apply_plan(llama, plan_depth(llama, remove={"block": 1}, batches=batches))
         llama.train()

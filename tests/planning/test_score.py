@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ from torch import Tensor, nn
 
 from prunerecover import Budget, Plan, Prune, apply_plan, plan_pruning
 from prunerecover.callbacks.planning.joint import JointPlanning
+from prunerecover.library import moments
 from prunerecover.plan.evidence import SplitEvidence, TriedSplit
 from prunerecover.planning import budget_search
 from prunerecover.planning.score import Score, score_of
 
 BUDGET = Budget(macs=0.6)
 INPUTS = images(1)[0][0]
+WEAK = 1e-2, 0.1
 
 
 def planned(model: nn.Module | None = None, **how: Any) -> Plan:
@@ -61,6 +63,14 @@ class Watched:
         assert not torch.is_grad_enabled()
         self.outputs.append(network(INPUTS))
         return self.values[len(self.outputs) - 1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _weak_ridge() -> Iterator[None]:
+    """Fits of a weak ridge, with which the search meets a rival."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moments, "READER", WEAK)
+        yield
 
 
 @pytest.fixture(scope="module")

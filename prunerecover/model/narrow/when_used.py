@@ -22,7 +22,7 @@ class WhenUsed(Tensor):
     (torch.Size([2, 2]), tensor([3., 9.]))
 
     Args:
-        compute: Function that returns the values, always the same, as a contiguous tensor.
+        compute: Function for the values, always the same, as a contiguous tensor.
         shape: Shape of the values.
         like: Tensor with the dtype and device of the values.
     """
@@ -60,7 +60,7 @@ def when_used(compute: Callable[[], Tensor], shape: Sequence[int], like: Tensor)
     """Return a tensor whose values are computed when used, if large; a small tensor is computed at once.
 
     Args:
-        compute: Function that returns the values, always the same, as a contiguous tensor.
+        compute: Function for the values, always the same, as a contiguous tensor.
         shape: Shape of the values.
         like: Tensor with the dtype and device of the values.
     """

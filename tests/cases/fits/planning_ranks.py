@@ -21,6 +21,7 @@ from torch import nn
 
 from prunerecover import Budget, frontier, plan_pruning
 from prunerecover.callbacks.trials.nested import alone
+from prunerecover.library import moments
 from prunerecover.library.scoring import Scorer
 from prunerecover.library.walk import Walks
 from prunerecover.planning import budget_search
@@ -114,7 +115,7 @@ def stored(folder):
 
 def scored(folder):
     """Plan with a score and a rival, in a store with a search without a score."""
-    calls, budget_search.NEAR = [], 0.5
+    calls, budget_search.NEAR, moments.READER = [], 0.5, (1e-2, 0.1)
 
     def score(network):
         calls.append(1)
