@@ -74,7 +74,7 @@ class EditMaker:
     weights: PlaceWeights | None = None
 
     def alone(self, site: str, variant: Variant) -> Fit:
-        """Return a variant's fit without what is fitted at stations, which changes no cost."""
+        """Return a variant's fit without the values fitted at stations, which change no cost."""
         return Fit(stand_in=self.stand_ins.get(site, {}).get(variant.leaves))
 
     def edits(self, chosen: Chosen, *, in_place: bool = True) -> tuple[tuple[Edit, ...], dict[str, Tensor]]:
@@ -96,7 +96,7 @@ class EditMaker:
         return tuple(found), tensors
 
     def edits_at(self, site: str, fitted: Chosen) -> tuple[tuple[Edit, ...], dict[str, Tensor]]:
-        """Return the edits of what is fitted at one station of a network, from which removed blocks are already gone.
+        """Return the edits of the values fitted at a station of a network, from which removed blocks are already gone.
 
         Args:
             site: Site of the station.
@@ -126,7 +126,7 @@ class EditMaker:
     def _gone(
         self, units: Sequence[tuple[Unit, Variant, Fit]], *, in_place: bool
     ) -> list[tuple[Edit, Mapping[str, Tensor]]]:
-        """Return the edits that remove units, with the parameters of the replacements."""
+        """Return the edits for the removal of units, with the parameters of the replacements."""
         if not units:
             return []
         assert self.removals is not None, "units of depth come from it"
@@ -177,7 +177,7 @@ class EditMaker:
 
 
 def _refits(chosen: Chosen, first: int = 0) -> tuple[tuple[Edit, ...], dict[str, Tensor]]:
-    """Return the edits that give modules new values, and the values.
+    """Return the edits for new values of modules, and the values.
 
     Args:
         chosen: Variants with their fits, by site.

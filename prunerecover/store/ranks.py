@@ -1,4 +1,4 @@
-"""Ranks of a torch.distributed run that share one search: each rank computes a part of the requested results.
+"""Ranks of a torch.distributed run, sharing a search: each rank computes a part of the requested results.
 
 All ranks request the same results in the same order. A rank that fails, or leaves the search, reports the end in the
 exchange where all ranks meet: no rank waits forever. The end of a process closes the connections, with the same effect.
@@ -62,7 +62,7 @@ class _Said:
 
 
 class Ranks:
-    """Ranks that share a search, or a single process.
+    """Ranks of a shared search, or a single process.
 
     Args:
         group: Process group of the ranks; None: a single process.
@@ -177,7 +177,7 @@ def _sendable(said: _Said) -> _Said:
 
 @contextmanager
 def sharing(key: Callable[[], str]) -> Iterator[Ranks]:
-    """Yield the ranks that share a search inside a `with` block, entered by all ranks of torch.distributed.
+    """Yield the ranks of a shared search inside a `with` block, entered by all ranks of torch.distributed.
 
     Args:
         key: Function that returns a hash of everything that decides the search, e.g. network and samples; ranks with

@@ -1,4 +1,4 @@
-"""Weights that accelerate offloads: mapped into memory from the files that hold them.
+"""Weights offloaded by accelerate: mapped into memory from their files.
 
 accelerate copies the weights of a module to a device before the module runs, and drops them afterwards. A surgery reads
 weights outside of such runs, too. Mapped weights are ordinary CPU tensors: the operating system reads a page of a file
