@@ -1,1 +1,0 @@
-"""Planning itself: its time on several ranks, and what its parts gain."""
