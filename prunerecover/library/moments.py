@@ -14,7 +14,8 @@ from prunerecover.model.linears import is_transposed, linear_shape, matrix_and_b
 from prunerecover.model.narrow.when_used import when_used
 
 RIDGE = 0.01  # of replacements, relative to the mean variance of the inputs
-READER = 0.3, 3.0  # of readers: always, and times the features per row
+READER = 0.3, 3.0  # of readers of what stays: always, and times the features per row
+BEFORE = 1e-2, 0.1  # likewise, of layers before removed blocks, which take over the work of the blocks
 LEAST_SCALE = 1e-6  # of a LayerScale, relative to the largest: outputs of smaller factors do not reach the stream
 ROWS = 40  # of a fit, per input feature, at most
 
@@ -74,16 +75,18 @@ class StationMoments:
         A linear with more than `LARGEST` inputs is cut only.
 
         Args:
-            features: Numbers of the features that stay `(k,)`, or linear maps of all features `(k, n)`; None: all.
+            features: Numbers of the features that stay `(k,)`, or linear maps of all features `(k, n)`; None: all,
+                before a removed block.
             dense: Linear of the dense network.
         """
         if linear_shape(dense)[0] > LARGEST and features is not None and features.ndim == 1:
             return _cut(dense, features)
         (before, shift), bias = (value.cpu() for value in matrix_and_bias(dense)), isinstance(dense.bias, Tensor)
+        always, per_row = BEFORE if features is None else READER
         features = torch.arange(before.shape[1]) if features is None else features
         weight = before @ torch.linalg.pinv(features) if features.ndim == 2 else before[:, features]
         if before.shape[1] <= LARGEST:
-            ridge = READER[0] + READER[1] * len(features) / max(1, self.rows)
+            ridge = always + per_row * len(features) / max(1, self.rows)
             weight, shift = self.read.solve(ridge, weight, constant=bias, features=features)
         weight = weight.T.contiguous() if is_transposed(dense) else weight
         return {"weight": weight.float(), **({"bias": shift.float()} if bias else {})}
