@@ -143,9 +143,9 @@ def counted() -> Iterator[Counter[str]]:
         found["samples"] += len(hidden)
         return forward(own, hidden, *args, **kwargs)
 
-    def walks(own: Walks, chosen: Any) -> Any:
+    def walks(own: Walks, chosen: Any, **how: bool) -> Any:
         found["walks"] += 1
-        return walk(own, chosen)
+        return walk(own, chosen, **how)
 
     def hold(tensor: Tensor) -> Tensor:
         found["moments"] += tensor.nbytes if tensor.dtype == torch.float64 else 0
