@@ -147,15 +147,11 @@ class SearchStore:
         keys = [self._after(what, *names) for names in asked]
         found = self._ranks.united(self._after(what, keys), self._known(keys))
         missing = [number for number in range(len(asked)) if number not in found]
-        own, error = dict[int, T](), None
-        try:
-            for number in missing if everywhere else self._ranks.share(missing):
-                find = partial(self._found, keys[number], partial(compute, number), everywhere)
-                own[number] = self._moved(advance, find)
-        except Exception as raised:
-            if self._ranks.over:
-                raise
-            error = raised
+
+        def find(number: int) -> T:
+            return self._moved(advance, partial(self._found, keys[number], partial(compute, number), everywhere))
+
+        own, error = self._of_share(missing if everywhere else self._ranks.share(missing), find)
         for _ in range(len(asked) - len(own)):
             advance()
         if missing:
@@ -163,27 +159,29 @@ class SearchStore:
         return self._here([found[number] for number in range(len(asked))])
 
     def spread(self, what: str, parts: int, compute: Callable[[int], T], /) -> list[T]:
-        """Return the parts of a sum, of which each rank computes a share; nothing is kept.
+        """Return the parts of a sum, of which each rank computes a share, see `Spread`; nothing is kept.
 
         Every rank has to ask, outside of results or inside of results computed by every rank. In other results, a
         rank computes all parts by itself.
-
-        Args:
-            what: Name of the sum.
-            parts: Number of parts.
-            compute: Function from the number of a part to the part, of tensors and numbers.
         """
         if self._ranks.alone or self._apart:
             return by_itself(what, parts, compute)
         rank, world = rank_and_world()
-        own, error = dict[int, T](), None
-        try:
-            for number in range(rank, parts, world):
-                own[number] = compute(number)
-        except Exception as raised:
-            error = raised
+        own, error = self._of_share(range(rank, parts, world), compute)
         found = self._ranks.united(self._after(what, str(parts)), own, error)
         return self._here([found[number] for number in range(parts)])
+
+    def _of_share(self, share: Sequence[int], compute: Callable[[int], T]) -> tuple[dict[int, T], Exception | None]:
+        """Return the values of this rank's share by number, and the error of the rank, to be told to all ranks."""
+        own = dict[int, T]()
+        try:
+            for number in share:
+                own[number] = compute(number)
+        except Exception as raised:
+            if self._ranks.over:  # the error is of an exchange, and no further one follows
+                raise
+            return own, raised
+        return own, None
 
     def _here(self, values: list[T]) -> list[T]:
         """Return values, of other ranks perhaps, on the device."""
