@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-LARGE = 1 << 24  # bytes of a tensor; smaller tensors are computed at once
+LARGE = 1 << 22  # bytes of a tensor; smaller tensors are computed at once
 
 
 class WhenUsed(Tensor):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from prunerecover.model.copies import copy_with, share_copy
+from prunerecover.model.narrow.when_used import when_used
 from prunerecover.plan.groups import Group
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.narrowing import narrow
@@ -145,7 +147,7 @@ def positions_that_stay(model: nn.Module, kept: Mapping[Group, int]) -> Stays:
 
 
 def narrow_copy(model: nn.Module, kept: Mapping[Group, int]) -> nn.Module:
-    """Copy a model with fewer units; unchanged tensors are shared.
+    """Copy a model with fewer units; unchanged tensors are shared, and large ones cut when used.
 
     Args:
         model: Network, left unchanged.
@@ -153,7 +155,7 @@ def narrow_copy(model: nn.Module, kept: Mapping[Group, int]) -> nn.Module:
     """
     twin, journal = share_copy(model), Journal()
     for edit in edits_without((group, _units_that_go(group, units)) for group, units in kept.items()):
-        narrow(twin, edit, journal)
+        narrow(twin, edit, journal, to_read=True)
     return twin
 
 
@@ -188,5 +190,6 @@ def _copy_with(model: nn.Module, stays: Stays, changed: Callable[[Tensor, int, n
     tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     new = {name: tensors[name].detach() for name, _ in stays}
     for (name, dim), mask in stays.items():
-        new[name] = changed(new[name], dim, mask)
+        of_dense = partial(changed, new[name], dim, mask)
+        new[name] = when_used(of_dense, new[name].shape, new[name]) if new[name].is_contiguous() else of_dense()
     return copy_with(model, new)

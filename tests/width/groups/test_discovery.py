@@ -20,6 +20,7 @@ from prunerecover import Budget, apply_plan, find_groups, plan_width
 from prunerecover.cost.macs import count_macs, macs_by_module
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.copies import share_copy
+from prunerecover.model.narrow import when_used
 from prunerecover.width.groups.found import FoundGroups
 from prunerecover.width.narrowable import with_a_gate
 
@@ -61,6 +62,13 @@ def test_all_groups_of_a_family_are_found(name: str) -> None:
     for group in groups:
         assert {part.makes for part in group.slices} == {True, False}
         assert group.size > 1
+
+
+@pytest.mark.parametrize("name", ["densenet", "torchvision_swin", "qwen2_moe"])
+def test_trials_with_weights_cut_when_used_find_the_same_groups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = found_in(name)
+    monkeypatch.setattr(when_used, "LARGE", 0)
+    assert find_groups(*built(name)).groups == wanted.groups
 
 
 @pytest.mark.parametrize("name", one_in(4, FAMILIES))

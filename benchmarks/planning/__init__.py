@@ -1,0 +1,1 @@
+"""Planning itself: its time on several ranks, and what its parts gain."""
