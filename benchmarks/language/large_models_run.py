@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
@@ -32,7 +33,7 @@ LAYERS, VOCABULARY = 16, 32000
 TEXTS, TOKENS = 8, 8
 SHARE = 0.2  # of the parameters
 KINDS = ("mlp", "neuron")
-RESIDENT = 400  # MB of mapped pages beyond those of the libraries, above which all go
+RESIDENT = 250  # MB of mapped pages beyond those of the libraries, above which all go
 EVERY = 0.03  # seconds between two looks
 DONT_NEED = 4  # for madvise
 STAGES = {
@@ -110,28 +111,34 @@ def stage_of(frame: FrameType | None) -> str:
 
 @contextmanager
 def watched(folder: Path) -> Iterator[Peaks]:
-    """Note the peaks of memory by stage, and drop mapped pages when there are many."""
+    """Note the peaks of memory by stage, and drop mapped pages when there are many: on a clock, and at each linear."""
     begun, over, main = resident(), threading.Event(), threading.get_ident()
     peaks: Peaks = defaultdict(lambda: {"own": 0.0, "mapped": 0.0, "minutes": 0.0})
+    looking, clock = threading.Lock(), [time.process_time()]
 
-    def watch() -> None:
-        clock = time.process_time()
-        while not over.wait(EVERY):
+    def look() -> None:
+        with looking:
             stage, now = stage_of(sys._current_frames().get(main)), resident()
-            peaks[stage]["minutes"] += (time.process_time() - clock) / 60
-            clock = time.process_time()
+            then, clock[0] = clock[0], time.process_time()
+            peaks[stage]["minutes"] += (clock[0] - then) / 60
             for kind, value in now.items():
                 peaks[stage][kind] = max(peaks[stage][kind], value - begun[kind])
             if now["mapped"] - begun["mapped"] > RESIDENT:
                 drop(folder)
 
+    def watch() -> None:
+        while not over.wait(EVERY):
+            look()
+
     thread = threading.Thread(target=watch, daemon=True)
+    at_linears = register_module_forward_pre_hook(lambda module, _: look() if isinstance(module, nn.Linear) else None)
     thread.start()
     try:
         yield peaks
     finally:
         over.set()
         thread.join()
+        at_linears.remove()
 
 
 @contextmanager

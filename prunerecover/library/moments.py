@@ -13,9 +13,7 @@ from prunerecover.library.stations import Seen
 from prunerecover.model.linears import is_transposed, linear_shape, matrix_and_bias
 from prunerecover.model.narrow.when_used import when_used
 
-RIDGE = 0.01  # of replacements, relative to the mean variance of the inputs
-READER = 0.3, 3.0  # of readers of what stays: always, and times the features per row
-BEFORE = 1e-2, 0.1  # likewise, of layers before removed blocks, which take over the work of the blocks
+RIDGE = 0.3, 3.0  # relative to the mean variance of the inputs: always, and times the features per row
 LEAST_SCALE = 1e-6  # of a LayerScale, relative to the largest: outputs of smaller factors do not reach the stream
 ROWS = 40  # of a fit, per input feature, at most
 
@@ -82,19 +80,23 @@ class StationMoments:
         if linear_shape(dense)[0] > LARGEST and features is not None and features.ndim == 1:
             return _cut(dense, features)
         (before, shift), bias = (value.cpu() for value in matrix_and_bias(dense)), isinstance(dense.bias, Tensor)
-        always, per_row = BEFORE if features is None else READER
         features = torch.arange(before.shape[1]) if features is None else features
         weight = before @ torch.linalg.pinv(features) if features.ndim == 2 else before[:, features]
         if before.shape[1] <= LARGEST:
-            ridge = always + per_row * len(features) / max(1, self.rows)
-            weight, shift = self.read.solve(ridge, weight, constant=bias, features=features)
+            weight, shift = self.read.solve(self._ridge(len(features)), weight, constant=bias, features=features)
         weight = weight.T.contiguous() if is_transposed(dense) else weight
         return {"weight": weight.float(), **({"bias": shift.float()} if bias else {})}
 
     def replacement(self, leaves: str) -> Fitted:
         """Fit a replacement of the branch: "affine", a map of the branch's input, or "constant"."""
-        weight, bias = self.entered.solve(RIDGE if leaves == "affine" else float("inf"), None)
-        return {"weight": weight.float(), "bias": bias.float()} if leaves == "affine" else {"bias": bias.float()}
+        if leaves == "constant":
+            return {"bias": self.entered.solve(float("inf"), None)[1].float()}
+        weight, bias = self.entered.solve(self._ridge(len(self.entered.sums[0]["x"])), None)
+        return {"weight": weight.float(), "bias": bias.float()}
+
+    def _ridge(self, features: int) -> float:
+        """Return the strength of the shrinkage of a fit to a number of features."""
+        return RIDGE[0] + RIDGE[1] * features / max(1, self.rows)
 
 
 def _cut(dense: nn.Module, features: Tensor) -> Fitted:

@@ -14,7 +14,7 @@ from prunerecover.display.interrupted import resumable
 from prunerecover.library.costs import VariantCosts
 from prunerecover.library.edits import Chosen
 from prunerecover.library.library import Library
-from prunerecover.library.moments import READER
+from prunerecover.library.moments import RIDGE
 from prunerecover.library.tuning import tuned
 from prunerecover.library.variants import holders
 from prunerecover.model.arguments import matches
@@ -98,7 +98,7 @@ class Planner:
         said = {name: value for name, value in vars(self.config).items() if name not in ("store", "score")}
         with resumable(self.config.store, "result", results_in):
             if not self._begun:
-                self.session.begin(self.store, type(self).__name__, said, self.width_config.kinds, READER)
+                self.session.begin(self.store, type(self).__name__, said, self.width_config.kinds, RIDGE)
                 self._begun = True
             with self.store.shared():
                 yield

@@ -7,7 +7,7 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
-from prunerecover.library.moments import READER, StationMoments
+from prunerecover.library.moments import RIDGE, StationMoments
 from prunerecover.library.stations import Seen
 
 KEPT = torch.tensor([0, 2, 3])
@@ -34,7 +34,7 @@ def test_readers_are_ridge_regressions_towards_the_dense_weights(features: Tenso
         left, prior = read[:, features].double(), before[:, features]
     else:
         left, prior = read.double() @ features.T, before @ torch.linalg.pinv(features)
-    ridge = READER[0] + READER[1] * len(features) / len(read)
+    ridge = RIDGE[0] + RIDGE[1] * len(features) / len(read)
     strength = ridge * len(left) * float(left.var(0, correction=0).mean())
     oracle = Ridge(strength).fit(left, given.double() - left @ prior.T)
     found = moments.reader(features, dense)
@@ -53,11 +53,13 @@ def test_readers_are_nearer_than_cut_ones(features: Tensor) -> None:
     assert lost < 0.8 * cut
 
 
-def test_replacements_are_nearly_least_squares_and_constants_are_means() -> None:
+def test_replacements_are_ridge_regressions_towards_constants_which_are_means() -> None:
     moments, _, read, given = station()
+    strength = (RIDGE[0] + RIDGE[1] * read.shape[1] / len(read)) * len(read) * float(read.var(0, correction=0).mean())
+    oracle = Ridge(strength).fit(read.double(), given.double())
     found = moments.replacement("affine")
-    lost = (read @ found["weight"].T + found["bias"] - given).square().mean()
-    assert lost < 0.01 * given.var(0).mean()
+    torch.testing.assert_close(found["weight"], torch.tensor(oracle.coef_).float(), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found["bias"], torch.tensor(oracle.intercept_).float(), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(moments.replacement("constant")["bias"], given.mean(0), rtol=1e-3, atol=1e-3)
 
 

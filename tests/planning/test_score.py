@@ -69,7 +69,7 @@ class Watched:
 def _weak_ridge() -> Iterator[None]:
     """Fits of a weak ridge, with which the search meets a rival."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moments, "READER", WEAK)
+        patch.setattr(moments, "RIDGE", WEAK)
         yield
 
 

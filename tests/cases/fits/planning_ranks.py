@@ -115,7 +115,7 @@ def stored(folder):
 
 def scored(folder):
     """Plan with a score and a rival, in a store with a search without a score."""
-    calls, budget_search.NEAR, moments.READER = [], 0.5, (1e-2, 0.1)
+    calls, budget_search.NEAR, moments.RIDGE = [], 0.5, (1e-2, 0.1)
 
     def score(network):
         calls.append(1)
