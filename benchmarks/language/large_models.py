@@ -75,9 +75,9 @@ BENCHMARK = Benchmark(
     and neurons that may go, on {TEXTS} random texts of {TOKENS} tokens, in memory and offloaded to disk by
     accelerate. Memory in MB beyond that of the process with the opened model: its own, and resident pages of mapped
     files (weights, and held moments and fits). All mapped pages go back to the operating system whenever more than
-    {RESIDENT} MB of them are resident, as under memory pressure: looked at before each linear runs, and by a second
-    thread. Passes: of all samples through all blocks. A plan is the same if all edits and all bits of all tensors
-    are.""",
+    {RESIDENT} MB of them are resident, as under memory pressure: looked at before each linear runs, before each tensor
+    is checked for numbers that are not finite, and by a second thread. Passes: of all samples through all blocks. A
+    plan is the same if all edits and all bits of all tensors are.""",
     measure=measure,
     axes={"size": Axis(tuple(SIZES)), "weights": Axis(WEIGHTS, option="--weights")},
     tables=(

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -26,6 +26,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from prunerecover import Budget, plan_pruning
 from prunerecover.files import held_tensors
 from prunerecover.library.walk import Walks
+from prunerecover.model import checks
 from prunerecover.plan.plan import Plan
 
 SIZES = {"30M": (256, 4), "100M": (512, 8), "300M": (1024, 16), "1B": (2048, 32)}  # hidden features and heads
@@ -111,7 +112,10 @@ def stage_of(frame: FrameType | None) -> str:
 
 @contextmanager
 def watched(folder: Path) -> Iterator[Peaks]:
-    """Note the peaks of memory by stage, and drop mapped pages when there are many: on a clock, and at each linear."""
+    """Note the peaks of memory by stage, and drop mapped pages when there are many.
+
+    Both happen on a clock, before each linear runs, and before each check of a tensor for numbers that are not finite.
+    """
     begun, over, main = resident(), threading.Event(), threading.get_ident()
     peaks: Peaks = defaultdict(lambda: {"own": 0.0, "mapped": 0.0, "minutes": 0.0})
     looking, clock = threading.Lock(), [time.process_time()]
@@ -126,6 +130,10 @@ def watched(folder: Path) -> Iterator[Peaks]:
             if now["mapped"] - begun["mapped"] > RESIDENT:
                 drop(folder)
 
+    def checked(tensor: Tensor, finite: Callable[[Tensor], bool] = checks.is_finite) -> bool:
+        look()
+        return finite(tensor)
+
     def watch() -> None:
         while not over.wait(EVERY):
             look()
@@ -134,7 +142,8 @@ def watched(folder: Path) -> Iterator[Peaks]:
     at_linears = register_module_forward_pre_hook(lambda module, _: look() if isinstance(module, nn.Linear) else None)
     thread.start()
     try:
-        yield peaks
+        with patch.object(checks, "is_finite", checked):
+            yield peaks
     finally:
         over.set()
         thread.join()

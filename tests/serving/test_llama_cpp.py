@@ -78,7 +78,7 @@ def stories(data_root: Path) -> tuple[Any, Any]:
     begin = torch.full((32, 1), tokenizer.bos_token_id)
     how = {"attention_mask": torch.ones_like(begin), "do_sample": True}
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(1)  # with 0, two tokens of a text are level in 16 bits
         texts = model.generate(begin, min_new_tokens=127, max_new_tokens=127, **how).split(8)
     apply_plan(model, plan_depth(model, remove={"attention": 1, "mlp": 1}, batches=texts))
     return model, tokenizer
