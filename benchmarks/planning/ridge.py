@@ -153,7 +153,7 @@ BENCHMARK = Benchmark(
                 text("part", "what goes"),
                 text("strength"),
                 figure("divergence", "divergence", 3),
-                ahead("divergence", "planning's minus this", 3, strength=NOW),
+                ahead("divergence", "planning's minus this", 3, same=("part",), strength=NOW),
             ],
             title="{model}",
             by=("model",),
