@@ -98,7 +98,7 @@ class Planner:
         said = {name: value for name, value in vars(self.config).items() if name not in ("store", "score")}
         with resumable(self.config.store, "result", results_in):
             if not self._begun:
-                self.session.begin(self.store, type(self).__name__, said, self.width_config.kinds, RIDGE)
+                self.session.begin(self.store, type(self).__name__, said, self.width_config.kinds, {"ridge": RIDGE})
                 self._begun = True
             with self.store.shared():
                 yield
