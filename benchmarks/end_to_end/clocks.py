@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-import numpy as np
 import torch
 from matplotlib.figure import Figure as Picture
 from torch import Tensor, nn
@@ -25,15 +24,14 @@ from benchmarks.data.fastestdet import fastestdet, scenes
 from benchmarks.data.real import deit_tiny
 from benchmarks.runner.at_equal import divergence_of, time_ratio
 from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.divergences import divergences
 from benchmarks.runner.page import Column, Line, Table, counts, figure, text, told
 from benchmarks.runner.plans import saved_plan, shares
-from benchmarks.runner.rows import CHECKPOINTS, Figure, Row, Scores
+from benchmarks.runner.rows import CHECKPOINTS, Figure, Row
 from benchmarks.width.cifar_models import load
 from prunerecover import Budget, Plan, apply_plan, merge, plan_pruning, reconstruct
 from prunerecover.cost.latency import Timed, latency_ratio
-from prunerecover.divergence.measure import divergence_by_sample
-from prunerecover.divergence.outputs import compared
-from prunerecover.model.batches import as_inputs, call
+from prunerecover.model.batches import as_inputs
 from prunerecover.model.copies import deep_copy
 from prunerecover.recovery.reconstruction import made_for
 
@@ -103,18 +101,6 @@ def recovered(network: str, plan: Plan) -> nn.Module:
     return pruned
 
 
-@torch.no_grad()
-def divergences(network: str, pruned: nn.Module) -> Scores:
-    """Return the output divergence on each further image, `(N,)`."""
-    subject, dense = SUBJECTS[network], SUBJECTS[network].dense()
-    found = list[Scores]()
-    for images in torch.split(subject.further(), 50):
-        batch = as_inputs(images)
-        before, after = (compared(call(one, batch)) for one in (dense, pruned.eval()))
-        found.append(divergence_by_sample(batch, before, after).sum(1))
-    return np.concatenate(found)
-
-
 @cache
 def timed(network: str, runtime: str) -> Timed:
     """Return a dense network, ready in a runtime, with a batch of further images."""
@@ -133,7 +119,8 @@ def measure(network: str, method: str, budget: float) -> dict[str, Any]:
         found |= {runtime: Figure.within(ratio.ratio, ratio.pairs), f"dense_ms_{runtime}": ratio.dense_ms}
     cost = shares(SUBJECTS[network].dense(), pruned, timed(network, RUNTIMES[0]).inputs)
     removed = {kind: len(names) for kind, names in plan.removed.items()}
-    return {"divergence": Figure.of(divergences(network, pruned)), **found, **cost, "removed": removed}
+    lost = divergences(SUBJECTS[network].dense(), pruned, SUBJECTS[network].further(), 50)
+    return {"divergence": Figure.of(lost), **found, **cost, "removed": removed}
 
 
 def relative(head: str) -> Column:

