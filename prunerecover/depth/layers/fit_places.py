@@ -15,7 +15,7 @@ from prunerecover.depth.layers.removals import Removals
 from prunerecover.families.describe import is_supported
 from prunerecover.families.transformers_layers import read_stacks
 from prunerecover.graph.branches import GraphUnit
-from prunerecover.graph.computation_graph import ComputationGraph
+from prunerecover.graph.computation_graph import ComputationGraph, Node
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Bypass, Patch
 from prunerecover.plan.units import Unit
@@ -48,11 +48,7 @@ def _family_places(removals: Removals, unit: Unit) -> list[FitPlace]:
 
 
 def _place(removals: Removals, unit: GraphUnit) -> FitPlace | None:
-    """Return the place of a unit's replacement, with the dimension of the channels: 1 for convolutions.
-
-    The dimension follows from a block's first layer, which reads the stream, or from a branch's last layer, whose
-    output is added.
-    """
+    """Return the place of a unit's replacement."""
     graph = removals.graph
     path = next((own for own, one in unit.modules.items() if one.leaves in ("zero", "zeros")), unit.name)
     if unit.kind == "block" and set(unit.modules) != {path}:
@@ -63,7 +59,7 @@ def _place(removals: Removals, unit: GraphUnit) -> FitPlace | None:
     held = [p for own in unit.modules for p in get_module(removals.model, own).parameters()]
     if len(shape) not in (2, 3, 4, 5) or not layers or not any(p.ndim > 1 for p in held):
         return None
-    dim = 1 if "convolution" in layers[0 if unit.kind == "block" else -1].operation else -1
+    dim = _channels(removals, path, layers[0 if unit.kind == "block" else -1])
     if not 0 < shape[dim] <= LARGEST:
         return None
     entry = path if unit.kind == "block" else _entry(graph, unit, number)
@@ -83,7 +79,7 @@ def _place_of_one(removals: Removals, unit: Unit) -> FitPlace | None:
     (node,) = graph.by_module.get(unit.name, (None,))[:1]
     if node is None or len(edits) != 1 or not isinstance(edits[0], Bypass) or node.given != node.shape:
         return None
-    dim = 1 if "convolution" in node.operation else -1
+    dim = _channels(removals, unit.name, node)
     if edits[0].unit != unit.name or len(node.shape) not in (2, 3, 4, 5) or not 0 < node.shape[dim] <= LARGEST:
         return None
     modules, channels = edits[0].modules, node.shape[dim]
@@ -92,6 +88,18 @@ def _place_of_one(removals: Removals, unit: Unit) -> FitPlace | None:
     gives = max(modules, key=lambda path: graph.first_in.get(path, -1))
     where = (unit.name, unit.kind, unit.name, gives, dim, channels, modules)
     return FitPlace(*where, unit.name, prod(node.shape) // channels)
+
+
+def _channels(removals: Removals, path: str, layer: Node) -> int:
+    """Return the dimension of the channels in a module's output: by the trace, or as usual for a layer's operation.
+
+    Args:
+        removals: Removable units, with the trace.
+        path: Path of the module.
+        layer: Layer in the module: of a block the first, which reads the stream; of a branch the last, whose output is
+            added.
+    """
+    return removals.traced.ties.channels.get(path, layer.channels)
 
 
 def _is_shared(model: nn.Module, paths: Iterable[str]) -> bool:

@@ -156,6 +156,8 @@ class Ties:
         arithmetic: Operations with Python numbers, in order of execution.
         splits: Splits of tensors along a dimension of units.
         pins: Pins in order of execution.
+        channels: Dimension of the channels in the first output of a module, by path, where a single dimension of the
+            output has ids; the last dimension counts from the end.
     """
 
     ids: DimensionIds = field(default_factory=DimensionIds)
@@ -169,6 +171,7 @@ class Ties:
     arithmetic: list[Arithmetic] = field(default_factory=list)
     splits: list[Split] = field(default_factory=list)
     pins: list[Pin] = field(default_factory=list)
+    channels: dict[str, int] = field(default_factory=dict)
     _infos: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
     _modules: list[tuple[str, Any]] = field(default_factory=list)
     _norms: set[str] = field(default_factory=set)
@@ -247,10 +250,14 @@ class Ties:
         path, _ = self._modules.pop()
         own = [t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None]
         first = output[0] if isinstance(output, tuple) and output else output
-        if not (own or isinstance(module, _NormBase)) or not isinstance(first, Tensor):
+        if not isinstance(first, Tensor):
             return
         info = self.info(first)
         single = [ids for ids in info.maps if len(varying(ids)) == 1]
+        if len(info.maps) == len(single) == 1:
+            self.channels.setdefault(path, _location(path, "output", single[0]).dim)
+        if not (own or isinstance(module, _NormBase)):
+            return
         if path in self._norms:
             self.normed |= dict.fromkeys(_location(path, "output", ids) for ids in single)
         if info.chain is not None and len(single) == 1:
