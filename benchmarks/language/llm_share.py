@@ -87,9 +87,8 @@ BENCHMARK = Benchmark(
     on windows of {WINDOW} held-out tokens, {WINDOWS["wikitext2"]} of wikitext2 and {WINDOWS["tinystories"]} of
     tinystories. Prune only: without training; lora: after {STEPS} steps of adapters of rank {RANK}, {BATCH} sequences
     each of other splits of both texts. Minutes: processor time of planning, on one thread; a method's further budgets
-    find the scores of the first where a store keeps them ({", ".join(KEEPS)}). Ours, of both and of depth alone, is of
-    a planner that [shrinks](ridge.md) replacements less, and of depth alone layers before removed blocks, too. Ours
-    minus theirs is paired: below zero, ours loses less.""",
+    find the scores of the first where a store keeps them ({", ".join(KEEPS)}). Ours minus theirs is paired: below
+    zero, ours loses less.""",
     measure=measure,
     axes={
         "stage": Axis(STAGES),
