@@ -180,15 +180,14 @@ BENCHMARK = Benchmark(
     Splits by counts may miss the share: BoundaryDPT's at 33% were picked for the latency, and take out less of the
     MACs. Latency is processor time of one thread, of two in DeiT-Tiny's row of Prune at 33%; in rows by MACs, the
     latency of networks without as many units of each kind, drawn at random. The epoch has the same learning rate
-    for all methods; [best rates](best_rates.md) has runs at the best of three for each. The row of Prune at half of
-    DeiT-Tiny's latency is of the present planner with replacements [shrunk](ridge.md) less; of Prune on ResNet-56, and
-    at a third of DeiT-Tiny's latency, of the same planner with all fits shrunk less; of Prune at 20% of the latency,
-    and of DepthPrune on DeiT-Tiny at 33%, likewise, tuned on 1,280 images in four epochs; of
-    Prune at a third of the MACs, of a planner with scores without standard errors and fits of all images in its search.
-    Minutes are on busy cores, but for Prune's on DeiT-Tiny at 33%, on idle ones. DepthPrune on ResNet-56 was made
-    when the search scored on 64 held-out samples alone; Prune at half of the MACs, and DepthPrune at 33% of
-    DeiT-Tiny's MACs, before the present rates of tuning, too; further rows by earlier planners, tuned on the
-    calibration images alone.""",
+    for all methods; [best rates](best_rates.md) has runs at the best of three for each. The row of Prune at a third of
+    DeiT-Tiny's latency is of the present planner; at half of the latency, with replacements [shrunk](ridge.md) less; of
+    Prune on ResNet-56, with all fits shrunk less; of Prune at 20% of the latency, and of DepthPrune on DeiT-Tiny at
+    33%, likewise, tuned on 1,280 images in four epochs; of Prune at a third of the MACs, of a planner with scores
+    without standard errors and fits of all images in its search. Minutes are on busy cores, but for Prune's on
+    DeiT-Tiny at 33% of the latency, on idle ones. DepthPrune on ResNet-56 was made when the search scored on 64
+    held-out samples alone; Prune at half of the MACs, and DepthPrune at 33% of DeiT-Tiny's MACs, before the present
+    rates of tuning, too; further rows by earlier planners, tuned on the calibration images alone.""",
     measure=measure,
     axes={
         "subject": Axis(tuple(SUBJECTS), "--subject"),
