@@ -15,7 +15,12 @@ from prunerecover.importance import registry
 
 SECTIONS = {section.partition("\n")[0]: section for section in read("docs/extending.md").split("\n## ")[1:]}
 LINES = 30
-LONG = ("A clock of your own", "A new allocation", "A new importance")  # the fast tests call such things, too
+LONG = (  # the fast tests call such things, too
+    "A clock of your own",
+    "A new allocation",
+    "A new importance",
+    "A new method of the command line",
+)
 
 
 def code_lines(text: str) -> list[str]:

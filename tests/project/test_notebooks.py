@@ -35,6 +35,7 @@ def test_outputs_of_a_whole_run_are_kept(path: Path) -> None:
     assert path.stat().st_size < LARGEST
 
 
+@pytest.mark.slow
 @needed
 def test_a_notebook_is_executed(tmp_path: Path) -> None:
     """Bars, warnings and the folder of the run are left out of the outputs; a picture is kept."""
