@@ -15,7 +15,7 @@ from prunerecover.importance import registry
 
 SECTIONS = {section.partition("\n")[0]: section for section in read("docs/extending.md").split("\n## ")[1:]}
 LINES = 30
-LONG = (  # the fast tests call such things, too
+LONG = (  # run with the slow tests
     "A clock of your own",
     "A new allocation",
     "A new importance",
