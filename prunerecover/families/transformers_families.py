@@ -92,6 +92,7 @@ FAMILIES = (
     _decoder("Qwen2-VL", "Qwen2VL"),
     _decoder("Qwen2.5-VL", "Qwen2_5_VL"),
     _decoder("Qwen3-VL", "Qwen3VLText"),
+    _decoder("Qwen3-VL-MoE", "Qwen3VLMoeText", linears=MIXTURE),
     _decoder("Gemma"),
     _decoder("Gemma 2", "Gemma2", norms=SANDWICH, then=NORMS_BEHIND),
     _decoder("Gemma 3", "Gemma3", norms=SANDWICH, then=NORMS_BEHIND),

@@ -21,6 +21,7 @@ CLIP, SIGLIP = (
     {**EYES, "model_type": "siglip_vision_model", "vision_use_head": False},
 )
 QWEN_EYES = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "patch_size": 4}
+DEEP_EYES = {**QWEN_EYES, "out_hidden_size": 32, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
 MARKS = {"video_token_id": 62, "vision_start_token_id": 61, "vision_end_token_id": 60}
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]}}
 MOSTLY_WINDOWS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
@@ -96,10 +97,11 @@ SEEING = {
     "qwen2_vl": Seeing("Qwen2VL", ROPE, {**QWEN_EYES, "embed_dim": 32, "mlp_ratio": 2, "hidden_size": 32}, MARKS),
     "smolvlm": Seeing("SmolVLM", LLAMA, EYES, CONNECTED),
     "idefics3": Seeing("Idefics3", LLAMA, EYES, CONNECTED),
-    "qwen3_vl": Seeing(
-        "Qwen3VL",
-        {**ROPE, "head_dim": 8},
-        {**QWEN_EYES, "out_hidden_size": 32, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+    "qwen3_vl": Seeing("Qwen3VL", {**ROPE, "head_dim": 8}, DEEP_EYES, MARKS),
+    "qwen3_vl_moe": Seeing(
+        "Qwen3VLMoe",
+        {**ROPE, "head_dim": 8, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2},
+        DEEP_EYES,
         MARKS,
     ),
     "gemma3": Seeing(
