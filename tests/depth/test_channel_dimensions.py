@@ -48,6 +48,17 @@ class Positions(nn.Module):
         return self.last(self.first(x.transpose(1, 2))).transpose(1, 2)  # type: ignore[no-any-return]
 
 
+class Between(nn.Module):
+    """A linear layer along the second last dimension."""
+
+    def __init__(self, given: int = WIDTH) -> None:
+        super().__init__()
+        self.linear = nn.Linear(given, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.transpose(-1, -2)).transpose(-1, -2)  # type: ignore[no-any-return]
+
+
 class Residual(nn.Module):
     """A block of two branches."""
 
@@ -94,3 +105,15 @@ def test_channels_are_followed_through_a_change_of_the_layout(name: str, length:
     longer = torch.cat([x[0], x[1]], dim=-1 if first else 1)
     error = apart(dense, plan, longer) / float(dense(longer).detach().var())
     assert error < (0.5 if kind == "layer" else 0.01)  # the branches are linear
+
+
+def test_channels_between_other_dimensions_have_no_replacement() -> None:
+    dense = seeded(
+        lambda: nn.Sequential(Between(3), Residual(Between), Residual(Between), nn.Flatten(), nn.LazyLinear(4))
+    )
+    x = torch.randn(4, 16, 5, 3, 7, generator=torch.Generator().manual_seed(1))
+    dense(x[0])  # the size of the last layer
+    plan = plan_depth(dense, remove={"mlp": 1}, batches=list(x))
+    fitted = [one for edit in plan.edits if isinstance(edit, Bypass) for one in edit.modules.values() if one.channels]
+    assert plan.removed["mlp"]
+    assert not fitted

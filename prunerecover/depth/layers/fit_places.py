@@ -60,7 +60,7 @@ def _place(removals: Removals, unit: GraphUnit) -> FitPlace | None:
     if len(shape) not in (2, 3, 4, 5) or not layers or not any(p.ndim > 1 for p in held):
         return None
     dim = _channels(removals, path, layers[0 if unit.kind == "block" else -1])
-    if not 0 < shape[dim] <= LARGEST:
+    if dim not in (1, -1) or not 0 < shape[dim] <= LARGEST:
         return None
     entry = path if unit.kind == "block" else _entry(graph, unit, number)
     inside = {n for own, call in zip(graph.inside, graph.calls, strict=True) if call.path in unit.modules for n in own}
@@ -80,7 +80,9 @@ def _place_of_one(removals: Removals, unit: Unit) -> FitPlace | None:
     if node is None or len(edits) != 1 or not isinstance(edits[0], Bypass) or node.given != node.shape:
         return None
     dim = _channels(removals, unit.name, node)
-    if edits[0].unit != unit.name or len(node.shape) not in (2, 3, 4, 5) or not 0 < node.shape[dim] <= LARGEST:
+    if edits[0].unit != unit.name or len(node.shape) not in (2, 3, 4, 5):
+        return None
+    if dim not in (1, -1) or not 0 < node.shape[dim] <= LARGEST:
         return None
     modules, channels = edits[0].modules, node.shape[dim]
     if _is_shared(removals.model, modules):
