@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 
 from torch import nn
@@ -57,10 +57,10 @@ def _place(removals: Removals, unit: GraphUnit) -> FitPlace | None:
     shape = graph.calls[number].shape
     layers = [node for node in graph.nodes if node.index in unit.nodes and node.kind == "layer"]
     held = [p for own in unit.modules for p in get_module(removals.model, own).parameters()]
-    if len(shape) not in (2, 3, 4, 5) or not layers or not any(p.ndim > 1 for p in held):
+    if not layers or not any(p.ndim > 1 for p in held):
         return None
-    dim = _channels(removals, path, layers[0 if unit.kind == "block" else -1])
-    if dim not in (1, -1) or not 0 < shape[dim] <= LARGEST:
+    dim = _channels(removals, path, layers[0 if unit.kind == "block" else -1], shape)
+    if not dim:
         return None
     entry = path if unit.kind == "block" else _entry(graph, unit, number)
     inside = {n for own, call in zip(graph.inside, graph.calls, strict=True) if call.path in unit.modules for n in own}
@@ -79,10 +79,8 @@ def _place_of_one(removals: Removals, unit: Unit) -> FitPlace | None:
     (node,) = graph.by_module.get(unit.name, (None,))[:1]
     if node is None or len(edits) != 1 or not isinstance(edits[0], Bypass) or node.given != node.shape:
         return None
-    dim = _channels(removals, unit.name, node)
-    if edits[0].unit != unit.name or len(node.shape) not in (2, 3, 4, 5):
-        return None
-    if dim not in (1, -1) or not 0 < node.shape[dim] <= LARGEST:
+    dim = _channels(removals, unit.name, node, node.shape)
+    if edits[0].unit != unit.name or not dim:
         return None
     modules, channels = edits[0].modules, node.shape[dim]
     if _is_shared(removals.model, modules):
@@ -92,16 +90,21 @@ def _place_of_one(removals: Removals, unit: Unit) -> FitPlace | None:
     return FitPlace(*where, unit.name, prod(node.shape) // channels)
 
 
-def _channels(removals: Removals, path: str, layer: Node) -> int:
+def _channels(removals: Removals, path: str, layer: Node, shape: Sequence[int]) -> int:
     """Return the dimension of the channels in a module's output: by the trace, or as usual for a layer's operation.
+
+    It is 1 or -1, with few enough channels for second moments; 0 where no replacement can be fitted.
 
     Args:
         removals: Removable units, with the trace.
         path: Path of the module.
         layer: Layer in the module: of a block the first, which reads the stream; of a branch the last, whose output is
             added.
+        shape: Shape of the output.
     """
-    return removals.traced.ties.channels.get(path, layer.channels)
+    dim = removals.traced.ties.channels.get(path, layer.channels)
+    fitting = len(shape) in (2, 3, 4, 5) and dim in (1, -1) and 0 < shape[dim] <= LARGEST
+    return dim if fitting else 0
 
 
 def _is_shared(model: nn.Module, paths: Iterable[str]) -> bool:
