@@ -10,7 +10,8 @@ import torch
 from cases.depth.fitted import apart, seeded
 from torch import Tensor, nn
 
-from prunerecover import plan_depth
+from prunerecover import Plan, plan_depth
+from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass
 
 WIDTH, LENGTH = 6, 9
@@ -84,6 +85,11 @@ def plain() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, WIDTH), TokenConvolution(), nn.Linear(WIDTH, 5))
 
 
+def fitted(plan: Plan) -> list[StandIn]:
+    """Return the fitted replacements of a plan."""
+    return [one for edit in plan.edits if isinstance(edit, Bypass) for one in edit.modules.values() if one.channels]
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], str, bool, int]] = {
     "a layer of tokens": (plain, "layer", False, -1),
     "a branch of tokens": (partial(residual, Tokens), "mlp", False, -1),
@@ -99,9 +105,8 @@ def test_channels_are_followed_through_a_change_of_the_layout(name: str, length:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn((4, 16, 3, length) if first else (4, 16, length, 3), generator=generator)
     plan = plan_depth(dense, remove={kind: 1}, batches=list(x))
-    fitted = [one for edit in plan.edits if isinstance(edit, Bypass) for one in edit.modules.values() if one.channels]
     form = "slope_bias" if kind == "layer" else "affine"  # another map in a layer's place would save nothing
-    assert [(one.leaves, one.dim, one.channels) for one in fitted] == [(form, dim, WIDTH)]
+    assert [(one.leaves, one.dim, one.channels) for one in fitted(plan)] == [(form, dim, WIDTH)]
     longer = torch.cat([x[0], x[1]], dim=-1 if first else 1)
     error = apart(dense, plan, longer) / float(dense(longer).detach().var())
     assert error < (0.5 if kind == "layer" else 0.01)  # the branches are linear
@@ -114,6 +119,5 @@ def test_channels_between_other_dimensions_have_no_replacement() -> None:
     x = torch.randn(4, 16, 5, 3, 7, generator=torch.Generator().manual_seed(1))
     dense(x[0])  # the size of the last layer
     plan = plan_depth(dense, remove={"mlp": 1}, batches=list(x))
-    fitted = [one for edit in plan.edits if isinstance(edit, Bypass) for one in edit.modules.values() if one.channels]
     assert plan.removed["mlp"]
-    assert not fitted
+    assert not fitted(plan)
